@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
-from mmkcr.core.finite import check_finite
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory, naming_remedy
 from mmkcr.models.costs import cost_model
@@ -34,8 +33,8 @@ from mmkcr.models.tasks import (
     kept_randomness,
     task_forward,
 )
-from .batches import count_seen, numbered, of_size, split_batches
-from .given import check_images, copied, look_at
+from .batches import count_seen, numbered, of_size
+from .given import look_at, taken
 from .head_rotation import take_weights
 from .kinds import SCOPES, searched
 from .options import CompressOptions, Forward, Pair, SiteProfile
@@ -153,17 +152,10 @@ def compress(model: nn.Module,
     if scope == 'model' and latency is not None:
         raise ValueError('expected another target to compress a whole model, found a time: '
                          'tables of latencies are about backbones')
-    for given in (images, held_out):
-        check_images(given)
-    dense = copied(model)
-    dense.eval()
-    check_finite(dict(dense.named_parameters()), 'weights')
+    dense, batches, held_out = taken(model, images, held_out)
     settings = with_memory(CompressOptions(**options), dense)
     default = forward is None and scope == 'backbone'
     forward = forward or (whole_outputs if scope == 'model' else called)
-    batches, held_out = split_batches(images, held_out)
-    for given in (batches, held_out):
-        _check_precision(dense, given[0])
     seen = count_seen(batches, held_out)
     if scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
@@ -217,15 +209,6 @@ def compress(model: nn.Module,
     if ordinary:
         leave_ordinary(result.model)
     return result
-
-
-def _check_precision(model: nn.Module, batch: Any) -> None:
-    """Refuse images of another precision than the weights."""
-    wanted = next(model.parameters()).dtype
-    if isinstance(batch, Tensor) and batch.is_floating_point() and batch.dtype != wanted:
-        raise ValueError(f'expected images of {wanted}, as the weights of '
-                         f'`{type(model).__name__}` are, found {batch.dtype}: give `model.float()` '
-                         f'or `images.to({wanted})`')
 
 
 def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape: Sequence[int],

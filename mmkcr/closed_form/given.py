@@ -1,16 +1,18 @@
 """What a user gives is looked at before work begins: the network's layers, and the first batch."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from mmkcr.core.finite import check_finite
 from mmkcr.core.forward import flat_tensors
 from mmkcr.models.sites.base import check_layers
 from mmkcr.models.tasks import unwrap
+from .batches import split_batches
 from .options import Forward
 
 
@@ -24,10 +26,14 @@ def copied(model: nn.Module) -> nn.Module:
         nn.Module: A deep copy, in the same mode.
 
     Raises:
-        ValueError: A layer does not own its weight, or the network cannot be copied.
+        ValueError: There is no network with weights, a layer does not own its weight, or the
+            network cannot be copied.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f'expected a network, an `nn.Module`, found a `{type(model).__name__}`')
+    if next(model.parameters(), None) is None:
+        raise ValueError(f'expected a network with weights, found a `{type(model).__name__}` '
+                         'without parameters')
     model = unwrap(model)
     check_layers(model)
     try:
@@ -62,6 +68,37 @@ def check_images(images: Any) -> None:
         raise ValueError(f'expected images (N, 3, H, W) or a list of batches, found a data set '
                          f'`{type(images).__name__}`: give `torch.stack([image for image, *_ in '
                          'data])`, or `[images for images, *_ in loader]`')
+
+
+def taken(model: nn.Module, images: Any,
+          held_out: Any) -> tuple[nn.Module, Sequence[Any], Sequence[Any]]:
+    """A user's network, copied, in evaluation mode, and images in batches; all are looked at.
+
+    Args:
+        model (nn.Module): Any.
+        images (Tensor | Sequence): For the calibration.
+        held_out (Tensor | Sequence, optional): See :func:`~mmkcr.apis.compress`.
+
+    Returns:
+        tuple: The copy, batches, held-out batches.
+
+    Raises:
+        ValueError: As in :func:`copied` and :func:`~mmkcr.closed_form.batches.split_batches`; a
+            data set, weights that are not finite, or images of another precision than they.
+    """
+    for given in (images, held_out):
+        check_images(given)
+    dense = copied(model)
+    dense.eval()
+    check_finite(dict(dense.named_parameters()), 'weights')
+    batches, held_out = split_batches(images, held_out)
+    wanted = next(dense.parameters()).dtype
+    for batch in (batches[0], held_out[0]):
+        if isinstance(batch, Tensor) and batch.is_floating_point() and batch.dtype != wanted:
+            raise ValueError(f'expected images of {wanted}, as the weights of '
+                             f'`{type(dense).__name__}` are, found {batch.dtype}: give '
+                             f'`model.float()` or `images.to({wanted})`')
+    return dense, batches, held_out
 
 
 @torch.no_grad()

@@ -13,11 +13,12 @@ from mmkcr.core import Structure
 from mmkcr.models.backbones.named import DCSBackbone
 from mmkcr.models.counting import compared
 from mmkcr.models.sites import QKMaskSite
-from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.sites.base import KindConfig, check_ties
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
-from .batches import count_seen, split_batches
+from .batches import count_seen
 from .compression import CompressResult, called, finished, macs_model, with_memory
+from .given import look_at, taken
 from .kinds import kind_name, searched
 from .options import CompressOptions, Forward, Pair
 from .progress import CompressProgress
@@ -54,18 +55,19 @@ def refit_structure(model: nn.Module,
             parameters than it records, with a kind of site that has no closed form, or one of
             ``compress`` that keeps channels of rotated bases.
     """
-    settings = with_memory(CompressOptions(**options), model)
     wanted = Structure.load(structure)
-    forward = forward or called
-    batches, held_out = split_batches(images, held_out)
+    dense, batches, held_out = taken(model, images, held_out)
+    settings = with_memory(CompressOptions(**options), dense)
     seen = count_seen(batches, held_out)
-    dense = copy.deepcopy(model)
-    dense.eval()
+    for given in (batches, held_out):
+        look_at(dense, given, forward or called, forward is None)
+    forward = forward or called
     networks = Pair(dense, copy.deepcopy(dense))
     kinds, masks = _kinds(wanted)
     with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
         torch.manual_seed(settings.seed)
         space = searched(networks.slim, kinds, masks=masks)
+    check_ties(networks.slim, space.sites)
     searched(networks.dense, kinds)
     wanted.validate(space.totals())
     if rotated := _rotated(wanted):

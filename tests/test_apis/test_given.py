@@ -14,6 +14,7 @@ from torch import nn
 
 from lab.kind_coverage import FAMILIES, installed, randomise
 from mmkcr.apis import compress, count_macs, slim
+from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import parse_target
 from mmkcr.core.weights import state_bytes
 from mmkcr.models import Searchable
@@ -193,9 +194,9 @@ def test_a_layer_that_computes_something_else(change):
         small(model)
 
 
-@pytest.mark.parametrize('model', ['vit', None, dict(a=torch.zeros(1))])
+@pytest.mark.parametrize('model', ['vit', None, dict(a=torch.zeros(1)), nn.Sequential(), nn.ReLU()])
 def test_no_network(model):
-    with pytest.raises(ValueError, match='expected a network, an `nn.Module`, found a'):
+    with pytest.raises(ValueError, match='network(, an `nn.Module`, found|.* without parameters)'):
         small(model)
 
 
@@ -216,6 +217,23 @@ def test_copies_that_are_held_out_are_told(batches, held_out, seen):
     count = result.agreement['images']
     said = {0: 'that the refit did not see', count: 'of the refit itself, not on others,'}
     assert f'{said.get(seen, f", {seen} of which the refit saw,")} differ by' in str(result)
+
+
+@pytest.mark.parametrize('change, batches, said', [
+    (lambda model: torch.nn.utils.prune.l1_unstructured(model.blocks[0].mlp.fc1, 'weight', 0.5),
+     images(), 'prune.remove'),
+    (lambda model: nn.init.constant_(model.blocks[0].mlp.fc1.bias, torch.inf), images(), 'finite'),
+    (lambda model: None, Pairs(), 'a data set'),
+    (lambda model: None, [(images(2), torch.zeros(2))] * 3, r'for images, \*_ in loader'),
+    (lambda model: None, images().bfloat16(), 'bfloat16')])
+def test_a_refit_of_a_structure_looks_at_the_same(change, batches, said):
+    structure = small(vit()).structure
+    wrapped = refit_structure(nn.DataParallel(vit()), structure, images(), SHAPE)
+    assert type(wrapped.model) is type(vit()) and wrapped.structure.sites == structure.sites
+    model = vit()
+    change(model)
+    with pytest.raises(ValueError, match=said):
+        refit_structure(model, structure, batches, SHAPE)
 
 
 def test_a_model_that_keeps_a_feature_map():
