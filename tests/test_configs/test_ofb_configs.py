@@ -228,7 +228,7 @@ def test_pull_of_the_one_hot_term_at_a_random_start(preset, low, high, load):
     assert low <= float(one_hot.norm() / budget.norm()) < high
 
 
-def search_on_alpha(config, steps=8):
+def search_on_alpha(config, steps=4):
     """The shipped search up to its cut, with ``steps`` an epoch and a stand-in for the task.
 
     The task wants some sites large and others not, a third as hard as the budget at the start,
