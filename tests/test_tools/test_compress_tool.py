@@ -5,6 +5,7 @@ import http.server
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from importlib import import_module
@@ -44,11 +45,21 @@ def random_checkpoint(config, path):
     return str(path)
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def data(small_digits):
     return ['--cfg-options', *(f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
                                for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
                                            'persistent_workers=False'))]
+
+
+@pytest.fixture(scope='module')
+def calibrated(data, load_tool, tmp_path_factory):
+    """Arguments of a call without a folder, and the folder of one that has ended."""
+    folder = tmp_path_factory.mktemp('calibrated')
+    checkpoint = random_checkpoint(load_config(DIGITS), folder / 'dense.pth')
+    call = [DIGITS, checkpoint, '--target-macs', '60%', '--images', '16', '--out']
+    load_tool('compress').main([*call, str(folder / 'first'), *data])
+    return call, folder / 'first'
 
 
 def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, capsys, monkeypatch,
@@ -87,16 +98,17 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
 
 @pytest.mark.parametrize('words', [
     ['--target-macs', '45%'], ['--target-params', '70%', '--uniform', '--divisor', '4']])
-def test_another_budget_needs_no_new_pass(words, load_tool, data, tmp_path, capsys, monkeypatch):
+def test_another_budget_needs_no_new_pass(words, calibrated, load_tool, data, tmp_path, capsys,
+                                          monkeypatch):
     """Whatever is limited, and however it is shared out: as a call that calibrates for itself."""
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    checkpoint = calibrated[0][1]
 
     def weights(out, *words):
         load_tool('compress').main([DIGITS, checkpoint, '--images', '16', '--out',
                                     str(tmp_path / out), *words, *data])
         return torch.load(tmp_path / out / 'subnet.pth', weights_only=True)['state_dict']
 
-    weights('first', '--target-macs', '60%')
+    shutil.copytree(calibrated[1], tmp_path / 'first')
     fresh = weights('fresh', *words)
     assert 'of an earlier call' not in capsys.readouterr().out
     # from here on a calibration fails
@@ -116,25 +128,19 @@ def test_another_budget_needs_no_new_pass(words, load_tool, data, tmp_path, caps
     (['--sites', 'mlp_hidden'], 'found those of others (sites)'),
     (['--rho', '0.1'], 'found those of others (options)'),
     (['--profiles', 'nowhere'], 'in `nowhere`, found none')])
-def test_profiles_of_others_are_refused(change, message, load_tool, refused, data, tmp_path):
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
-    call = [DIGITS, checkpoint, '--target-macs', '60%', '--images', '16', '--out']
-    load_tool('compress').main([*call, str(tmp_path / 'first'), *data])
-    before = sorted((tmp_path / 'first').rglob('*'))
-    assert message in refused('compress', *call, 'slim', '--profiles', tmp_path / 'first', *change,
-                              *data)
-    assert sorted((tmp_path / 'first').rglob('*')) == before
+def test_profiles_of_others_are_refused(change, message, calibrated, refused, data):
+    call, first = calibrated
+    before = sorted(first.rglob('*'))
+    assert message in refused('compress', *call, 'slim', '--profiles', first, *change, *data)
+    assert sorted(first.rglob('*')) == before
 
 
 @pytest.mark.parametrize('wrong', [['--target-macs', '8%'], ['--sites', 'mlp_hiden']])
-def test_a_refused_call_keeps_the_calibration_of_another(wrong, load_tool, refused, data, tmp_path):
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
-    call = [DIGITS, checkpoint, '--images', '16', '--out', str(tmp_path / 'slim'), '--target-macs',
-            '60%']
-    load_tool('compress').main([*call, *data])
-    before = sorted((tmp_path / 'slim').rglob('*'))
-    assert 'expected' in refused('compress', *call, *wrong, *data)
-    assert sorted((tmp_path / 'slim').rglob('*')) == before
+def test_a_refused_call_keeps_the_calibration_of_another(wrong, calibrated, refused, data):
+    call, first = calibrated
+    before = sorted(first.rglob('*'))
+    assert 'expected' in refused('compress', *call, first, *wrong, *data)
+    assert sorted(first.rglob('*')) == before
 
 
 def test_a_backbone_with_an_initial_checkpoint(load_tool, tmp_path):
