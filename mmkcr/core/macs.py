@@ -61,6 +61,8 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     """
     # modules may keep what they derive from the size, such as tables of rotary positions: of zeros
     kept = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
+    # hosts with frozen stages freeze them again, gates too, when they leave the eval mode
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     counter = _Counter(model)
     try:
         with eval_mode(model), torch.no_grad(), _in_products(), counter:
@@ -71,6 +73,8 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
             for current, before in ((module.__dict__, attributes), (module._buffers, buffers)):
                 current.clear()
                 current.update(before)
+        for parameter in trained:
+            parameter.requires_grad_(True)
     return counter.report()
 
 
