@@ -175,7 +175,7 @@ def load(folder: str | Path, model: nn.Module | None = None,
     host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
         model
     space = SearchSpace.of_dense(host, structure.backbone.get('sites') or ())
-    with compared(host, structure):
+    with compared(host, structure, model):
         space.put_masks()
         space.slice_to(structure)
     own = model.state_dict(keep_vars=True)

@@ -183,7 +183,8 @@ def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool =
 
 
 @contextmanager
-def compared(host: nn.Module, structure: Structure | None) -> Iterator[None]:
+def compared(host: nn.Module, structure: Structure | None,
+             model: nn.Module | None = None) -> Iterator[None]:
     """Compare the MACs and parameters that a structure records with those of the built network.
 
     A dense host becomes the subnet within. What lies outside of it, such as another head than the
@@ -193,6 +194,8 @@ def compared(host: nn.Module, structure: Structure | None) -> Iterator[None]:
         host (nn.Module): Dense backbone, or a whole model that is compressed as one.
         structure (Structure, optional): One without ``macs`` and ``params``, or None, is not
             compared.
+        model (nn.Module, optional): The network that was compressed, around the host or the host
+            itself: then nothing lies outside. Defaults to None: it is not known.
 
     Raises:
         ValueError: They differ: the structure or the backbone's arguments were altered.
@@ -210,7 +213,12 @@ def compared(host: nn.Module, structure: Structure | None) -> Iterator[None]:
         if not told or None in (before, after):
             continue
         at = f' at {tuple(told["input_shape"])}' if 'input_shape' in told else ''
-        pairs = [('', told['subnet'] if 'part' in told else told.get('backbone', after), after)]
+        alone = told['subnet'] if 'part' in told else told.get('backbone', after)
+        if model is not None and what == 'parameters':
+            alone = told['subnet'] - count_params(model) + after
+        elif model is host:
+            alone = told['subnet']
+        pairs = [('', alone, after)]
         if not replaced:
             pairs.append(('dense ', told['dense'], told['subnet'] - after + before))
         for state, promised, found in pairs:

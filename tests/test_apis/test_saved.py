@@ -175,11 +175,13 @@ def test_names_in_a_folder_are_only_names(tmp_path):
         mmkcr.load(tmp_path / 'slim')
 
 
+@pytest.mark.parametrize('changed', [('subnet', ), ('dense', ), ('dense', 'subnet')])
 @pytest.mark.parametrize('entry', ['macs', 'params'])
-def test_a_structure_of_other_sizes_is_refused(entry, tmp_path):
+def test_a_structure_of_other_sizes_is_refused(entry, changed, tmp_path):
     compressed(of_timm()).save(tmp_path)
     content = json.loads((tmp_path / 'structure.json').read_text())
-    content[entry]['subnet'] -= 1
+    for key in changed:
+        content[entry][key] -= 1
     (tmp_path / 'structure.json').write_text(json.dumps(content))
     with pytest.raises(ValueError, match='as its structure says, found one of'):
         mmkcr.load(tmp_path, of_timm())
