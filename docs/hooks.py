@@ -1,6 +1,10 @@
-"""What the site shows otherwise than the files: links that leave docs/, and names in docstrings."""
+"""What the site shows otherwise than the files: links that leave docs/, and names in docstrings.
+
+The home page links to the repository that the site is built from.
+"""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +39,23 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         path = target.relative_to(root).as_posix()
         return f'`{path}`' if label in (path, target.name, target.stem) else f'{label} (`{path}`)'
 
+    address = repository(root) if page.file.src_uri == 'index.md' else ''
+    if address:
+        markdown += f'\n[The repository]({address})\n'
     parts = _FENCE.split(markdown)
     return ''.join(part if part.startswith('```') else _LINK.sub(name, part) for part in parts)
+
+
+def repository(root: Path) -> str:
+    """The web address of a clone's remote `origin`, or an empty text if it has none on the web.
+
+    Args:
+        root (Path): Of the clone.
+    """
+    found = subprocess.run(['git', 'config', 'remote.origin.url'], cwd=root, text=True,
+                           stdout=subprocess.PIPE).stdout.strip().removesuffix('.git')
+    match = re.fullmatch(r'(?:https?://(?:[^@/]+@)?|ssh://git@|git@)([\w.-]+\.\w+)[:/](.+)', found)
+    return f'https://{match[1]}/{match[2]}' if match else ''
 
 
 def on_page_content(html: str, **_: Any) -> str:

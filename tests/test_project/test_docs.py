@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import importlib.util
 import inspect
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -304,6 +306,25 @@ def test_the_site_is_built_without_a_warning(tmp_path):
         fetched = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]+)"',
                              page.read_text())
         assert not fetched, page.name
+
+
+@pytest.mark.parametrize('origin, address', [
+    ('https://github.com/someone/mmkcr.git', 'https://github.com/someone/mmkcr'),
+    ('https://name:secret@gitlab.com/group/sub/mmkcr', 'https://gitlab.com/group/sub/mmkcr'),
+    ('git@github.com:someone/mmkcr.git', 'https://github.com/someone/mmkcr'),
+    ('ssh://git@example.org/someone/mmkcr.git', 'https://example.org/someone/mmkcr'),
+    ('/srv/mmkcr.git', ''), ('../mmkcr', ''), (None, '')])
+def test_the_home_page_links_to_the_repository(tmp_path, origin, address):
+    subprocess.run(['git', 'init', '--quiet'], cwd=tmp_path, check=True)
+    if origin:
+        subprocess.run(['git', 'remote', 'add', 'origin', origin], cwd=tmp_path, check=True)
+    (tmp_path / 'docs').mkdir()
+    page = SimpleNamespace(file=SimpleNamespace(src_uri='index.md'))
+    spec = importlib.util.spec_from_file_location('hooks', ROOT / 'docs/hooks.py')
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    shown = hooks.on_page_markdown('# mmkcr\n', page, dict(docs_dir=str(tmp_path / 'docs')))
+    assert re.findall(r'\]\((.*)\)', shown) == ([address] if address else [])
 
 
 def test_api_page_has_the_public_names(tmp_path):
