@@ -239,7 +239,7 @@ SHORT = (
     Short(r'(refit\.py) --compare 384', r'\1 --compare 32', _MINUTES),
     Short(r'(refit\.py --threads.*)', r'\1 --widths 96 --tokens 500', _MINUTES),
     Short(r'(refit\.py) --widths 384 768', r'\1 --widths 96 192 --tokens 500', _MINUTES),
-    Short(r'(user_paths\.py .*) --count 16', r'\1 --count 4 --only timm', _MINUTES),
+    Short(r'(user_paths\.py --images \S+).*', r'\1 --count 4 --only timm', _MINUTES),
     Short(r'(structures\.py)(?!.*--only)', r'\1 --only vit-small', _MINUTES),
     Short(r'(model_counts\.py)', r'\1 --only vit-small', _MINUTES),
     Short(r'(train\.py configs/\w+/segmentation/\S+)', r'\1 --cfg-options '
