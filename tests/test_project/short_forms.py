@@ -97,7 +97,7 @@ SHORT = (
           '8 processes; the script itself: tests/test_tools/test_train_test.py'),
     Short(r'^bash tools/benchmarks/gpu.sh --short', 'python tools/benchmarks/gpu.py --short',
           'the script: tests/test_tools/test_gpu_benchmark.py'),
-    Short(r'^mmkcr (?!zoo|--)(\w+)$', r'mmkcr \1 --help', 'is only named'),
+    Short(r'^mmkcr (?!zoo|--)([\w-]+)$', r'mmkcr \1 --help', 'is only named'),
 
     # ---- full-size configs whose data are not there
     Short(r'(train\.py) configs/kcr/search/\S+_in1k-100\.py', rf'\1 {SEARCH}', _DATA),
@@ -147,6 +147,7 @@ SHORT = (
           _OWN),
     Short(r'STUDY\.yml', 'configs/dcs/digits/dcs-study_eta_digits.yml', _OWN),
     Short(r'SEARCH_CONFIG', SEARCH, _OWN),
+    Short(r'--slim SLIM_CONFIG', f'--slim {DEPLOY}', _OWN),
     Short(r'DENSE_CONFIG SLIM_CONFIG', f'{DENSE} {DEPLOY}', _OWN),
     Short(r'configs/ofb/search/CONFIG --target-macs TARGET', f'{OFB} --target-macs 60%', _OWN),
     Short(r'DCS\.py dcs\.pth --structures structure\.json',
@@ -161,6 +162,7 @@ SHORT = (
           _OWN),
     Short(r'(bimask_search\.py) CONFIG', rf'\1 {OFB}', _OWN),
     Short(r'(score_heads\.py) CONFIG', rf'\1 {HEADS}', _OWN),
+    Short(r'\b(?:DCS_)?CONFIG( CHECKPOINT --masks)', rf'{DCS.format("search", "")}\1', _OWN),
     Short(r'(?:CONFIG|DETECTOR)( CHECKPOINT --end-to-end)', rf'{DETECTOR}\1', _OWN),
     Short(r'(whole_models\.py) CONFIG', rf'\1 {SEGMENTOR}', _OWN),
     Short(r'CONFIG( CHECKPOINT_0 .*--metric mIoU)', r'segmentor.py\1', _OWN),

@@ -79,8 +79,8 @@ def measure(args: Any) -> list[dict[str, Any]]:
     model = build_model(config)
     load_weights(model, args.checkpoint)
     (train, _), (test, labels) = (samples(config, model, split) for split in ('train', 'val'))
-    loaded = calibration_images(config, model, None, args.images, 64, args.seed)
-    images = [loaded[place] for place in range(len(loaded))]
+    loaded = calibration_images(config, model, None, args.images, args.seed)
+    images = list(loaded.of_size(64))
     shape, slim, profiles = default_shape(config, model), [], None
     for budget in args.budgets:
         slim.append(compress(model, images, budget, None, shape, None, task_outputs, images[:1],
