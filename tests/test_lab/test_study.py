@@ -182,6 +182,16 @@ def test_stages_whose_files_are_read_are_kept(tmp_path):
         Study(write(tmp_path / 'bad.yml', stages=stages, rows=rows))
 
 
+def test_a_config_of_a_stage_is_found_from_the_folder_that_one_works_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the study names its configs from its own folder
+    made = Path('work/swin-mini/seed0/closed/config.py')
+    made.parent.mkdir(parents=True)
+    Config.fromfile(REPO / 'configs/kcr/digits' / DENSE.format(net='swin-mini')).dump(made)
+    pipeline = StudyPipeline(Study(write(tmp_path / 'study.yml')), 'swin-mini', 0,
+                             StudyOptions('work', 'data/digits', epochs_factor=0.0625))
+    assert pipeline.config('{stages}/closed/config.py').model.type == 'ImageClassifier'
+
+
 FILES = sorted(p for p in (REPO / 'configs').rglob('*.yml') if p.name != 'metafile.yml')
 
 

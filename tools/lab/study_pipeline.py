@@ -74,7 +74,7 @@ class StudyPipeline(StagedPipeline):
         return None if before is None else self._structure(before)
 
     def _file(self, name: str) -> Path:
-        return self.study.file(name.replace('{stages}', str(self.folder)), self.net)
+        return self.study.file(name.replace('{stages}', str(self.folder.absolute())), self.net)
 
     def _placed(self, values: Mapping[str, Any] | None) -> dict[str, Any]:
         """Values with the folder of the stages where they say ``{stages}``."""
