@@ -230,7 +230,11 @@ SHORT = (
     Short(r'(study\.py)(.*?)(?: --jobs 1)?$', r'\1\2 --epochs-factor 0.05 --jobs 1',
           _MINUTES),
     Short(r'(study\.py \S+quickstart\S+)', r'\1 --nets vit-mini', _MINUTES),
+    Short(r'(arena\.py (?!.*--budgets|.*--report).*)', r'\1 --budgets 0.7 --seeds 0', _MINUTES),
     Short(r'(arena\.py .*)', r'\1 --methods random --epochs-factor 0.05', _MINUTES),
+    Short(r'(search_speed\.py)(?!.*--events|.*--rounds)(.*)',
+          r'\1\2 --shares 0.5 --rounds 1 --batch-size 1', _MINUTES),
+    Short(r'(memory\.py)(.*)', r'\1 --networks DINOv2-S --images 2\2', _MINUTES),
     Short(r'(cross_validate\.py .*)', r'\1 --folds 2 --fraction 0.4 --cfg-options '
           'train_cfg.max_epochs=1 train_dataloader.batch_size=16', _MINUTES),
     Short(r'=0\.1:0\.5:0\.05', '=0.1:0.2:0.1', _MINUTES),

@@ -79,7 +79,7 @@ WRITES = {
     'benchmarks/full_size': '',
     'benchmarks/gpu': '--out work_dirs/benchmarks/gpu */rows.jsonl */tables.md */*.csv',
     'benchmarks/latency': '--out work_dirs/benchmarks latency_*.csv',
-    'benchmarks/memory': '--out memory.csv',
+    'benchmarks/memory': '--out',
     'benchmarks/real_network': '--out real',
     'benchmarks/latency_table': '--out',
     'benchmarks/refit': '--out work_dirs/benchmarks/refit.json',

@@ -111,7 +111,7 @@ def make_parser() -> Parser:
     parser.add_argument('--images', type=int, default=24, help='photographs (%(default)s)')
     parser.add_argument('--memory', type=float, default=6., help='limit in GB (%(default)g)')
     parser.add_argument('--target', default='60%', help='of the MACs (%(default)s)')
-    parser.add_argument('--out', help='file that gets the rows (none)')
+    parser.add_argument('--out', metavar='FILE', help='file that gets the rows (none)')
     parser.add_argument('--here', action='store_true', help='one network, in this process')
     return parser
 
