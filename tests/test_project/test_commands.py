@@ -223,7 +223,8 @@ def written(text):
         return [words[int(option)]]
     if option not in words and not known:
         return []
-    first = next((word for word in words if not word.startswith('-')), '')
+    first = next((word for word in words if word.endswith('.py')), '') or \
+        next((word for word in words if not word.startswith('-')), '')
     how, stage = (words[words.index(name) + 1] if name in words else default
                   for name, default in (('--method', 'kcr'), ('--stage', 'search')))
     values = dict(first=first, stem=Path(first).stem, run=run_of(first),
