@@ -49,6 +49,8 @@ NOT_RUN = (
     NotRun(r'(test\.py|mmkcr test) .*--onnx ', 'needs a file of another command',
            'tests/test_tools/test_compress_tool.py'),
     NotRun(r'--against ', 'needs a file of another command', 'tests/test_apis/test_end_to_end.py'),
+    NotRun(r'test CONFIG CHECKPOINT --check$', 'needs metrics in the config',
+           'tests/test_tools/test_train_test.py'),
     NotRun(r'^make quickstart', 'installs; its command is run here',
            'tests/test_end_to_end/test_quickstart.py'),
     NotRun(r'^make docs', 'installs', 'tests/test_project/test_docs.py'),
@@ -162,6 +164,8 @@ SHORT = (
           _OWN),
     Short(r'(bimask_search\.py) CONFIG', rf'\1 {OFB}', _OWN),
     Short(r'(score_heads\.py) CONFIG', rf'\1 {HEADS}', _OWN),
+    Short(r'(publish|test) CONFIG( CHECKPOINT --out published| published/)',
+          rf'\1 {DEPLOY}\2', _OWN),
     Short(r'\b(?:DCS_)?CONFIG( CHECKPOINT --masks)', rf'{DCS.format("search", "")}\1', _OWN),
     Short(r'(?:CONFIG|DETECTOR)( CHECKPOINT --end-to-end)', rf'{DETECTOR}\1', _OWN),
     Short(r'(whole_models\.py) CONFIG', rf'\1 {SEGMENTOR}', _OWN),
@@ -197,6 +201,8 @@ SHORT = (
     Short(rf'(slim {SEARCH} .*--latency-table) table\.json', r'\1 of_search.json',
           'a table of the same config'),
     Short(r'NAME-HASH', f'{Path(DEPLOY).stem}-*', 'depends on the weights'),
+    Short(r'(train\.py .*LayerDecay\S+)', r'\1 --work-dir work_dirs/rates', 'beside other runs'),
+    Short(r'--target-macs 12\.6G', '--target-macs 80%', 'small models have less'),
     Short(r'\bSITES\b', 'mlp_hidden', _OWN),
 
     # ---- sizes of small models

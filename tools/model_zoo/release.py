@@ -11,7 +11,7 @@ Examples:
         work_dirs/kcr-dense_vit-mini_1xb64_digits/compress --out release --evaluate
     python tools/model_zoo/release.py vit-mini_half=slim --out release --runtime openvino
     python tools/model_zoo/release.py compress-30_vit-mini_digits=slim --half --evaluate \\
-        --out tools/model_zoo/trained
+        --out trained
 """
 
 import contextlib

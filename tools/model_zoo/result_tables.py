@@ -120,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not args.check:
             with atomic_write(path) as temporary:
                 temporary.write_text(fresh, encoding='utf8')
+    if not stale:
+        print('All tables are those of docs/results')
     sys.exit(1 if args.check and stale else 0)
 
 
