@@ -121,11 +121,12 @@ MAKE = (
     (r'(?P<how>\w+)-(?P<stage>search|retrain)_(?P<stem>\w+)\.py',
      'mmkcr init {stem}.py --method {how} --stage {stage}'),
     (r'of_search\.json',
-     f'python tools/benchmarks/latency_table.py {SEARCH} --repeats 1 --out of_search.json'),
+     f'python tools/benchmarks/latency_table.py {SEARCH} --repeats 9 --out of_search.json'),
     (r'b/\w+\.\w+', f'python tools/slim.py {SEARCH} checkpoints/{STEM}.pth --target-macs 90% '
      '--out b'),
     (r'(?:dense|slim)\.onnx',
-     'python tools/deployment/export_onnx.py classifier.py --repeats 0 --out {path}'),
+     'python tools/deployment/export_onnx.py classifier.py checkpoints/classifier.pth --repeats 0 '
+     '--out {path}'),
     (r'made/(?P<stem>\w+)\.safetensors', 'python untrained.py {stem} {path}'),
 )
 
@@ -141,7 +142,8 @@ class Sandbox:
 
     def __init__(self, root, logs, server):
         self.root, self.logs, self.server, self.ran = root, logs, server, {}
-        self.writers = {pattern: text for text in FORMS.values() if not missing_package(text)
+        self.writers = {pattern: text for text in FORMS.values()
+                        if not (missing_package(text) or '--latency-table' in text)
                         for pattern in written(text)}
 
     def run(self, text):
