@@ -253,7 +253,7 @@ SHORT = (
     Short(r'(refit\.py --threads.*)', r'\1 --widths 96 --tokens 500', _MINUTES),
     Short(r'(refit\.py) --widths 384 768', r'\1 --widths 96 192 --tokens 500', _MINUTES),
     Short(r'(user_paths\.py --images \S+).*', r'\1 --count 4 --only mmseg', _MINUTES),
-    Short(r'(test_step\.py .*) --images 100', r'\1 --images 8', _MINUTES),
+    Short(r'(test_step\.py .*?)(?: --images 100)?$', r'\1 --images 8', _MINUTES),
     Short(r'(mmkcr distil .*) 30min', r'\1 2', _MINUTES),
     Short(r'(structures\.py)(?!.*--only)', r'\1 --only vit-small', _MINUTES),
     Short(r'(model_counts\.py)', r'\1 --only vit-small', _MINUTES),

@@ -124,6 +124,9 @@ MAKE = (
      f'python tools/benchmarks/latency_table.py {SEARCH} --repeats 9 --out of_search.json'),
     (r'b/\w+\.\w+', f'python tools/slim.py {SEARCH} checkpoints/{STEM}.pth --target-macs 90% '
      '--out b'),
+    (r'(?P<folder>whole|backbone)/\w+\.\w+',
+     'mmkcr compress classifier.py checkpoints/classifier.pth --target-macs 60% --calibration '
+     'data/digits/scenes/images/training --out {folder}'),
     (r'(?:dense|slim)\.onnx',
      'python tools/deployment/export_onnx.py classifier.py checkpoints/classifier.pth --repeats 0 '
      '--out {path}'),
