@@ -42,8 +42,8 @@ from .options import Forward
 
 _UNITS = dict(s=1., min=60., h=3600.)
 BEST, LENGTH = 'best.pth', 'length.json'
-#: Rate of the parameters of one dimension when all are trained, in units of that of the others.
-LATE = 4.
+#: Unit of the rate of a tensor of zeros.
+ZEROS = 0.01
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,10 @@ class DistilOptions:
     """Options of a distillation.
 
     Args:
-        rate (float): Learning rate of matrices and kernels. Defaults to 5e-5.
-        small_rate (float): Learning rate of the parameters of one dimension (biases, norms, layer
-            scales), which are trained alone first. Defaults to 1e-3.
-        small_share (float): That share of the steps. Defaults to 0.15.
-        warm_up (float): Share of the steps in which a rate rises from 0. Defaults to 0.1.
+        rate (float): Learning rate of each tensor over the root mean square of its values at the
+            start, so that layer scales of 1e-3 and biases of 3 change by the same share. Defaults
+            to 5e-4.
+        warm_up (float): Share of the steps in which the rate rises from 0. Defaults to 0.1.
         between (int): Number of blocks whose outputs are compared too. Defaults to 3.
         windows (bool): Whether gradients stop at these blocks, so that each window of blocks learns
             its own outputs. Defaults to True: without, the same rate destroys more of a refitted
@@ -71,9 +70,7 @@ class DistilOptions:
         seed (int): Of what is drawn. Defaults to 0.
     """
 
-    rate: float = 5e-5
-    small_rate: float = 1e-3
-    small_share: float = 0.15
+    rate: float = 5e-4
     warm_up: float = 0.1
     between: int = 3
     windows: bool = True
@@ -389,10 +386,9 @@ class _Teacher(Hook):
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Set the learning rates."""
-        step = runner.iter // self._settings.accumulate
-        small, rate = rates(step, self._steps, self._settings)
+        rate = rate_at(runner.iter // self._settings.accumulate, self._steps, self._settings)
         for group in runner.optim_wrapper.optimizer.param_groups:
-            group['lr'] = small if group['small'] else rate
+            group['lr'] = rate * group['unit']
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
@@ -422,21 +418,16 @@ class _Teacher(Hook):
                 torch.save(dict(state_dict=model.average.state_dict(), step=step), path)
 
 
-def rates(step: int, steps: int, settings: DistilOptions) -> tuple[float, float]:
-    """Learning rates of parameters of one dimension and of the others.
+def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
+    """Learning rate in units of each tensor's: a warm-up, then half a cosine to 0.
 
     Args:
         step (int): From 0.
         steps (int): Of the run.
-        settings (DistilOptions): With the highest rates.
+        settings (DistilOptions): With the highest rate.
     """
-    first = int(steps * settings.small_share)
-    if step < first:
-        return settings.small_rate * min(1., (step + 1) / max(1., 0.2 * first)), 0.
-    past = (step - first) / max(1, steps - first)
-    rate = settings.rate * 0.5 * (1 + math.cos(math.pi * past)) * min(
-        1., (step - first + 1) / max(1., settings.warm_up * (steps - first)))
-    return LATE * rate, rate
+    return settings.rate * 0.5 * (1 + math.cos(math.pi * step / steps)) * min(
+        1., (step + 1) / max(1., settings.warm_up * steps))
 
 
 @torch.no_grad()
@@ -476,11 +467,10 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
 def _runner(model: DistilModel, draws: _Draws, hook: Hook, steps: int, folder: Path,
             settings: DistilOptions, launcher: str) -> Runner:
     """A runner that trains a model and goes on with what is in its folder."""
-    groups = {small: [p for p in model.student.parameters() if (p.ndim < 2) is small]
-              for small in (True, False)}
-    optimizer = torch.optim.AdamW([dict(params=group, small=small)
-                                   for small, group in groups.items() if group],
-                                  lr=settings.rate, weight_decay=0., betas=(0.9, 0.99))
+    optimizer = torch.optim.AdamW([
+        dict(params=[value], unit=float(value.detach().square().mean().sqrt()) or ZEROS)
+        for value in model.student.parameters()], lr=settings.rate, weight_decay=0.,
+        betas=(0.9, 0.99))
     amp = torch.cuda.is_available() if settings.amp is None else settings.amp
     wrapper = functools.partial(AmpOptimWrapper, dtype='bfloat16') if amp else OptimWrapper
     interval = max(1, steps // settings.judged)
@@ -488,8 +478,7 @@ def _runner(model: DistilModel, draws: _Draws, hook: Hook, steps: int, folder: P
         model, str(folder),
         train_dataloader=DataLoader(draws, sampler=_Positions(), batch_size=1, collate_fn=tuple),
         train_cfg=dict(type='IterBasedTrainLoop', max_iters=steps * settings.accumulate),
-        optim_wrapper=wrapper(optimizer=optimizer, accumulative_counts=settings.accumulate,
-                              clip_grad=dict(max_norm=1.)),
+        optim_wrapper=wrapper(optimizer=optimizer, accumulative_counts=settings.accumulate),
         default_hooks=dict(
             logger=dict(type='LoggerHook', interval=max(1, interval // 5)),
             checkpoint=dict(type=AtomicCheckpointHook, by_epoch=False, max_keep_ckpts=1,

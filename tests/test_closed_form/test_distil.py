@@ -1,5 +1,6 @@
 """Distillation without labels: never worse, exact resume, several processes, all frameworks."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -9,11 +10,12 @@ import pytest
 import timm
 import torch
 from mmengine.hooks import Hook
+from torch import nn
 from torch.multiprocessing import start_processes
 
 from mmkcr.closed_form import distil as module
 from mmkcr.closed_form.compression import compress
-from mmkcr.closed_form.distil import augmented, distil, rates, read_length
+from mmkcr.closed_form.distil import augmented, distil, read_length
 
 
 def features(model, images):
@@ -45,7 +47,7 @@ def same(one, other):
 
 def test_never_worse_with_an_absurd_rate():
     slim, dense, images = pair()
-    found = distil(slim, dense, images, 4, features, rate=10., small_rate=10., judged=4)
+    found = distil(slim, dense, images, 4, features, rate=10., judged=4)
     assert found.best == 0 and found.errors[4] > found.errors[0]
     assert same(found.model, slim)
 
@@ -152,7 +154,7 @@ def test_networks_of_the_frameworks(make):
     slim = compress(dense, batches, '80%', input_shape=(3, 64, 64), forward=forward,
                     part='backbone' if mm else None, progress=False).model
     perturb(getattr(slim, 'backbone', slim))
-    found = distil(slim, dense, batches, 8, forward, held_out=batches[:2], small_share=0.5,
+    found = distil(slim, dense, batches, 8, forward, held_out=batches[:2],
                    logits=make is classifier, judged=2)
     assert found.best > 0
     assert {name: value.shape for name, value in found.model.state_dict().items()} == \
@@ -182,12 +184,30 @@ def test_one_image_is_refused():
         distil(slim, dense, images[:1], 2, features)
 
 
-def test_rates_begin_with_the_small_parameters():
+def test_the_rate_rises_and_falls():
     settings = module.DistilOptions()
-    found = [rates(step, 100, settings) for step in range(100)]
-    assert all(rate == 0 and small > 0 for small, rate in found[:15])
-    assert max(rate for _, rate in found) <= settings.rate
-    assert found[15][1] < found[24][1] > found[-1][1] > 0
+    found = [module.rate_at(step, 100, settings) for step in range(100)]
+    assert 0 < found[0] < found[5] < max(found) <= settings.rate
+    assert max(found) == max(found[9:11]) and 0 < found[-1] < 0.01 * settings.rate
+
+
+@pytest.mark.parametrize('power', [-8, 8])
+def test_other_scales_of_the_same_function_learn_the_same(power):
+    """As of massive hidden units: weights into a ReLU times 2^power, those behind it over it."""
+    torch.manual_seed(0)
+    dense, images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), \
+        torch.randn(12, 3, 8, 8)
+    slim = copy.deepcopy(dense)
+    perturb(slim)
+    other = copy.deepcopy(slim)
+    with torch.no_grad():
+        other[0].weight *= 2.**power
+        other[0].bias *= 2.**power
+        other[2].weight /= 2.**power
+    one, two = (distil(network, dense, images, 8, judged=4, rate=1e-2, batch_size=4)
+                for network in (slim, other))
+    assert one.errors[8] < 0.9 * one.errors[0]
+    assert two.errors == pytest.approx(one.errors, rel=1e-3)
 
 
 def test_a_position_has_one_augmentation():
