@@ -74,13 +74,13 @@ class TeacherTask(BaseModel):
 
     Args:
         backbone (nn.Module): Returns all tokens (B, N, C).
-        teacher (nn.Module): Dense; its weights are not in the state.
+        teacher (nn.Module): Dense, in eval mode; its weights are not in the state.
     """
 
     def __init__(self, backbone: nn.Module, teacher: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
-        self._teacher = [teacher.eval()]
+        self._teacher = [teacher]
         self._steps = 0
 
     def init_weights(self) -> None:
@@ -118,7 +118,7 @@ class _Crops(Dataset):
 
 
 def run_config(method: str, steps: int, target: int, scores: Path | None,
-               shape: tuple[int, ...]) -> Config:
+               shape: tuple[int, ...], images: int) -> Config:
     """Config of a run: that of the method's base, for iterations.
 
     Args:
@@ -127,6 +127,7 @@ def run_config(method: str, steps: int, target: int, scores: Path | None,
         target (int): MACs.
         scores (Path, optional): File that the gates begin with.
         shape (tuple[int, ...]): (C, H, W) that MACs are counted for.
+        images (int): Of the data set.
     """
     settings, rate = SEARCHES[method], SEARCHES[method].rate / steps
     config = Config(dict(
@@ -148,8 +149,9 @@ def run_config(method: str, steps: int, target: int, scores: Path | None,
         # the features are the teacher's, so the term must not grow with their scale; fewer
         # landmarks and refreshes, and none of a validation set
         config.compression.regularizers.kcr.scale_free = True
-        config.custom_hooks = [dict(type='mmkcr.NystromRefreshHook', landmarks=128, pipeline=[],
-                                    by_epoch=False, interval=max(2, steps // 3))]
+        config.custom_hooks = [dict(
+            type='mmkcr.NystromRefreshHook', landmarks=min(128, images // 2), pipeline=[],
+            by_epoch=False, interval=max(2, steps // 3))]
     return compressed_config(config)
 
 
@@ -171,7 +173,7 @@ def search(method: str, build: Callable[[], nn.Module], images: Tensor, count: i
     """
     settings, shape = SEARCHES[method], (3, size, size)
     steps = max(2, count // (BATCH * settings.batches))
-    config = run_config(method, steps, target, scores, shape)
+    config = run_config(method, steps, target, scores, shape, len(images))
     if method == 'dsp':
         config.model.architecture.backbone.gates.count = target
     torch.manual_seed(0)
