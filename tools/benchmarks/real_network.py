@@ -37,7 +37,7 @@ from lab.label_free import (
 )
 from lab.real_controls import METHODS, SAME_SIZES, control
 from lab.real_deploy import exported, file_maps, int8
-from lab.saliency import SIZE, Saliency, agreement, normalised, picture
+from lab.saliency import SIZE, Saliency, agreement, complexity, normalised, picture
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import Structure, atomic_write, parse_target
 from mmkcr.deploy.latency import measure_pair
@@ -235,19 +235,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     images, held_out = crops(data / 'train_crops', args.images), crops(data / 'held_out_crops')
     lesson = args.distil and Lesson.of(crops(data / 'train_crops', args.distil), args.distil_size)
     rows, networks, profiles, times = [], {'dense': dense.backbone}, {}, []
-    maps = folder / 'dense-maps.pth'
-    if not maps.is_file():
-        torch.save(dense.maps(dense.backbone, held_out), maps)
-    wanted = torch.load(maps, weights_only=True)
+    kept = folder / 'dense-maps.pth'
+    if not kept.is_file():
+        torch.save(dense.maps(dense.backbone, held_out), kept)
+    wanted = torch.load(kept, weights_only=True)
     if args.int8:
         times += int8_times(dense, 'dense', dense.backbone, images, held_out, wanted, folder, args)
     for method, target in itertools.product(args.methods, args.targets):
         slim, macs, structure = compressed(dense, method, target, images, folder, profiles, lesson,
                                            bool(lesson))
-        found = agreement(wanted, dense.maps(slim, held_out))
+        maps = dense.maps(slim, held_out)
         rows.append([METHODS[method], target, f'{macs["subnet"] / 1e9:.3f} G',
                      f'{macs["subnet"] / macs["dense"]:.1%}',
-                     *(f'{value:.4f}' for value in found.values())])
+                     *(f'{value:.4f}' for value in (*agreement(wanted, maps).values(),
+                                                    complexity(maps[0])))])
         print(rows[-1], file=sys.stderr, flush=True)
         if structure is not None and not lesson:  # CORP's weights are zeros, not cut
             name = f'{method}-{target.rstrip("%")}'
@@ -256,7 +257,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 times += int8_times(dense, name, slim, images, held_out, wanted, folder, args)
         if method == 'closed-form':
             networks[f'{target} of the MACs'] = slim
-    print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU'), rows))
+    print(f'KC of the dense network: {complexity(wanted[0]):.4f}')
+    print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU', 'KC'),
+                       rows))
     if times:
         print(format_table(('network', 'runtime', 'images', 'threads', 'IoU', 'time'), times))
     if args.picture:

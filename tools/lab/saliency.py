@@ -10,6 +10,8 @@ from model_converters.img_focus import SaliencyDecoder
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
+from mmkcr.functional.kernel import kernel_complexity, moment_of, spectrum, tails
+
 SIZE = 224
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in (
     (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -89,6 +91,13 @@ def agreement(dense: tuple[Tensor, Tensor], slim: tuple[Tensor, Tensor]) -> dict
     error = (found - tokens).norm() / (tokens - tokens.mean((0, 1))).norm()
     return dict(cosine=float(torch.cosine_similarity(tokens, found, dim=-1).mean()),
                 error=float(error), iou=float(iou))
+
+
+def complexity(patches: Tensor) -> float:
+    """KC of patch tokens (N, P, C), exact (KCR section 3.2)."""
+    features = patches.flatten(0, 1)
+    values, _ = spectrum(moment_of(features))
+    return kernel_complexity(tails(values), len(features))[0]
 
 
 def picture(dense: Saliency, networks: Mapping[str, nn.Module], photographs: Sequence[Image.Image],
