@@ -94,8 +94,8 @@ def agreement(dense: tuple[Tensor, Tensor], slim: tuple[Tensor, Tensor]) -> dict
 
 
 def complexity(patches: Tensor) -> float:
-    """KC of patch tokens (N, P, C), exact (KCR section 3.2)."""
-    features = patches.flatten(0, 1)
+    """KC of the mean patch token of each image, exact (KCR section 3.2), of tokens (N, P, C)."""
+    features = patches.mean(1)
     values, _ = spectrum(moment_of(features))
     return kernel_complexity(tails(values), len(features))[0]
 
