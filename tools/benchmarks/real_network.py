@@ -62,6 +62,9 @@ class Lesson(NamedTuple):
     @classmethod
     def of(cls, images: Tensor, size: int) -> 'Lesson':
         """Of crops, the last of which are judged by."""
+        if len(images) <= JUDGED:
+            raise ValueError(f'expected more than {JUDGED} crops for `--distil`, as so many are '
+                             f'judged by, found {len(images)}')
         small = F.interpolate(images[:-JUDGED], (size, size), mode='bilinear', antialias=True)
         return cls(small, images[-JUDGED:], len(images))
 
