@@ -36,6 +36,10 @@ from .saliency import tokens
 ALL_TOKENS = dict(global_pool='', dynamic_img_size=True)
 #: Images of a batch, in searches and distillation.
 BATCH = 4
+#: Of weights in a search. So few steps of higher rates destroy more than they teach.
+RATE = 1e-5
+#: Of the distillation of so few steps: biases, norms and scales alone.
+SMALL = dict(small_share=1., small_rate=5e-4)
 #: Images that distillation is judged by, and that gates' scores are computed on.
 JUDGED, SCORED = 16, 64
 BASES = Path(__file__).resolve().parents[2] / 'configs/_base_/methods'
@@ -133,7 +137,7 @@ def run_config(method: str, steps: int, target: int, scores: Path | None,
     config = Config(dict(
         model=dict(type='task', backbone=dict(type='dense')), default_scope='mmkcr',
         optim_wrapper=dict(type='OptimWrapper', clip_grad=dict(max_norm=1.), optimizer=dict(
-            type='AdamW', lr=5e-5, weight_decay=0.)),
+            type='AdamW', lr=RATE, weight_decay=0.)),
         param_scheduler=[dict(type='CosineAnnealingLR', T_max=steps, by_epoch=False)],
         train_cfg=dict(by_epoch=False, max_iters=steps)))
     base = Config.fromfile(BASES / f'{settings.base}.py').compression
@@ -141,7 +145,7 @@ def run_config(method: str, steps: int, target: int, scores: Path | None,
     config.merge_from_dict(dict(compression=dict(
         settings.settings, scores=scores and str(scores), input_shape=shape)))
     if method == 'dsp':  # one optimizer: the base's factor would be on the weights' rate
-        config.compression.paramwise['gate.alpha'].lr_mult = rate / 5e-5
+        config.compression.paramwise['gate.alpha'].lr_mult = rate / RATE
     else:
         config.compression.target = target
         config.merge_from_dict(dict(compression=dict(architecture=dict(lr=rate))))
@@ -231,7 +235,7 @@ def taught(student: nn.Module, teacher: nn.Module, images: Tensor, held_out: Ten
         count (int): Images that are seen.
     """
     found = distil(student, teacher, images, max(1, count // BATCH), tokens, held_out,
-                   batch_size=BATCH, judged=4)
+                   batch_size=BATCH, judged=4, **SMALL)
     print(f'best after {found.best} of {found.steps} steps: '
           f'{found.errors[0]:.4f} to {found.errors[found.best]:.4f}', flush=True)
     return found.model
