@@ -32,7 +32,7 @@ def images():
 
 @pytest.mark.parametrize('method', ['kcr', 'dcs', 'ofb'])
 def test_a_search_meets_its_target_and_its_subnet_loads(method, tmp_path):
-    scores = closed_form_scores(method, network, images(), tmp_path / 'scores.json')
+    scores = closed_form_scores(method, network, images(), tmp_path)
     dense = count_macs(network(), SHAPE)
     slim, structure = search(method, network, images(), 24, int(0.75 * dense), scores, 32)
     assert 0.72 * dense < structure.macs['subnet'] <= 0.75 * dense

@@ -28,7 +28,6 @@ from lab.corp import corp
 from lab.label_free import (
     ALL_TOKENS,
     JUDGED,
-    SCORED,
     SEARCHES,
     closed_form_scores,
     replaced_heads,
@@ -108,13 +107,11 @@ def made(model: Saliency, method: str, target: str, images: Tensor, folder: Path
             raise ValueError(f'expected `--distil` with crops to search on for `{method}`, found '
                              'none')
         build = functools.partial(model.dense_backbone, host_of(method), **ALL_TOKENS)
-        scores = folder / f'{SEARCHES[method].base}.json'
-        if SEARCHES[method].scored and not scores.is_file():
-            closed_form_scores(method, build, images[:SCORED], scores)
+        scores = closed_form_scores(method, build, images, folder)
         wanted = int(target.rstrip('b')) if method == 'dsp' else \
             parse_target(target, count_macs(model.backbone, (3, SIZE, SIZE)))
         slim, structure = search(method, build, lesson.images, lesson.count // 2, wanted,
-                                 scores if SEARCHES[method].scored else None)
+                                 scores)
         return slim, structure.macs, structure
     like = None
     if method in SAME_SIZES:

@@ -203,23 +203,26 @@ def search(method: str, build: Callable[[], nn.Module], images: Tensor, count: i
 
 
 def closed_form_scores(method: str, build: Callable[[], nn.Module], images: Tensor,
-                       path: Path) -> Path:
-    """Write what gates begin with: the closed form's order of the units of a method's sites.
+                       folder: Path) -> Path | None:
+    """A file of what gates begin with: the closed form's order of the units of a method's sites.
 
     Args:
-        method (str): Of :data:`SEARCHES`.
+        method (str): Of :data:`SEARCHES`; None is returned for one whose gates begin without.
         build (Callable): As of :func:`search`.
         images (Tensor): Calibration images.
-        path (Path): Of the file.
+        folder (Path): Where the file is, or is written.
     """
+    if not SEARCHES[method].scored:
+        return None
     base = Config.fromfile(BASES / f'{SEARCHES[method].base}.py').compression
     sites = [kind for kind in base.sites if kind != 'qk_mask']
-    shape = tuple(images.shape[1:])
-    profiles = compress(build(), images, '90%', sites, input_shape=shape, forward=tokens,
-                        probe_images=16, refit='none').profiles
-    path.write_text(json.dumps({name: dict(
-        order=profile.order.order.tolist(), losses=profile.losses.tolist())
-        for name, profile in profiles.items()}))
+    path = folder / f'{"-".join(sites)}.json'
+    if not path.is_file():
+        profiles = compress(build(), images[:SCORED], '90%', sites, forward=tokens, refit='none',
+                            input_shape=tuple(images.shape[1:]), probe_images=16).profiles
+        path.write_text(json.dumps({name: dict(
+            order=profile.order.order.tolist(), losses=profile.losses.tolist())
+            for name, profile in profiles.items()}))
     return path
 
 
