@@ -52,13 +52,14 @@ def test_learned_convolutions_are_as_many_as_asked():
     assert sorted(structure.sizes().values()) == [0, 0, 4, 4]
 
 
-def test_replaced_heads_go_by_their_scores_and_are_taught():
-    _, most = replaced_heads(network('mmpretrain'), images(), '5h', 'highest')
-    slim, least = replaced_heads(network('mmpretrain'), images(), '11h', 'lowest')
+def test_replaced_heads_go_by_their_scores_and_are_taught(tmp_path):
+    path = tmp_path / 'heads.json'
+    _, most = replaced_heads(network('mmpretrain'), images(), '5h', 'highest', path)
+    slim, least = replaced_heads(network('mmpretrain'), images(), '11h', 'lowest', path)
     for site, kept in least.sites.items():
         assert not {*most.sites[site].kept} & {*kept.kept}
     assert sum(most.sizes().values()) == 11 and sum(least.sizes().values()) == 5
-    _, blocks = replaced_heads(network('mmpretrain'), images(), '1b', 'random')
+    _, blocks = replaced_heads(network('mmpretrain'), images(), '1b', 'random', path)
     assert sorted(blocks.sizes().values()) == [0, 4, 4, 4]
     assert blocks.macs['subnet'] < blocks.macs['dense'] == count_macs(network('mmpretrain'), SHAPE)
     better = taught(slim, network('mmpretrain'), images()[:20], images()[20:], 16)

@@ -100,7 +100,7 @@ def made(model: Saliency, method: str, target: str, images: Tensor, folder: Path
         return slim, structure.macs, structure
     if method.startswith('heads-'):
         slim, structure = replaced_heads(model.dense_backbone('mmpretrain'), images, target,
-                                         method.removeprefix('heads-'))
+                                         method.removeprefix('heads-'), folder / 'heads.json')
         return slim, structure.macs, structure
     if method in SEARCHES:
         if lesson is None:

@@ -244,9 +244,8 @@ def taught(student: nn.Module, teacher: nn.Module, images: Tensor, held_out: Ten
     return found.model
 
 
-@torch.no_grad()
-def replaced_heads(backbone: nn.Module, images: Tensor, count: str,
-                   which: str) -> tuple[nn.Module, Structure]:
+def replaced_heads(backbone: nn.Module, images: Tensor, count: str, which: str,
+                   path: Path) -> tuple[nn.Module, Structure]:
     """Depthwise convolutions in place of heads, by the deviation of their attention over images.
 
     Args:
@@ -254,17 +253,23 @@ def replaced_heads(backbone: nn.Module, images: Tensor, count: str,
         images (Tensor): To score on, (N, 3, H, W).
         count (str): Such as ``'6b'``, blocks, or ``'36h'``, heads.
         which (str): ``'lowest'``, ``'highest'`` or ``'random'``.
+        path (Path): Of the scores, which are read if they are there.
     """
     shape = tuple(images.shape[1:])
     dense = count_macs(backbone, shape)
     space = search_space(Searchable(backbone, ['head_operator']))
     sites = head_sites(space)
-    grid = next(iter(sites.values())).grid
-    with HeadStatistics({name: site.owner for name, site in sites.items()}, grid) as statistics:
-        for batch in images.split(8):
-            backbone(batch)
-    kept = select_heads(statistics.scores(), int(count[:-1]), which, count[-1] == 'b')
-    structure = space.structure_for(kept)
+    if not path.is_file():
+        attentions = {name: site.owner for name, site in sites.items()}
+        with torch.no_grad(), HeadStatistics(attentions, next(iter(
+                sites.values())).grid) as statistics:
+            for batch in images.split(8):
+                backbone(batch)
+        path.write_text(json.dumps({name: values.tolist()
+                                    for name, values in statistics.scores().items()}))
+    scores = {name: torch.tensor(values) for name, values in json.loads(path.read_text()).items()}
+    structure = space.structure_for(
+        select_heads(scores, int(count[:-1]), which, count[-1] == 'b'))
     space.slice_to(structure)
     structure.macs = dict(dense=dense, subnet=count_macs(backbone, shape),
                           input_shape=list(shape))
