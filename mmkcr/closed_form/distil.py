@@ -196,9 +196,11 @@ class DistilModel(BaseModel):
     def __init__(self, student: nn.Module, teacher: nn.Module, forward: Forward,
                  settings: DistilOptions, logits: bool) -> None:
         super().__init__()
-        self.student = copy.deepcopy(student).eval().requires_grad_(True)
-        self.average = copy.deepcopy(student).eval().requires_grad_(False)
-        self._teacher = [copy.deepcopy(teacher).eval().requires_grad_(False)]
+        self.student = copy.deepcopy(student).requires_grad_(True)
+        self.average = copy.deepcopy(student).requires_grad_(False)
+        self._teacher = [copy.deepcopy(teacher).requires_grad_(False)]
+        for network in (self.student, self.average, *self._teacher):
+            network.eval()  # that of mmpretrain's backbones returns None
         self._run, self._settings, self._logits = forward, settings, logits
         self._between = common_blocks(self.student, teacher, settings.between)
         self._variances: list[Tensor] = []

@@ -4,7 +4,8 @@ import timm
 import torch
 
 from lab.corp import corp
-from lab.real_controls import METHODS, SAME_SIZES, control, features
+from lab.real_controls import METHODS, SAME_SIZES, control
+from lab.saliency import tokens
 from mmkcr.models.counting import count_macs
 
 
@@ -17,8 +18,8 @@ def network():
 
 def lost(model, slim, images):
     with torch.no_grad():
-        wanted = features(model, images)
-        return float((features(slim, images) - wanted).norm() / wanted.norm())
+        wanted = tokens(model, images)
+        return float((tokens(slim, images) - wanted).norm() / wanted.norm())
 
 
 def test_corp_keeps_what_stays_and_compensates_for_what_goes():

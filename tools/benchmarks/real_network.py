@@ -9,27 +9,63 @@ Example:
 """
 
 import argparse
+import functools
 import itertools
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.corp import corp
+from lab.label_free import (
+    ALL_TOKENS,
+    JUDGED,
+    SEARCHES,
+    closed_form_scores,
+    replaced_heads,
+    search,
+    taught,
+)
 from lab.real_controls import METHODS, SAME_SIZES, control
 from lab.real_deploy import exported, file_maps, int8
-from lab.saliency import SIZE, Saliency, agreement, normalised, picture
+from lab.saliency import SIZE, Saliency, agreement, complexity, normalised, picture
 from mmkcr.cli.command import Parser, command
-from mmkcr.core import Structure, atomic_write
+from mmkcr.core import Structure, atomic_write, parse_target
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.models import Searchable
+from mmkcr.models.counting import count_macs
 from mmkcr.visualization import format_table
+
+
+class Lesson(NamedTuple):
+    """What networks are taught on, and searches search on.
+
+    Args:
+        images (Tensor): (N, 3, size, size).
+        held_out (Tensor): To judge by, (n, 3, 224, 224), of the same photographs.
+        count (int): Images that are seen, augmented.
+    """
+
+    images: Tensor
+    held_out: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, images: Tensor, size: int) -> 'Lesson':
+        """Of crops, the last of which are judged by."""
+        if len(images) <= JUDGED:
+            raise ValueError(f'expected more than {JUDGED} crops for `--distil`, as so many are '
+                             f'judged by, found {len(images)}')
+        small = F.interpolate(images[:-JUDGED], (size, size), mode='bilinear', antialias=True)
+        return cls(small, images[-JUDGED:], len(images))
 
 
 def crops(folder: Path, count: int | None = None) -> Tensor:
@@ -38,40 +74,96 @@ def crops(folder: Path, count: int | None = None) -> Tensor:
                         for path in sorted(folder.glob('*.jpg'))[:count]])
 
 
-def compressed(model: Saliency, method: str, target: str, images: Tensor, folder: Path,
-               profiles: dict) -> tuple[nn.Module, dict[str, int], Structure | None]:
-    """The backbone at a target, its MACs and structure; read from the folder if it is there.
+def made(model: Saliency, method: str, target: str, images: Tensor, folder: Path, profiles: dict,
+         lesson: Lesson | None) -> tuple[nn.Module, dict[str, int], Structure | None]:
+    """A backbone at a target, its MACs and structure.
 
     Args:
         model (Saliency): The dense network.
         method (str): Of :data:`~lab.real_controls.METHODS`.
-        target (str): MACs.
+        target (str): MACs; blocks (``'6b'``) or heads (``'36h'``) that become convolutions.
         images (Tensor): To calibrate with.
         folder (Path): Of the networks.
         profiles (dict): Of an earlier target, or get this one's.
+        lesson (Lesson, optional): What searches learn from.
     """
-    path = folder / f'{method}-{target.rstrip("%")}.pth'
+    def other(name: str) -> Structure:
+        return compressed(model, name, target, images, folder, profiles, lesson)[2]
+
+    if method == 'corp':
+        return *corp(model.backbone, images, target), None
+    if method == 'narrow':
+        structure = other('uniform')
+        slim = Searchable(model.dense_backbone(), structure.backbone['sites'], structure=structure)
+        torch.manual_seed(0)
+        slim.init_weights()
+        return slim, structure.macs, structure
+    if method.startswith('heads-'):
+        slim, structure = replaced_heads(model.dense_backbone('mmpretrain'), images, target,
+                                         method.removeprefix('heads-'), folder / 'heads.json')
+        return slim, structure.macs, structure
+    if method in SEARCHES:
+        if lesson is None:
+            raise ValueError(f'expected `--distil` with crops to search on for `{method}`, found '
+                             'none')
+        build = functools.partial(model.dense_backbone, host_of(method), **ALL_TOKENS)
+        scores = closed_form_scores(method, build, images, folder)
+        wanted = int(target.rstrip('b')) if method == 'dsp' else \
+            parse_target(target, count_macs(model.backbone, (3, SIZE, SIZE)))
+        slim, structure = search(method, build, lesson.images, lesson.count // 2, wanted,
+                                 scores)
+        return slim, structure.macs, structure
+    like = None
+    if method in SAME_SIZES:
+        like = other('closed-form')
+    elif method.removesuffix('-refit') in SEARCHES:
+        like = other(method.removesuffix('-refit'))
+    result = control(method, model.backbone, images, target, profiles, like)
+    return result.model, result.structure.macs, result.structure
+
+
+def host_of(method: str) -> str:
+    """Whose backbone it is: timm's does not tell the grid that convolutions need."""
+    return 'mmpretrain' if method == 'dsp' or method.startswith('heads-') else 'timm'
+
+
+def compressed(model: Saliency, method: str, target: str, images: Tensor, folder: Path,
+               profiles: dict, lesson: Lesson | None = None, teach: bool = False
+               ) -> tuple[nn.Module, dict[str, int], Structure | None]:
+    """As :func:`made`, and taught; read from the folder if it is there.
+
+    Args:
+        model (Saliency): As there, as the others.
+        teach (bool): Distil it on the lesson. Defaults to False.
+    """
+    name = f'{method}-{target.rstrip("%")}'
+    path = folder / (f'{name}-{lesson.count}.pth' if teach else f'{name}.pth')
+    began = time.process_time()
     if not path.is_file():
-        began, backbone = time.process_time(), model.backbone
-        if method == 'corp':
-            slim, macs = corp(backbone, images, target)
-            content = dict(state=slim.state_dict(), macs=macs)
+        if teach:
+            slim, macs, structure = compressed(model, method, target, images, folder, profiles,
+                                               lesson)
+            began = time.process_time()
+            teacher = model.dense_backbone(host_of(method), **ALL_TOKENS)
+            # the half of the images that a search has seen is its own
+            count = lesson.count // (2 if method.removesuffix('-refit') in SEARCHES else 1)
+            slim = taught(slim, teacher, lesson.images, lesson.held_out, count)
         else:
-            like = compressed(model, 'closed-form', target, images, folder, profiles)[2] \
-                if method in SAME_SIZES else None
-            result = control(method, backbone, images, target, profiles, like)
-            content = dict(state=result.model.state_dict(), structure=result.structure.to_dict(),
-                           macs=result.structure.macs)
-        print(f'{method}, {target}: {time.process_time() - began:.0f} s of the CPU', flush=True)
+            slim, macs, structure = made(model, method, target, images, folder, profiles, lesson)
+        content = dict(state=slim.state_dict(), macs=macs)
+        if structure is not None:
+            content['structure'] = structure.to_dict()
+        print(f'{path.stem}: {time.process_time() - began:.0f} s of the CPU', flush=True)
         with atomic_write(path) as temporary:
             torch.save(content, temporary)
     content, structure = torch.load(path, weights_only=True), None
-    slim = model.dense_backbone()
+    slim = model.dense_backbone(host_of(method), **(ALL_TOKENS if lesson else {}))
     if 'structure' in content:
         structure = Structure.load(content['structure'])
         slim = Searchable(slim, structure.backbone['sites'], structure=structure)
     slim.load_state_dict(content['state'])
-    return slim.eval(), content['macs'], structure
+    slim.eval()
+    return slim, content['macs'], structure
 
 
 def fp32_times(dense: Saliency, name: str, slim: nn.Module, folder: Path,
@@ -114,10 +206,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument('network', help='folder with timm.pth and decoder.pth')
     parser.add_argument('data', help='folder with train_crops and held_out_crops')
-    parser.add_argument('--targets', nargs='+', default=['80%', '60%'], help='MACs (%(default)s)')
+    parser.add_argument('--targets', nargs='+', default=['80%', '60%'],
+                        help='MACs; of convolutions blocks, 6b, or heads, 36h (%(default)s)')
     parser.add_argument('--methods', nargs='+', default=['closed-form'], choices=METHODS,
                         metavar='METHOD', help=f'of {", ".join(METHODS)} (closed-form)')
     parser.add_argument('--images', type=int, help='crops to calibrate with (all)')
+    parser.add_argument('--distil', type=int, metavar='CROPS',
+                        help='teach each network on so many crops; searches search on half of them')
+    parser.add_argument('--distil-size', type=int, default=112,
+                        help='pixels of these crops (%(default)s)')
     parser.add_argument('--out', default='real', help='folder of the networks (%(default)s)')
     parser.add_argument('--runtimes', nargs='*', default=['onnxruntime'], help='(%(default)s)')
     parser.add_argument('--sizes', nargs='+', type=int, default=[SIZE],
@@ -136,25 +233,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     dense = Saliency(Path(args.network))
     folder.mkdir(parents=True, exist_ok=True)
     images, held_out = crops(data / 'train_crops', args.images), crops(data / 'held_out_crops')
+    lesson = args.distil and Lesson.of(crops(data / 'train_crops', args.distil), args.distil_size)
     rows, networks, profiles, times = [], {'dense': dense.backbone}, {}, []
-    wanted = dense.maps(dense.backbone, held_out)
+    kept = folder / 'dense-maps.pth'
+    if not kept.is_file():
+        torch.save(dense.maps(dense.backbone, held_out), kept)
+    wanted = torch.load(kept, weights_only=True)
     if args.int8:
         times += int8_times(dense, 'dense', dense.backbone, images, held_out, wanted, folder, args)
     for method, target in itertools.product(args.methods, args.targets):
-        slim, macs, structure = compressed(dense, method, target, images, folder, profiles)
-        found = agreement(wanted, dense.maps(slim, held_out))
+        slim, macs, structure = compressed(dense, method, target, images, folder, profiles, lesson,
+                                           bool(lesson))
+        maps = dense.maps(slim, held_out)
         rows.append([METHODS[method], target, f'{macs["subnet"] / 1e9:.3f} G',
                      f'{macs["subnet"] / macs["dense"]:.1%}',
-                     *(f'{value:.4f}' for value in found.values())])
+                     *(f'{value:.4f}' for value in (*agreement(wanted, maps).values(),
+                                                    complexity(maps[0])))])
         print(rows[-1], file=sys.stderr, flush=True)
-        if structure is not None:  # CORP's weights are zeros, not cut
+        if structure is not None and not lesson:  # CORP's weights are zeros, not cut
             name = f'{method}-{target.rstrip("%")}'
             times += fp32_times(dense, name, slim, folder, args)
             if args.int8:
                 times += int8_times(dense, name, slim, images, held_out, wanted, folder, args)
         if method == 'closed-form':
             networks[f'{target} of the MACs'] = slim
-    print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU'), rows))
+    print(f'KC of the dense network: {complexity(wanted[0]):.4f}')
+    print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU', 'KC'),
+                       rows))
     if times:
         print(format_table(('network', 'runtime', 'images', 'threads', 'IoU', 'time'), times))
     if args.picture:

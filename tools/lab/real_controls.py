@@ -13,6 +13,7 @@ from mmkcr.closed_form.kinds import searched
 from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import Structure
 from .compress_study import Choose, at_random, by_weight
+from .saliency import tokens
 from .torch_pruning import PRUNED, torch_pruning_structure
 
 #: What each is; all see the same crops.
@@ -24,9 +25,21 @@ METHODS: Mapping[str, str] = {
     'largest-sliced': 'largest weights, not refitted',
     'torch-pruning': 'Torch-Pruning, weights, not refitted',
     'torch-pruning-refit': 'Torch-Pruning, weights, refitted',
-    'corp': 'CORP'}
+    'corp': 'CORP',
+    'narrow': 'uniform widths, from scratch',
+    'kcr': 'KCR',
+    'kcr-refit': 'KCR, refitted',
+    'dcs': 'DCS',
+    'dcs-refit': 'DCS, refitted',
+    'ofb': 'Once for Both',
+    'ofb-refit': 'Once for Both, refitted',
+    'dsp': 'convolutions, learned',
+    'heads-lowest': 'convolutions, lowest scores',
+    'heads-highest': 'convolutions, highest scores',
+    'heads-random': 'convolutions, random'}
 #: Those whose readers are refitted.
-REFITTED = ('closed-form', 'uniform', 'random', 'largest', 'torch-pruning-refit')
+REFITTED = ('closed-form', 'uniform', 'random', 'largest', 'torch-pruning-refit', 'kcr-refit',
+            'dcs-refit', 'ofb-refit')
 #: Those with as many units in every layer as the closed form has, by their orders.
 SAME_SIZES: Mapping[str, Choose] = {'random': at_random, 'largest': by_weight,
                                     'largest-sliced': by_weight}
@@ -41,12 +54,7 @@ class _Task(nn.Module):
 
     def forward(self, inputs: Tensor, samples: Any = None, mode: str = 'tensor') -> Tensor:
         """Features of all tokens."""
-        return self.backbone.forward_features(inputs)
-
-
-def features(model: nn.Module, images: Tensor) -> Tensor:
-    """What is to agree: all tokens behind the last norm."""
-    return model.forward_features(images)
+        return tokens(self.backbone, inputs)
 
 
 def control(method: str, model: nn.Module, images: Tensor, target: str, profiles: dict[str, Any],
@@ -60,17 +68,20 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
         target (str): Maximum MACs.
         profiles (dict): Of an earlier call, or gets those of this one.
         like (Structure, optional): Of the closed form: random units and those of largest weights
-            are as many in every layer. Defaults to None.
+            are as many in every layer. Of a search: it is refitted. Defaults to None.
     """
-    options = dict(input_shape=tuple(images.shape[1:]), forward=features,
+    options = dict(input_shape=tuple(images.shape[1:]), forward=tokens,
                    refit='least-squares' if method in REFITTED else 'none')
     if method in ('closed-form', 'uniform'):
         result = compress(model, images, target, profiles=profiles or None,
                           uniform=method == 'uniform', **options)
         profiles.update(result.profiles)
         return result
-    structure = _same_sizes(model, like, SAME_SIZES[method]) if method in SAME_SIZES else \
-        torch_pruning_structure(_Task(model), PRUNED, target, [dict(inputs=images[:1])])
+    if method in SAME_SIZES:
+        structure = _same_sizes(model, like, SAME_SIZES[method])
+    else:
+        structure = like or torch_pruning_structure(_Task(model), PRUNED, target,
+                                                    [dict(inputs=images[:1])])
     return refit_structure(model, structure, images, **options)
 
 

