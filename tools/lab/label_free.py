@@ -38,8 +38,6 @@ ALL_TOKENS = dict(global_pool='', dynamic_img_size=True)
 BATCH = 4
 #: Of weights in a search. So few steps of higher rates destroy more than they teach.
 RATE = 1e-5
-#: Of the distillation of so few steps: biases, norms and scales alone.
-SMALL = dict(small_share=1., small_rate=5e-4)
 #: Images that distillation is judged by, and that gates' scores are computed on.
 JUDGED, SCORED = 16, 64
 BASES = Path(__file__).resolve().parents[2] / 'configs/_base_/methods'
@@ -238,7 +236,7 @@ def taught(student: nn.Module, teacher: nn.Module, images: Tensor, held_out: Ten
         count (int): Images that are seen.
     """
     found = distil(student, teacher, images, max(1, count // BATCH), tokens, held_out,
-                   batch_size=BATCH, judged=4, **SMALL)
+                   batch_size=BATCH, judged=4)
     print(f'best after {found.best} of {found.steps} steps: '
           f'{found.errors[0]:.4f} to {found.errors[found.best]:.4f}', flush=True)
     return found.model
