@@ -208,6 +208,7 @@ SHORT = (
     # ---- sizes of small models
     Short(r'--target-latency 12ms', '--target-latency 80%', 'small models take less'),
     Short(r'--target-bytes 40MB', '--target-bytes 60%', 'small models have less'),
+    Short(r'img_size=518 (.*)--shape 518', r'img_size=224 \1--shape 224', 'takes 12 GB'),
     Short(r'--shape (224 224|288 288)', '--shape 32 32', 'of the digits'),
     Short(r'--replace 12\b', '--replace 4', 'of 8 blocks'),
     Short(r'--replace 192', '--replace 16', 'of 32 heads'),
