@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--images', type=int, help='crops to calibrate with (all)')
     parser.add_argument('--distil', type=int, metavar='CROPS',
                         help='teach each network on so many crops; searches search on half of them')
-    parser.add_argument('--distil-size', type=int, default=112,
+    parser.add_argument('--distil-size', type=int, default=SIZE,
                         help='pixels of these crops (%(default)s)')
     parser.add_argument('--out', default='real', help='folder of the networks (%(default)s)')
     parser.add_argument('--runtimes', nargs='*', default=['onnxruntime'], help='(%(default)s)')

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from mmkcr.closed_form.compression import compress
-from mmkcr.closed_form.distil import augmented, distil
+from mmkcr.closed_form.distil import DistilOptions, augmented, distil
 from mmkcr.core import Structure
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.dwconv.head_scores import HeadStatistics
@@ -34,7 +34,7 @@ from .saliency import tokens
 
 #: Options of timm's backbones that return all tokens, of images of any size.
 ALL_TOKENS = dict(global_pool='', dynamic_img_size=True)
-#: Images of a batch, in searches and distillation.
+#: Images of a batch of a search.
 BATCH = 4
 #: Of weights in a search. So few steps of higher rates destroy more than they teach.
 RATE = 1e-5
@@ -235,8 +235,8 @@ def taught(student: nn.Module, teacher: nn.Module, images: Tensor, held_out: Ten
         held_out (Tensor): To judge by, (n, 3, H, W).
         count (int): Images that are seen.
     """
-    found = distil(student, teacher, images, max(1, count // BATCH), tokens, held_out,
-                   batch_size=BATCH, judged=4)
+    found = distil(student, teacher, images, max(1, count // DistilOptions.batch_size), tokens,
+                   held_out, judged=4)
     print(f'best after {found.best} of {found.steps} steps: '
           f'{found.errors[0]:.4f} to {found.errors[found.best]:.4f}', flush=True)
     return found.model
