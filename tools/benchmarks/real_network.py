@@ -235,10 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     images, held_out = crops(data / 'train_crops', args.images), crops(data / 'held_out_crops')
     lesson = args.distil and Lesson.of(crops(data / 'train_crops', args.distil), args.distil_size)
     rows, networks, profiles, times = [], {'dense': dense.backbone}, {}, []
-    kept = folder / 'dense-maps.pth'
-    if not kept.is_file():
-        torch.save(dense.maps(dense.backbone, held_out), kept)
-    wanted = torch.load(kept, weights_only=True)
+    wanted = dense.maps(dense.backbone, held_out)
     if args.int8:
         times += int8_times(dense, 'dense', dense.backbone, images, held_out, wanted, folder, args)
     for method, target in itertools.product(args.methods, args.targets):
