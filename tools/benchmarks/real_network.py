@@ -50,7 +50,8 @@ class Lesson(NamedTuple):
 
     Args:
         images (Tensor): (N, 3, size, size).
-        held_out (Tensor): To judge by, (n, 3, 224, 224), of the same photographs.
+        held_out (Tensor): To judge by, (n, 3, 224, 224), of photographs that calibration has not
+            seen: on those that it has, whatever is taught makes a network worse.
         count (int): Images that are seen, augmented.
     """
 
@@ -58,20 +59,28 @@ class Lesson(NamedTuple):
     held_out: Tensor
     count: int
 
-    @classmethod
-    def of(cls, images: Tensor, size: int) -> 'Lesson':
-        """Of crops, the last of which are judged by."""
-        if len(images) <= JUDGED:
-            raise ValueError(f'expected more than {JUDGED} crops for `--distil`, as so many are '
-                             f'judged by, found {len(images)}')
-        small = F.interpolate(images[:-JUDGED], (size, size), mode='bilinear', antialias=True)
-        return cls(small, images[-JUDGED:], len(images))
+
+def crops(folder: Path, count: int | None = None, places: range | None = None) -> Tensor:
+    """Normalised crops (N, 3, 224, 224) of a folder.
+
+    Args:
+        folder (Path): Beside that of the photographs, ``train`` of ``train_crops``; crop i is of
+            photograph i modulo their number.
+        count (int, optional): At most so many. Defaults to None.
+        places (range, optional): Of the photographs. Defaults to None: all.
+    """
+    paths = sorted(folder.glob('*.jpg'))
+    if places is not None:
+        paths = [path for index, path in enumerate(paths)
+                 if index % photographs(folder) in places]
+    if not paths:
+        raise FileNotFoundError(f'expected crops of photographs at `{folder}`, found none')
+    return torch.stack([normalised(Image.open(path)) for path in paths[:count]])
 
 
-def crops(folder: Path, count: int | None = None) -> Tensor:
-    """Normalised crops (N, 3, 224, 224) of a folder."""
-    return torch.stack([normalised(Image.open(path))
-                        for path in sorted(folder.glob('*.jpg'))[:count]])
+def photographs(folder: Path) -> int:
+    """How many photographs the crops of a folder are of."""
+    return len(list(folder.with_name(folder.name.removesuffix('_crops')).glob('*.jpg'))) or 1
 
 
 def made(model: Saliency, method: str, target: str, images: Tensor, folder: Path, profiles: dict,
@@ -212,7 +221,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                         metavar='METHOD', help=f'of {", ".join(METHODS)} (closed-form)')
     parser.add_argument('--images', type=int, help='crops to calibrate with (all)')
     parser.add_argument('--distil', type=int, metavar='CROPS',
-                        help='teach each network on so many crops; searches search on half of them')
+                        help='teach each network on so many crops of four fifths of the '
+                             'photographs; searches search on half of them')
     parser.add_argument('--distil-size', type=int, default=SIZE,
                         help='pixels of these crops (%(default)s)')
     parser.add_argument('--out', default='real', help='folder of the networks (%(default)s)')
@@ -232,8 +242,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder, data = Path(args.out), Path(args.data)
     dense = Saliency(Path(args.network))
     folder.mkdir(parents=True, exist_ok=True)
-    images, held_out = crops(data / 'train_crops', args.images), crops(data / 'held_out_crops')
-    lesson = args.distil and Lesson.of(crops(data / 'train_crops', args.distil), args.distil_size)
+    train, held_out = data / 'train_crops', crops(data / 'held_out_crops')
+    seen = photographs(train)
+    lesson, seen = None, range(seen - seen // 5) if args.distil else range(seen)
+    images = crops(train, args.images, seen)
+    if args.distil:
+        lesson = Lesson(F.interpolate(crops(train, args.distil, seen), args.distil_size,
+                                      mode='bilinear', antialias=True),
+                        crops(train, JUDGED, range(seen.stop, photographs(train))), args.distil)
     rows, networks, profiles, times = [], {'dense': dense.backbone}, {}, []
     wanted = dense.maps(dense.backbone, held_out)
     if args.int8:
@@ -260,9 +276,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if times:
         print(format_table(('network', 'runtime', 'images', 'threads', 'IoU', 'time'), times))
     if args.picture:
-        from skimage import data as photographs
-        shown = [Image.fromarray(pixels) for pixels in (photographs.chelsea(), photographs.coffee(),
-                                                        photographs.astronaut())]
+        from skimage import data as shipped
+        shown = [Image.fromarray(pixels) for pixels in (shipped.chelsea(), shipped.coffee(),
+                                                        shipped.astronaut())]
         picture(dense, networks, shown).save(args.picture)
 
 
