@@ -29,6 +29,7 @@ from mmkcr.core import (
 from mmkcr.lazy import is_of
 from .backbone_loading import check_state, inherit_dense, take_kept
 from .head_choice import choose_heads, is_choice
+from .layers.plain import make_plain
 from .sites import find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
@@ -131,6 +132,7 @@ class SearchSpace:
             handle.remove()
         del self.host.search_space
         self.host._buffers.pop(KEPT, None)
+        make_plain(self.host)
 
     # ---- sites ----------------------------------------------------------------------------------
 
