@@ -71,6 +71,7 @@ setup(
     license='Apache-2.0',
     license_files=['LICENSE'],
     python_requires='>=3.10',
+    classifiers=[f'Programming Language :: Python :: 3.{minor}' for minor in range(10, 14)],
     packages=find_packages(include=['mmkcr', 'mmkcr.*']),
     entry_points=dict(console_scripts=['mmkcr = mmkcr.cli.console:main']),
     install_requires=requirements('runtime'),

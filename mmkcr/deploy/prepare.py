@@ -18,6 +18,7 @@ from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import MLPView, of_library, shared_parameters
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
+from mmkcr.models.layers.plain import make_ours
 from mmkcr.models.layers.selection import FORMS, Put, Take, largest_group
 from .layers import traceable
 from .tensor_model import TensorModel
@@ -60,6 +61,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
     if form not in (None, *FORMS):
         raise ValueError(f'expected a form among {FORMS}, found {form!r}')
     view = TensorModel(copy.deepcopy(model))
+    make_ours(view)
     for module in view.modules():
         if isinstance(module, OperatorAttention):
             module.fold()

@@ -29,6 +29,7 @@ from mmkcr.core import (
 from mmkcr.lazy import is_of
 from .backbone_loading import check_state, inherit_dense, take_kept
 from .head_choice import choose_heads, is_choice
+from .layers.plain import make_plain
 from .sites import find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
@@ -131,6 +132,7 @@ class SearchSpace:
             handle.remove()
         del self.host.search_space
         self.host._buffers.pop(KEPT, None)
+        make_plain(self.host)
 
     # ---- sites ----------------------------------------------------------------------------------
 
@@ -516,6 +518,9 @@ def _channels_first(outs: Any) -> Any:
 
 def leave_ordinary(model: nn.Module) -> None:
     """Take the search spaces off a model's subnets: plain modules without hooks of ours are left.
+
+    Selections of channels become graphs of torch's operators, see
+    :func:`~mmkcr.models.layers.plain.make_plain`.
 
     Left as they are: named classes (``KCRSwinTransformer``), and subnets with parts that the hosts
     do not have: narrower residual streams, which are widened behind the network, heads replaced by

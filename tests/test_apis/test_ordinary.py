@@ -15,29 +15,35 @@ from torch import nn
 from lab.kind_coverage import FAMILIES, installed, randomise
 from mmkcr.apis import compress, slim
 from mmkcr.core.forward import flat_tensors
+from mmkcr.deploy.prepare import describe_selections
 from mmkcr.models import Searchable
 from mmkcr.models.sites import why_not
 
 #: Families whose own layers express every narrower form that is the default.
 PLAIN = [name for name in ('timm ViT', 'timm DeiT III', 'timm SigLIP 2', 'timm Swin', 'HF ViT',
                            'HF DINOv2', 'ViT') if installed(name)]
+#: Networks with fewer channels of MLPs: their selections are graphs of torch's own operators.
+CHANNELS = [f'{name}, mlp_channels' for name in ('timm ViT', 'ViT') if installed(name)]
 every_family = pytest.mark.parametrize('name', PLAIN)
+every_network = pytest.mark.parametrize('name', PLAIN + CHANNELS)
 
 
 @pytest.fixture(scope='module')
 def pairs():
     """Dense and compressed networks by family."""
     found = {}
-    for name in PLAIN:
-        dense = randomise(FAMILIES[name].build())
-        kinds = [kind for kind in ('mlp_hidden', 'head_channels') if not why_not(dense, kind)]
-        found[name] = dense, compress(dense, images(name), '80%', kinds,
+    for name in PLAIN + CHANNELS:
+        family, _, kind = name.partition(', ')
+        dense = randomise(FAMILIES[family].build())
+        kinds = [kind] if kind else [kind for kind in ('mlp_hidden', 'head_channels')
+                                     if not why_not(dense, kind)]
+        found[name] = dense, compress(dense, images(name), '90%' if kind else '80%', kinds,
                                       (3, ) + images(name).shape[2:]).model
     return found
 
 
 def images(name):
-    size = FAMILIES[name].size
+    size = FAMILIES[name.partition(', ')[0]].size
     return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(1))
 
 
@@ -64,6 +70,18 @@ def test_nothing_of_ours_is_on_it(pairs, name):
             assert not ours(value), key
             if 'hooks' in key:
                 assert len(value) == len(vars(one)[key]), key
+
+
+@pytest.mark.parametrize('name', CHANNELS)
+def test_selections_are_graphs_of_torch(pairs, name):
+    dense, small = pairs[name]
+    assert list(small.state_dict()) == list(dense.state_dict())
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in dense.parameters())
+    assert any(isinstance(module, torch.fx.GraphModule) for module in small.modules())
+    for module in small.modules():
+        assert not ours(module) and not any(map(ours, vars(module).values()))
+    # exporters give them the forms of their runtimes
+    assert 'gather' in describe_selections(small, 'any')
 
 
 def scripted(model, x):
@@ -129,7 +147,7 @@ FORMS = [scripted, traced, exported, compiled, quantised, wrapped, reloaded, cop
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('form', FORMS)
-@every_family
+@every_network
 def test_what_the_dense_network_can_the_small_one_can(pairs, name, form):
     dense, small = pairs[name]
     x = images(name)
@@ -146,7 +164,7 @@ def test_what_the_dense_network_can_the_small_one_can(pairs, name, form):
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('form', [distributed, sharded])
-@every_family
+@every_network
 def test_it_trains_in_wrappers_of_several_processes(pairs, group, name, form):
     x, grads = images(name), []
     for model in pairs[name]:
@@ -157,10 +175,11 @@ def test_it_trains_in_wrappers_of_several_processes(pairs, group, name, form):
     assert grads[0] and grads[0] == grads[1]
 
 
-def test_a_whole_file_loads_without_us(pairs, tmp_path):
-    dense, small = pairs['timm ViT']
+@pytest.mark.parametrize('name', [name for name in PLAIN + CHANNELS if 'timm ViT' in name])
+def test_a_whole_file_loads_without_us(pairs, name, tmp_path):
+    dense, small = pairs[name]
     torch.save(small, tmp_path / 'whole.pt')
-    torch.save((images('timm ViT'), small(images('timm ViT'))), tmp_path / 'told.pt')
+    torch.save((images(name), small(images(name))), tmp_path / 'told.pt')
     # imported for the operators that a torchvision for CUDA lacks, then out of reach
     code = ('import sys, torch; from mmkcr.hosts import ensure_torchvision; ensure_torchvision(); '
             'sys.modules.update({name: None for name in sys.modules if "mmkcr" in name}); '

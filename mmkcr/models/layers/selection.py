@@ -50,12 +50,10 @@ def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
     Returns:
         Tensor: With ``total`` channels along ``dim``.
     """
-    dim = dim % x.ndim
     if exporting():
         return _padded(x, dim, 0, 1).index_select(dim, _sources(kept, total))
-    shape = list(x.shape)
-    shape[dim] = total
-    return x.new_zeros(shape).index_copy(dim, kept, x)
+    # zeros by padding nothing, as a graph does not know the shape
+    return _padded(x.detach().narrow(dim, 0, 0), dim, 0, total).index_copy(dim, kept, x)
 
 
 def _sources(kept: Tensor, total: int) -> Tensor:
@@ -68,7 +66,8 @@ def _sources(kept: Tensor, total: int) -> Tensor:
 def _padded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     """A tensor with ``before`` and ``after`` zeros at the ends of a dimension."""
     # `F.pad` lists the last dimension first
-    return F.pad(x, (0, 0) * (x.ndim - 1 - dim % x.ndim) + (before, after))
+    behind = x.ndim - 1 - dim if dim >= 0 else -1 - dim
+    return F.pad(x, (0, 0) * behind + (before, after))
 
 
 def is_range(kept: Tensor) -> bool:

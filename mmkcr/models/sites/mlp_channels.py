@@ -61,8 +61,8 @@ class MLPChannels(MLPSite):
 
     @property
     def _dim(self) -> int:
-        """Channel dimension of the stream: -1 for tokens, 1 for maps."""
-        return 1 if isinstance(self.module(self.view.norm), (nn.Identity, Take)) else -1
+        """Channel dimension of the stream: -1 for tokens, -3 for maps."""
+        return -3 if isinstance(self.module(self.view.norm), (nn.Identity, Take)) else -1
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""

@@ -1,11 +1,18 @@
 """Taking channels and putting them back: the same in every layout and mode."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mmkcr.core import Axis, slice_axes
+from mmkcr.models.layers.norms import SlicedLayerNorm
+from mmkcr.models.layers.plain import make_ours, make_plain
 from mmkcr.models.layers.selection import FORMS, Put, Take, largest_group, put, take
 
 LAYOUTS = {
@@ -127,3 +134,37 @@ def test_contiguous_channels_are_sliced_in_any_form():
         assert not any('index' in name or 'gather' in name for name in operators.names)
     with pytest.raises(ValueError, match="a form of selection among .*, found 'spread'"):
         selections[0].set_form('spread')
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), layout=st.sampled_from(['tokens', 'maps']),
+       name=st.sampled_from(['Take', 'Put', 'SlicedLayerNorm']), training=st.booleans())
+def test_a_graph_of_torch_is_the_same(data, layout, name, training):
+    """Outputs, gradients, keys and mode; also when it is copied, pickled, or made ours again."""
+    shape, dim, _ = LAYOUTS[layout]
+    kept = places(data.draw)
+    if name == 'SlicedLayerNorm':
+        shape, dim, layer = LAYOUTS['tokens'][0], -1, nn.LayerNorm(6)
+        for value in layer.parameters():
+            nn.init.normal_(value)
+        slice_axes([Axis(layer, 'weight'), Axis(layer, 'bias')], kept)
+        layer.normalized_shape = (6, )
+        layer = SlicedLayerNorm.convert_from(layer, kept)
+    else:
+        layer = dict(Take=Take, Put=Put)[name](kept, 6, dim if dim == -1 else -3)
+    x = torch.randn(shape)
+    x = (take(x, kept, dim) if name == 'Put' else x).requires_grad_()
+    ours = nn.Sequential(layer).train(training)
+    plain = copy.deepcopy(ours)
+    make_plain(plain)
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(plain)))
+    assert b'mmkcr' not in pickle.dumps(plain)
+    again = copy.deepcopy(copied)
+    make_ours(again)
+    assert type(again[0]) is type(layer) and vars(again[0]).keys() == vars(layer).keys()
+    expected = ours(x)
+    for model in (plain, copied, again):
+        assert torch.equal(model(x), expected)
+        assert_same_gradients(model(x), expected, x)
+        assert model.state_dict().keys() == ours.state_dict().keys()
+        assert all(module.training is training for module in model.modules())
