@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import multiprocessing
 import statistics
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import torch
 import yaml
 from mmengine.config import Config
 
+from lab import jobs
 from lab.digits import DigitsOptions, write_digits
 from lab.run_settings import move_data
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from lab.study_report import summarise, table
+from long_form import LONG
 from mmkcr.apis import count_macs
 from mmkcr.engine.build import build_model, file_sha256
 
@@ -125,7 +128,10 @@ def test_a_second_run_reuses_and_a_stopped_one_goes_on(study, options, results, 
     assert not [news for news in said if news[4] is not None], 'an epoch was trained again'
 
 
-def test_the_command(folder, study, results, capfd):
+def test_the_command(folder, study, results, capfd, monkeypatch):
+    if not LONG:  # in a copy of this process: a new one imports for seconds
+        fork = multiprocessing.get_context('fork')
+        monkeypatch.setattr(jobs.multiprocessing, 'get_context', lambda _: fork)
     spec = importlib.util.spec_from_file_location('study', REPO / 'tools' / 'study.py')
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)

@@ -45,7 +45,7 @@ def runs(run_jobs, tmp_path_factory):
                  dict(kind=kind, work_dir=broken, kill=kill),
                  dict(kind=kind, work_dir=broken, resume=True, options=other)]
         expected += [0, -signal.SIGKILL, 0]
-    statuses = run_jobs(jobs)
+    statuses = run_jobs(jobs, apart=True)
     for job, status, wanted in zip(jobs, statuses, expected):
         assert status == wanted, (job, Path(job['work_dir'], 'output.txt').read_text()[-3000:])
     return root
