@@ -24,6 +24,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.attention_statistics import attention_statistics, row_entropy
+from lab.attention_tap import AttentionTap
 from lab.side_by_side import (
     Trained,
     add_model_arguments,
@@ -33,7 +34,6 @@ from lab.side_by_side import (
 )
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import atomic_write
-from mmkcr.methods.dcs.attention_tap import AttentionTap
 from mmkcr.visualization import format_table
 from mmkcr.visualization.attention import (
     as_map,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from lab.attention_tap import Attention, AttentionTap
 from mmkcr.evaluation.features import undisturbed
-from mmkcr.methods.dcs.attention_tap import Attention, AttentionTap
 from mmkcr.models.tasks import unwrap
 from mmkcr.visualization import shown
 
