@@ -30,7 +30,7 @@ REPO = Path(__file__).parents[2]
 KINDS = dict(
     kcr=('kcr', 'kcr-{}_vit-mini_1xb64_digits', ('search', 'retrain', 'deploy')),
     ib=('dcs', 'dcs-{}_mobilevit-mini_1xb64_digits', ('search', 'retrain', 'deploy')),
-    ofb=('ofb', 'ofb-{}_vit-mini_1xb64_digits', ('search', 'retrain', 'deploy')),
+    ofb=('ofb', 'ofb-{}_vit-mini_1xb64_digits', ('search', 'retrain', 'retrain')),
     dwconv=('dwconv', 'dwconv-{}_vit-octo_1xb64_digits', ('dense', 'replace', 'deploy')))
 REGULARISED = ('kcr', 'ib')
 # the shipped config, two epochs of it on every 24th digit, with all it has switched on
