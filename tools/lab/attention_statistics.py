@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lab.attention_tap import Attention, AttentionTap
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.models.tasks import unwrap
 from mmkcr.visualization import shown
+from .attention_tap import Attention, AttentionTap
 
 
 def row_entropy(weights: Tensor) -> Tensor:
