@@ -262,8 +262,9 @@ class Tied(nn.Module):
         self.beside.weight = owner._parameters[name]
 
 
-LAW = [name for name, family in FAMILIES.items() if installed(name) and family.forward is None]
-LAW = LAW if LONG else LAW[::2]
+LAW = sorted(name for name, family in FAMILIES.items()
+             if installed(name) and family.forward is None)
+LAW = LAW if LONG else LAW[1::2]  # with every draw below
 WRAPPERS = dict(plain=lambda model: model, parallel=nn.DataParallel, compiled=torch.compile)
 
 

@@ -349,6 +349,8 @@ DENSE_TASKS = [
     ('mmseg::mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py',
      {'model.backbone.embed_dims': 24, 'model.backbone.depths': (1, 1, 1, 1),
       'model.decode_head.in_channels': [24, 48, 96, 192], 'model.decode_head.num_queries': 10,
+      'model.decode_head.pixel_decoder.encoder.num_layers': 1,
+      'model.decode_head.transformer_decoder.num_layers': 1,
       'test_dataloader.dataset.pipeline.1.scale': (224, 128)}),
     # its detector adds entries to the config of its head
     ('mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py',
@@ -693,8 +695,9 @@ def test_a_structure_with_masks_gives_a_config_with_masks(checkpoint, load_tool,
     assert len(masks) == 4 and all((bias == 2).all() for bias in masks)
 
 
-@pytest.mark.parametrize('cost, targets', [
-    ('macs', ['80%', '0.5', '80%']), ('bytes', ['0.9MB', '90%'])])
+@pytest.mark.parametrize('cost, targets', few(
+    (('macs', ('80%', '0.5', '80%')), ('bytes', ('0.9MB', '90%'))),
+    ('macs', ('80%', '0.5', '80%'))))
 def test_several_targets_share_one_calibration(checkpoint, cost, targets, load_tool, data, tmp_path,
                                                capsys, monkeypatch):
     """A folder each, as one call each; what cannot be reached is refused before any other."""
