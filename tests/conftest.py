@@ -28,17 +28,16 @@ yapf_api.FormatCode = _checked_alone
 
 #: Files that take or wait longest, in that order: begun last, they would run alone at the end.
 LONGEST = [f'tests/{name}.py' for name in (
-    'test_end_to_end/test_digit_scenes', 'test_project/test_commands',
-    'test_tools/test_compress_tool', 'test_apis/test_compress', 'slurm/test_slurm',
-    'test_engine/test_hooks/test_sync_batch_norm', 'test_tools/test_retrained',
-    'test_models/test_sites/test_coverage', 'test_project/test_wheel',
-    'test_models/test_whole/test_compress_whole', 'test_end_to_end/test_hosts_tools',
-    'test_engine/test_segmentation_runs', 'test_engine/test_hooks/test_preemption',
-    'test_tools/test_train_test', 'test_engine/test_hooks/test_exact_resume',
-    'test_models/test_sites/test_plain', 'test_configs/test_detection_configs',
-    'test_tools/test_segmentation_tools', 'test_configs/test_ofb_configs',
-    'test_engine/test_detection_runs', 'test_lab/test_study', 'test_engine/test_search_schedule',
-    'test_end_to_end/test_digits_study', 'faults/test_faults', 'test_tools/test_stopped_runs')]
+    'test_tools/test_compress_tool', 'slurm/test_slurm', 'test_models/test_sites/test_coverage',
+    'test_tools/test_retrained', 'test_apis/test_compress', 'test_end_to_end/test_hosts_tools',
+    'test_models/test_sites/test_plain', 'test_project/test_wheel', 'test_project/test_commands',
+    'test_models/test_whole/test_compress_whole', 'test_engine/test_hooks/test_exact_resume',
+    'test_tools/test_train_test', 'test_engine/test_search_schedule',
+    'test_engine/test_hooks/test_sync_batch_norm', 'test_engine/test_detection_runs',
+    'test_engine/test_hooks/test_preemption', 'test_configs/test_ofb_configs',
+    'test_closed_form/test_distil', 'test_apis/test_given', 'test_apis/test_export',
+    'test_apis/test_latency', 'test_configs/test_detection_configs', 'faults/test_faults',
+    'test_engine/test_segmentation_runs', 'test_deploy/test_shipped_graphs')]
 
 
 def pytest_collection_modifyitems(items):

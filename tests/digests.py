@@ -45,7 +45,7 @@ VIT = dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64)
 SEARCHES = dict(kcr='kcr-search_swin-mini', dcs='dcs-search_mobilevit-mini',
                 ofb='ofb-search_vit-mini', dwconv='dwconv-search_vit-octo')
 TARGETS = dict(kcr='80%', dcs='80%', ofb='70%', dwconv=None)
-EXPORTS = dict(kcr=('kcr-deploy_swin-mini', 'any'), ofb=('ofb-deploy_vit-mini', 'onnxruntime'))
+EXPORTS = dict(kcr=('kcr-deploy_swin-mini', 'any'), ofb=('ofb-retrain_vit-mini', 'onnxruntime'))
 
 
 def api(name, *homes):

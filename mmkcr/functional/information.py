@@ -8,7 +8,6 @@ A = B = C = 1000. All values are in nats and in fp64.
 Shapes: n samples, A clusters of features, B clusters of inputs, C classes, d feature width.
 """
 
-
 import torch
 import torch.nn.functional as F
 from mmengine.dist import all_reduce

@@ -106,16 +106,20 @@ class Servers:
     """
 
     def __init__(self, number=2, root=ROOT):
-        path = os.pathsep.join(filter(None, (str(root), os.environ.get('PYTHONPATH'))))
-        self.processes = [subprocess.Popen(
-            [sys.executable, f'{root}/tests/test_engine/train_jobs.py'], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**os.environ, 'PYTHONHASHSEED': str(seed), 'PYTHONPATH': path})
-            for seed in range(number)]
+        self.root, self.number, self.processes = root, number, {}
+
+    def _started(self, seed):
+        if seed not in self.processes:  # importing takes seconds
+            path = os.pathsep.join(filter(None, (str(self.root), os.environ.get('PYTHONPATH'))))
+            self.processes[seed] = subprocess.Popen(
+                [sys.executable, f'{self.root}/tests/test_engine/train_jobs.py'],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                env={**os.environ, 'PYTHONHASHSEED': str(seed), 'PYTHONPATH': path})
+        return self.processes[seed]
 
     def run(self, job, server=None, seconds=600):
         """Run a job; its exit status. One that takes longer than ``seconds`` is an error."""
-        server = random.choice(self.processes) if server is None else self.processes[server]
+        server = self._started(random.randrange(self.number) if server is None else server)
         print(json.dumps([job]), file=server.stdin, flush=True)
         ready, _, _ = select.select([server.stdout], [], [], seconds)
         answer = server.stdout.readline() if ready else ''
@@ -129,7 +133,7 @@ class Servers:
         return self
 
     def __exit__(self, *_):
-        for server in self.processes:
+        for server in self.processes.values():
             server.kill()  # idle: a forked process that lives may hold its input open
             server.wait()
 

@@ -242,7 +242,7 @@ FAMILIES = ((KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN), (OFBVisionT
             (DCSMobileViT, MOBILEVIT), (DCSEfficientViT, dict(EFFICIENTVIT, local=True)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(FAMILIES), st.booleans(), st.floats(0.2, 1.), st.sampled_from([1, 2, 8]))
 def test_random_subnets_cost_what_they_say_and_at_most_their_target(family, gated, share, divisor):
     """Counted on the network that was built, with the masks on queries and keys."""
@@ -283,10 +283,9 @@ def subnet_of(cls, kwargs, share):
 @pytest.mark.parametrize('build', [
     partial(subnet_of, KCRVisionTransformer, VIT, 0.75),
     partial(subnet_of, KCRSwinTransformer, SWIN, 0.75),
-    partial(subnet_of, OFBVisionTransformer, VIT, 0.75),
     partial(subnet_of, DCSEfficientViT, EFFICIENTVIT, 0.99),
     partial(subnet_of, DCSMobileViT, MOBILEVIT, 0.95), partial(dwconv, []), partial(dwconv, [1])],
-    ids=['KCR ViT', 'KCR Swin', 'OFB ViT', 'DCS EfficientViT', 'DCS MobileViT', 'DWConv blocks',
+    ids=['KCR ViT', 'KCR Swin', 'DCS EfficientViT', 'DCS MobileViT', 'DWConv blocks',
          'DWConv heads'])
 def test_a_subnet_compiles_to_one_graph(build):
     torch.manual_seed(0)

@@ -66,6 +66,12 @@ def check_same(one, other):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.fixture(scope='module')
+def small():
+    """A compressed network of timm."""
+    return compressed(of_timm())
+
+
 @pytest.mark.parametrize('make', [of_timm, of_transformers])
 def test_a_folder_and_files_that_run_without_us(make, tmp_path):
     result = compressed(make())
@@ -144,17 +150,16 @@ def test_a_task_model_that_carries_its_config(config, tmp_path):
             torch.testing.assert_close(a, b)
 
 
-def test_complete_or_absent(tmp_path, monkeypatch):
-    result = compressed(of_timm())
+def test_complete_or_absent(small, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr('mmkcr.apis.saved.export_onnx', lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            result.save(tmp_path / 'slim', export=True)
+            small.save(tmp_path / 'slim', export=True)
     assert not list(tmp_path.iterdir())
     (tmp_path / 'slim').mkdir()
-    result.save(tmp_path / 'slim')
+    small.save(tmp_path / 'slim')
     with pytest.raises(ValueError, match='expected a new or an empty folder'):
-        result.save(tmp_path / 'slim')
+        small.save(tmp_path / 'slim')
     (tmp_path / 'slim/model.safetensors').unlink()
     with pytest.raises(FileNotFoundError, match='found one without `model.safetensors`'):
         mmkcr.load(tmp_path / 'slim')
@@ -162,9 +167,9 @@ def test_complete_or_absent(tmp_path, monkeypatch):
         mmkcr.load(tmp_path / 'nowhere')
 
 
-def test_names_in_a_folder_are_only_names(tmp_path):
+def test_names_in_a_folder_are_only_names(small, tmp_path):
     """No address is downloaded, and no other class is built."""
-    compressed(of_timm()).save(tmp_path / 'slim')
+    small.save(tmp_path / 'slim')
     config = tmp_path / 'slim/config.json'
     config.write_text(json.dumps(dict(architecture='hf-hub:timm/test_vit.r160_in1k')))
     with pytest.raises(ValueError, match='expected an architecture of timm'):
@@ -177,8 +182,8 @@ def test_names_in_a_folder_are_only_names(tmp_path):
 
 @pytest.mark.parametrize('changed', [('subnet', ), ('dense', ), ('dense', 'subnet')])
 @pytest.mark.parametrize('entry', ['macs', 'params'])
-def test_a_structure_of_other_sizes_is_refused(entry, changed, tmp_path):
-    compressed(of_timm()).save(tmp_path)
+def test_a_structure_of_other_sizes_is_refused(entry, changed, small, tmp_path):
+    small.save(tmp_path)
     content = json.loads((tmp_path / 'structure.json').read_text())
     for key in changed:
         content[entry][key] -= 1

@@ -1,6 +1,7 @@
 """Distillation without labels: never worse, exact resume, several processes, all frameworks."""
 
 import copy
+import functools
 import os
 import subprocess
 import sys
@@ -22,9 +23,14 @@ def features(model, images):
     return model.forward_features(images)
 
 
-def pair(seed=0):
+def pair():
     """A small timm ViT, a smaller copy of it, and images."""
-    torch.manual_seed(seed)
+    return copy.deepcopy(_pair())
+
+
+@functools.cache
+def _pair():
+    torch.manual_seed(0)
     dense = timm.create_model('vit_tiny_patch16_224', img_size=32, num_classes=0, depth=3).eval()
     images = torch.randn(24, 3, 32, 32)
     slim = compress(dense, images, '60%', input_shape=(3, 32, 32), forward=features,

@@ -26,7 +26,7 @@ FOUND = {'combined': 1, 'kcr/ssl': 15, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retra
          'dcs/digits': 13, 'dcs/search': 4, 'dcs/retrain': 7, 'dcs/detection': 14,
          'dwconv/digits': 8, 'dwconv/imagenet': 5, 'dwconv/segmentation': 20,
          'ofb/search': 4, 'ofb/retrain': 4, 'ofb/transfer': 2, 'ofb/segmentation': 8,
-         'ofb/detection': 3, 'ofb/digits': 6}
+         'ofb/detection': 3, 'ofb/digits': 5}
 # the dense tasks are built by test_detection_configs.py and test_segmentation_configs.py, those
 # without labels by test_ssl_configs.py, questions by test_vqa_configs.py, those with replaced heads
 # by test_dwconv_configs.py, those of OFB by test_ofb_configs.py

@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope='module')
 def summary(folder):
     # 3 epochs of the dense model, 2 of the retrainings, the KCR term on in the second one; in
-    # copies of this process: new ones are in test_lab/test_study.py
+    # copies of this process: new ones are in the long form of test_lab/test_study.py
     with mock.patch.object(jobs.multiprocessing, 'get_context', lambda _: FORK):
         tool().main([str(STUDY), '--work-dir', str(folder / 'work'),
                      '--data-root', str(folder / 'digits'), '--epochs-factor', '0.0625',

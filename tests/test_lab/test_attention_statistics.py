@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.attention_statistics import AttentionStatistics, row_entropy
-from mmkcr.methods.dcs.attention_tap import Attention
+from lab.attention_tap import Attention
 
 
 def attention(seed, b=3, h=2, n=5, d=2):

@@ -1,4 +1,7 @@
-"""A study of two variants on 240 digits: table, reuse, resume, calls, refusals."""
+"""A study of two variants on 240 digits: table, reuse, resume, calls, refusals.
+
+The short form of one that runs is tests/test_end_to_end/test_digits_study.py.
+"""
 
 import importlib.util
 import json
@@ -79,6 +82,7 @@ def results(study, options):
     return [StudyPipeline(study, 'swin-mini', seed, options).run() for seed in (0, 1)]
 
 
+@pytest.mark.long
 def test_rows_have_mean_and_deviation_over_the_seeds(study, results):
     rows = {row['row']: row for row in summarise(study, results)}
     assert list(rows) == ['dense', 'heavy', 'slim'] and rows['heavy']['label'] == 'heavy'
@@ -98,6 +102,7 @@ def test_rows_have_mean_and_deviation_over_the_seeds(study, results):
     assert 'A study; seeds [0, 1]' in table(study, list(rows.values()))
 
 
+@pytest.mark.long
 def test_overrides_and_starts_reach_the_trainings(study, options, results, folder):
     stages = results[0]['stages']
     hashes = {name: file_sha256(stages[name]['checkpoint']) for name in ('dense', 'heavy')}
@@ -113,6 +118,7 @@ def test_overrides_and_starts_reach_the_trainings(study, options, results, folde
     assert record['inputs']['start'] == stages['slim']['digests'][:1]  # structure, no weights
 
 
+@pytest.mark.long
 def test_a_second_run_reuses_and_a_stopped_one_goes_on(study, options, results, folder):
     said = []
     record = folder / 'work' / 'swin-mini' / 'seed0' / 'heavy' / 'stage.json'
@@ -125,6 +131,7 @@ def test_a_second_run_reuses_and_a_stopped_one_goes_on(study, options, results, 
     assert not [news for news in said if news[4] is not None], 'an epoch was trained again'
 
 
+@pytest.mark.long
 def test_the_command(folder, study, results, capfd):
     spec = importlib.util.spec_from_file_location('study', REPO / 'tools' / 'study.py')
     tool = importlib.util.module_from_spec(spec)
@@ -141,6 +148,7 @@ def test_the_command(folder, study, results, capfd):
     assert 'plain' in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_some_rows_have_the_stages_that_they_need(study, options, results):
     assert list(Study(study.path, ['slim', 'dense']).stages) == ['dense', 'search', 'slim', 'again']
     some = Study(study.path, ['slim'])

@@ -127,7 +127,7 @@ SHORT = (
           rf'\1 {OFB} work_dirs/{Path(OFB).stem}/epoch_16.pth '
           f'--out work_dirs/{Path(OFB).stem}/slim', _DATA),
     Short(r'(export_onnx\.py) configs/ofb/retrain/\S+ \S+',
-          r'\1 configs/ofb/digits/ofb-deploy_vit-mini_1xb64_digits.py '
+          r'\1 configs/ofb/digits/ofb-retrain_vit-mini_1xb64_digits.py '
           'work_dirs/ofb-retrain_vit-mini_1xb64_digits/epoch_24.pth', _DATA),
     Short(r'(export_onnx\.py) configs/kcr/retrain/\S+ \S+',
           rf'\1 {DIGITS}kcr-retrain_vit-mini_1xb64_digits.py CHECKPOINT', _MINUTES),

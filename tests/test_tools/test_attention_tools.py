@@ -10,6 +10,7 @@ from PIL import Image
 
 from lab.grad_cam import grad_cam, last_map, to_maps
 from lab.side_by_side import spread_loader
+from long_form import few
 from mmkcr.engine.build import build_model, load_config
 
 REPO = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def models(small_digits, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize('net', NETS)
+@pytest.mark.parametrize('net', few(tuple(NETS), 'efficientvit-mini'))
 def test_attention(net, models, run_tool, tmp_path):
     printed = run_tool('analysis_tools/attention', *models[net], '--names', 'dense', 'DCS',
                        '--images', 5, '--shown', 2, '--out', 'out', '--query', 0.3, 0.9)

@@ -1,7 +1,9 @@
 """tools/compress.py: a config and a checkpoint to a smaller model that the host's tools take."""
 
+import contextlib
 import functools
 import http.server
+import io
 import json
 import os
 import re
@@ -53,19 +55,37 @@ def data(small_digits):
 
 
 @pytest.fixture(scope='module')
-def calibrated(data, load_tool, tmp_path_factory):
+def checkpoint(tmp_path_factory):
+    """Of the digits' network; tests read it."""
+    return random_checkpoint(load_config(DIGITS), tmp_path_factory.mktemp('dense') / 'dense.pth')
+
+
+@pytest.fixture(scope='module')
+def calibrated(checkpoint, data, load_tool, tmp_path_factory):
     """Arguments of a call without a folder, and the folder of one that has ended."""
     folder = tmp_path_factory.mktemp('calibrated')
-    checkpoint = random_checkpoint(load_config(DIGITS), folder / 'dense.pth')
     call = [DIGITS, checkpoint, '--target-macs', '60%', '--images', '16', '--out']
     load_tool('compress').main([*call, str(folder / 'first'), *data])
     return call, folder / 'first'
 
 
-def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, capsys, monkeypatch,
-                                                 forget_runs):
+@pytest.fixture(scope='module')
+def tuned(checkpoint, data, load_tool, tmp_path_factory):
+    """``tuned(out)``: arguments of a call with a fine-tuning; a folder of one, what it printed."""
+    root = tmp_path_factory.mktemp('tuned')
+
+    def call(out):
+        return [DIGITS, checkpoint, '--target-macs', '50%', '--images', '16', '--finetune', '2',
+                '--evaluate', '--out', str(out), *data, 'train_dataloader.dataset.indices=128']
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        load_tool('compress').main(call(root / 'unbroken'))
+    return call, root / 'unbroken', printed.getvalue()
+
+
+def test_from_a_checkpoint_to_an_ordinary_config(checkpoint, load_tool, data, tmp_path, capsys,
+                                                 monkeypatch, forget_runs):
     monkeypatch.chdir(tmp_path)
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     load_tool('compress').main([DIGITS, checkpoint, '--target-macs', '60%', '--images', '32',
                                 '--evaluate', *data])
     printed = capsys.readouterr()
@@ -98,11 +118,9 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
 
 @pytest.mark.parametrize('words', [
     ['--target-macs', '45%'], ['--target-params', '70%', '--uniform', '--divisor', '4']])
-def test_another_budget_needs_no_new_pass(words, calibrated, load_tool, data, tmp_path, capsys,
-                                          monkeypatch):
+def test_another_budget_needs_no_new_pass(words, checkpoint, calibrated, load_tool, data, tmp_path,
+                                          capsys, monkeypatch):
     """Whatever is limited, and however it is shared out: as a call that calibrates for itself."""
-    checkpoint = calibrated[0][1]
-
     def weights(out, *words):
         load_tool('compress').main([DIGITS, checkpoint, '--images', '16', '--out',
                                     str(tmp_path / out), *words, *data])
@@ -192,19 +210,18 @@ def test_outputs_that_are_no_scores_of_one_set_of_classes(head, load_tool, data,
     assert all(found['losses'][0] > 1e-6 for found in sensitivity.values())
 
 
-def test_a_missing_quantiser_is_told_first(refused, data, tmp_path, monkeypatch):
+def test_a_missing_quantiser_is_told_first(checkpoint, refused, data, tmp_path, monkeypatch):
     monkeypatch.setitem(QUANTIZERS, 'onnxruntime', 'no_such_package')
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     said = refused('compress', DIGITS, checkpoint, '--target-macs', '60%', '--int8', 'onnxruntime',
                    '--out', tmp_path / 'slim', *data)
     assert 'pip install no_such_package' in said and not (tmp_path / 'slim').exists()
 
 
 @pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
-def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
+def test_files_in_int8_are_evaluated_too(checkpoint, run_tool, data, tmp_path, runtime):
     pytest.importorskip(PACKAGES[runtime])
     pytest.importorskip(QUANTIZERS[runtime])
-    checkpoint, out = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth'), tmp_path / 's'
+    out = tmp_path / 's'
     metrics = tmp_path / 'metrics.json'
     printed = run_tool('compress', DIGITS, checkpoint, '--target-macs', '40%', '--images', 16,
                        '--evaluate', '--int8', runtime, '--out', out, *data)
@@ -214,6 +231,7 @@ def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
     told = dict(zip((f'{name}{form}' for form in ('', '_int8') for name in ('dense', 'slim')),
                     values))
 
+    @functools.cache
     def tested(config, weights, *args):
         run_tool('test', config, weights, '--work-dir', tmp_path / 'test', '--out', metrics,
                  '--out-item', 'metrics', *args, *data)
@@ -229,8 +247,8 @@ def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
     assert said == pytest.approx(tested(out / 'config.py', out / 'subnet.pth'), abs=0.3)
 
 
-def test_files_of_an_earlier_network_are_named(run_tool, data, tmp_path):
-    checkpoint, out = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth'), tmp_path / 's'
+def test_files_of_an_earlier_network_are_named(checkpoint, run_tool, data, tmp_path):
+    out = tmp_path / 's'
     call = ['compress', DIGITS, checkpoint, '--images', 16, '--out', out, *data]
     assert 'Of an earlier network' not in run_tool(*call, '--target-macs', '80%')
     for name in ('slim_openvino.onnx', 'slim_openvino_int8.onnx', 'dense_openvino.onnx'):
@@ -239,8 +257,8 @@ def test_files_of_an_earlier_network_are_named(run_tool, data, tmp_path):
             in run_tool(*call, '--target-macs', '60%'))
 
 
-def test_files_that_take_other_images_do_not_cost_the_report(load_tool, data, tmp_path, capsys,
-                                                             monkeypatch):
+def test_files_that_take_other_images_do_not_cost_the_report(checkpoint, load_tool, data, tmp_path,
+                                                             capsys, monkeypatch):
     """Files in int8 have one size, and mmdet's and mmseg's test images have several."""
     tool = load_tool('compress')
     files, evaluate = tool.compress_files, tool.evaluate
@@ -257,7 +275,6 @@ def test_files_that_take_other_images_do_not_cost_the_report(load_tool, data, tm
     for name, value in dict(compress_files=with_file, evaluate=refusing,
                             require_quantizer=lambda _: None).items():
         monkeypatch.setattr(tool, name, value)
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     tool.main([DIGITS, checkpoint, '--target-macs', '60%', '--images', '16', '--evaluate',
                '--int8', 'onnxruntime', '--out', str(tmp_path / 'slim'), *data])
     printed = capsys.readouterr().out
@@ -299,8 +316,7 @@ def test_the_config_and_the_address_of_a_run_elsewhere(run_tool, data, tmp_path,
     assert len(list(tmp_path.glob('dumped-????????.pth'))) == 1 and 'MB of' in printed
 
 
-def test_a_budget_of_bytes(load_tool, data, tmp_path, capsys):
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+def test_a_budget_of_bytes(checkpoint, load_tool, data, tmp_path, capsys):
     load_tool('compress').main([DIGITS, checkpoint, '--target-bytes', '1MB', '--images', '16',
                                 '--out', str(tmp_path / 'slim'), *data])
     state = torch.load(tmp_path / 'slim/subnet.pth', weights_only=True)['state_dict']
@@ -333,6 +349,8 @@ DENSE_TASKS = [
     ('mmseg::mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py',
      {'model.backbone.embed_dims': 24, 'model.backbone.depths': (1, 1, 1, 1),
       'model.decode_head.in_channels': [24, 48, 96, 192], 'model.decode_head.num_queries': 10,
+      'model.decode_head.pixel_decoder.encoder.num_layers': 1,
+      'model.decode_head.transformer_decoder.num_layers': 1,
       'test_dataloader.dataset.pipeline.1.scale': (224, 128)}),
     # its detector adds entries to the config of its head
     ('mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py',
@@ -367,13 +385,13 @@ def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch
         f'{dense / 1e9:.4g}', f'{whole / 1e9:.4g}', f'{whole / dense:.1%}']
     assert f'went to {whole / dense:.1%} of its MACs: `--scope model`' in printed
     assert ('pixels of the' in printed) == config.startswith('mmseg')
+    assert ('The second stage is counted for' in printed) == ('mask-rcnn' in config)
 
 
-@pytest.mark.parametrize('config, options', DENSE_TASKS[:2])
-def test_macs_of_the_whole_of_a_given_structure(
-        config, options, load_tool, tmp_path, capsys, whole_model):
+def test_macs_of_the_whole_of_a_given_structure(load_tool, tmp_path, capsys, whole_model):
     """Those of detectors with the number of proposals, as of a single budget."""
     folder = write_images(tmp_path / 'images', [(60, 90), (90, 60), (70, 70)])
+    config, options = DENSE_TASKS[0]
     options = {**options, 'model.backbone.init_cfg': None}
     dense = load_config(config, options)
     checkpoint, given = random_checkpoint(dense, tmp_path / 'dense.pth'), tmp_path / 'given.json'
@@ -385,7 +403,7 @@ def test_macs_of_the_whole_of_a_given_structure(
         '--shape', '128', '160', '--out', str(tmp_path / 'out'),
         '--cfg-options', *(f'{key}={value}'.replace(' ', '') for key, value in options.items())])
     printed = capsys.readouterr().out
-    assert ('The second stage is counted for' in printed) == ('mask-rcnn' in config)
+    assert 'The second stage is counted for' in printed
     model = build_model(load_config(tmp_path / 'out/config.py'))
     whole, macs = (sum(count_parts(network, (3, 128, 160)).values())
                    for network in (build_model(dense), model))
@@ -478,9 +496,8 @@ def test_a_held_out_image_that_is_not_finite_writes_nothing(wrong, refused, monk
     assert 'expected finite outputs of the dense network on held-out' in refused('compress', *words)
 
 
-def test_only_the_training_images_are_read(load_tool, data, tmp_path):
+def test_only_the_training_images_are_read(checkpoint, load_tool, data, tmp_path):
     """Of the test set its transforms alone."""
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     data = [word for word in data if not word.startswith('test_dataloader.dataset')]
     load_tool('compress').main([DIGITS, checkpoint, '--target-macs', '60%', '--images', '16',
                                 '--out', str(tmp_path / 'slim'), *data,
@@ -488,10 +505,9 @@ def test_only_the_training_images_are_read(load_tool, data, tmp_path):
     assert (tmp_path / 'slim/config.py').is_file()
 
 
-def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
+def test_images_for_a_config_without_a_test_set(checkpoint, load_tool, tmp_path, capsys):
     (tmp_path / 'config.py').write_text(f"_base_ = '{DIGITS}'\n"
                                         'test_dataloader = test_cfg = test_evaluator = None\n')
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     with pytest.raises(SystemExit):
         load_tool('compress').main([
             str(tmp_path / 'config.py'), checkpoint, '--target-macs', '60%', '--calibration',
@@ -528,19 +544,15 @@ def test_what_cannot_follow_is_refused_first(refused, data, tmp_path_factory, li
                               *(word.format(folder=folder) for word in options), *data)
 
 
-def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path, capsys):
+def test_fine_tuned_with_the_dense_network_as_teacher(checkpoint, tuned):
     """Its own schedule, shortened; the checkpoint is one of the compressed config."""
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
-    load_tool('compress').main([DIGITS, checkpoint, '--target-macs', '50%', '--images', '16',
-                                '--finetune', '2', '--evaluate', '--out', str(tmp_path / 'slim'),
-                                *data])
-    printed = capsys.readouterr().out
+    _, out, printed = tuned
     assert ' tuned ' in printed and 'Few images: ' in printed  # 256 rows of 192 inputs are
-    few = Structure.load(tmp_path / 'slim/structure.json').provenance['few_rows']
+    few = Structure.load(out / 'structure.json').provenance['few_rows']
     enough = int(re.search(r'15 images were used; about (\d+) \(`--images`\)', printed)[1])
     assert min(0.9 * enough / 15 * layer['rows'] / layer['inputs'] for layer in few.values()) >= 3.9
     assert all(0 < layer['rows'] < 4 * layer['inputs'] for layer in few.values())
-    config = load_config(tmp_path / 'slim/finetune.py')
+    config = load_config(out / 'finetune.py')
     full = load_config(DIGITS)
     assert config.train_cfg.max_epochs == 2 and full.train_cfg.max_epochs > 2
     # what is right already forgets at the full rates
@@ -551,8 +563,8 @@ def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path,
     teacher = build_model(config).regularizers['teacher'].teacher.model(torch.device('cpu'))
     dense = torch.load(checkpoint, weights_only=True)['state_dict']
     assert all(torch.equal(value, dense[name]) for name, value in teacher.state_dict().items())
-    model = build_model(load_config(tmp_path / 'slim/config.py'))
-    load_checkpoint(model, str(tmp_path / 'slim/finetune/epoch_2.pth'), strict=True)
+    model = build_model(load_config(out / 'config.py'))
+    load_checkpoint(model, str(out / 'finetune/epoch_2.pth'), strict=True)
 
 
 BLOCK = 'mmkcr.closed_form.progress:CompressProgress.save_block'
@@ -588,31 +600,25 @@ def weights_of(path):
     return torch.load(path, weights_only=False)['state_dict']
 
 
-def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, data, tmp_path, monkeypatch):
+def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, tuned, tmp_path, monkeypatch):
     """Nothing that was finished is done again, and it ends as if it had not been killed."""
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
-
-    def call(out):
-        return [DIGITS, checkpoint, '--target-macs', '50%', '--images', '16', '--finetune', '2',
-                '--out', str(tmp_path / out), *data, 'train_dataloader.dataset.indices=128']
-
-    load_tool('compress').main(call('unbroken'))
-    assert not (tmp_path / 'unbroken/.progress').exists()
+    call, unbroken, _ = tuned
+    assert not (unbroken / '.progress').exists()
     # of an earlier fine-tuning in the same folder: no start
     (tmp_path / 'slim/finetune').mkdir(parents=True)
     save_checkpoint(dict(state_dict={}, meta=dict(epoch=2)), str(tmp_path / 'slim/finetune/x.pth'))
     (tmp_path / 'slim/finetune/last_checkpoint').write_text('x.pth')
-    killed(BLOCK, 2, *call('slim'))
+    killed(BLOCK, 2, *call(tmp_path / 'slim'))
     assert not (tmp_path / 'slim/subnet.pth').exists()
-    killed(POINTER, 1, *call('slim'))
+    killed(POINTER, 1, *call(tmp_path / 'slim'))
     first = tmp_path / 'slim/finetune/epoch_1.pth'
     before = first.stat().st_mtime_ns
     monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
     monkeypatch.setattr(import_module('mmkcr.closed_form.refit_blocks').Refits, 'fit', None)
-    load_tool('compress').main(call('slim'))
+    load_tool('compress').main(call(tmp_path / 'slim'))
     assert first.stat().st_mtime_ns == before
     for name in ('subnet.pth', 'finetune/epoch_2.pth'):
-        found, expected = (weights_of(tmp_path / out / name) for out in ('slim', 'unbroken'))
+        found, expected = (weights_of(out / name) for out in (tmp_path / 'slim', unbroken))
         assert found.keys() == expected.keys()
         assert all(torch.equal(value, expected[key]) for key, value in found.items())
     assert not (tmp_path / 'slim/.progress').exists()
@@ -620,9 +626,9 @@ def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, data, tmp_path, m
 
 @pytest.mark.parametrize('writes, name', few(
     ((1, '.profiles/.part-*-profiles.*'), (6, '.part-*-subnet.*')), (6, '.part-*-subnet.*')))
-def test_killed_while_it_writes(writes, name, load_tool, data, tmp_path):
+def test_killed_while_it_writes(checkpoint, writes, name, load_tool, data, tmp_path):
     """The file is absent, and what was half written goes with the next call."""
-    checkpoint, out = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth'), tmp_path / 's'
+    out = tmp_path / 's'
     call = [DIGITS, checkpoint, '--target-macs', '50%', '--images', '16', '--out', str(out), *data]
     killed('torch:save', writes, *call)
     assert list(out.glob(name))
@@ -643,9 +649,9 @@ def searched(tmp_path):
 
 @pytest.mark.parametrize('words', few((('--target-macs', '50%'), ('--structure', )),
                                       ('--structure', )), ids=' '.join)
-def test_killed_in_the_evaluation(words, load_tool, data, tmp_path, monkeypatch, capsys, searched):
+def test_killed_in_the_evaluation(checkpoint, words, load_tool, data, tmp_path, monkeypatch, capsys,
+                                  searched):
     """The repeated call compresses nothing again, and leaves nothing to go on from."""
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     call = [DIGITS, checkpoint, *words, *([searched] if words == ('--structure', ) else []),
             '--images', '16', '--evaluate', '--out', str(tmp_path / 'slim'), *data]
     killed('mmengine.runner:Runner.test', 1, *call)
@@ -656,8 +662,8 @@ def test_killed_in_the_evaluation(words, load_tool, data, tmp_path, monkeypatch,
     assert not list((tmp_path / 'slim').rglob('.progress*'))
 
 
-def test_killed_in_the_refit_of_a_structure(load_tool, data, tmp_path, monkeypatch, searched):
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+def test_killed_in_the_refit_of_a_structure(checkpoint, load_tool, data, tmp_path, monkeypatch,
+                                            searched):
 
     def call(out):
         return [DIGITS, checkpoint, '--structure', searched, '--images', '16', '--out',
@@ -676,8 +682,7 @@ def test_killed_in_the_refit_of_a_structure(load_tool, data, tmp_path, monkeypat
     assert not (tmp_path / 'slim/.progress').exists()
 
 
-def test_a_structure_with_masks_gives_a_config_with_masks(load_tool, data, tmp_path):
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+def test_a_structure_with_masks_gives_a_config_with_masks(checkpoint, load_tool, data, tmp_path):
     space = Searchable(build_model(load_config(DIGITS)).backbone, sites=['qk_mask', 'mlp_channels']
                        ).search_space
     space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
@@ -690,12 +695,12 @@ def test_a_structure_with_masks_gives_a_config_with_masks(load_tool, data, tmp_p
     assert len(masks) == 4 and all((bias == 2).all() for bias in masks)
 
 
-@pytest.mark.parametrize('cost, targets', [
-    ('macs', ['80%', '0.5', '80%']), ('bytes', ['0.9MB', '90%'])])
-def test_several_targets_share_one_calibration(cost, targets, load_tool, data, tmp_path, capsys,
-                                               monkeypatch):
+@pytest.mark.parametrize('cost, targets', few(
+    (('macs', ('80%', '0.5', '80%')), ('bytes', ('0.9MB', '90%'))),
+    ('macs', ('80%', '0.5', '80%'))))
+def test_several_targets_share_one_calibration(checkpoint, cost, targets, load_tool, data, tmp_path,
+                                               capsys, monkeypatch):
     """A folder each, as one call each; what cannot be reached is refused before any other."""
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
 
     def call(out, *targets):
         load_tool('compress').main([DIGITS, checkpoint, f'--target-{cost}', *targets, '--images',
@@ -734,9 +739,9 @@ def test_orders_are_refused(tmp_path):
 
 
 @pytest.mark.long
-def test_rank_correlations_of_complexity_over_subnets(load_tool, data, tmp_path, capsys):
+def test_rank_correlations_of_complexity_over_subnets(checkpoint, load_tool, data, tmp_path,
+                                                      capsys):
     """Blocks of two budgets, drawn; every subnet is measured on the same images."""
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     load_tool('analysis_tools/kc_correlation').main([
         DIGITS, checkpoint, '--budgets', '60%', '30%', '--subnets', '8', '--images', '16',
         '--out', str(tmp_path / 'out'), *data])

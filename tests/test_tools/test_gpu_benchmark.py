@@ -49,6 +49,7 @@ def test_rows_without_failures(measure):
     assert (folder / 'rows.jsonl').read_text() == before
 
 
+@pytest.mark.long
 def test_steps_searches_and_backbones(measure):
     printed, folder = measure('--tables', 'step', 'search', 'backbone', 'multiples')
     assert '5 rows are there, 0 failed now, 0 are left' in printed

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from long_form import few
 from mmkcr.cli.init_config import METHODS
 from mmkcr.cli.launch import refuse_gates_without_search
 from mmkcr.engine.build import build_model, load_config
@@ -79,7 +80,7 @@ def test_a_search_by_once_for_both_steers_to_its_target(run_tool, user_config):
     assert 0 < float(one_hot.norm()) < float(budget.norm())
 
 
-@pytest.mark.parametrize('out', [None, 'my search.py'])
+@pytest.mark.parametrize('out', few((None, 'my search.py'), 'my search.py'))
 def test_from_a_users_config_to_a_retrained_subnet(run_tool, user_config, out):
     """All steps that the written files name, in their order."""
     run_tool('init', user_config, '--target-macs', '80%', *(('--out', out) if out else ()))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from mmengine.registry import init_default_scope
 
+from long_form import LONG
 from mmkcr.apis.publish import publish
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
@@ -29,7 +30,7 @@ REPO = Path(__file__).parents[2]
 KINDS = dict(
     kcr=('kcr', 'kcr-{}_vit-mini_1xb64_digits', ('search', 'retrain', 'deploy')),
     ib=('dcs', 'dcs-{}_mobilevit-mini_1xb64_digits', ('search', 'retrain', 'deploy')),
-    ofb=('ofb', 'ofb-{}_vit-mini_1xb64_digits', ('search', 'retrain', 'deploy')),
+    ofb=('ofb', 'ofb-{}_vit-mini_1xb64_digits', ('search', 'retrain', 'retrain')),
     dwconv=('dwconv', 'dwconv-{}_vit-octo_1xb64_digits', ('dense', 'replace', 'deploy')))
 REGULARISED = ('kcr', 'ib')
 # the shipped config, two epochs of it on every 24th digit, with all it has switched on
@@ -151,8 +152,8 @@ def test_loads_exactly(within, which):
 COMMANDS = {
     'test': ['{config}', '{checkpoint}', '--work-dir', 'tested'],
     'deployment/export_onnx': ['{config}', '{checkpoint}', '--out', 'subnet.onnx'],
-    'analysis_tools/attention': ['{config}', '{checkpoint}', '--images', '3', '--shown', '2'],
-    'analysis_tools/grad_cam': ['{config}', '{checkpoint}', '--shown', '2'],
+    'analysis_tools/attention': ['{config}', '{checkpoint}', '--images', '2', '--shown', '1'],
+    'analysis_tools/grad_cam': ['{config}', '{checkpoint}', '--shown', '1'],
     'analysis_tools/kernel_complexity': ['{config}', '{checkpoint}', '--split', 'val'],
     'analysis_tools/information_bottleneck': ['--run', 'own', '{config}', '{checkpoint}',
                                               '--split', 'val'],
@@ -166,9 +167,10 @@ HELD_OUT = ['--cfg-options', 'val_dataloader.num_workers=0', 'test_dataloader.nu
 
 @pytest.mark.parametrize('tool', COMMANDS)
 def test_every_command_takes_it(within, retrained, tool):
-    """Also with the retraining's config, where its model is a wrapper."""
+    """Also with the retraining's config, where its model is a wrapper, of one of them in turn."""
     run, deploy, retrain, checkpoint = within
-    for config in (deploy, retrain)[:1 + retrained[0].name.startswith(REGULARISED)]:
+    wrapped = REGULARISED if LONG else REGULARISED[list(COMMANDS).index(tool) % 2]
+    for config in (deploy, retrain)[:1 + retrained[0].name.startswith(wrapped)]:
         args = [arg.format(config=config, checkpoint=checkpoint) for arg in COMMANDS[tool]]
         few = tool in ('test', 'analysis_tools/kernel_complexity')
         run(tool, *args, *(HELD_OUT if few else ()))

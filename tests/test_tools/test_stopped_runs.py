@@ -96,8 +96,7 @@ def test_a_disk_that_is_full_in_the_middle(stopped, monkeypatch, tmp_path):
     assert checkpoints(tmp_path / 'run') == {'iter_2.pth': 2}
 
 
-@pytest.mark.parametrize('content', [b'', b'no image'])
-@pytest.mark.parametrize('workers', [0, 1])
+@pytest.mark.parametrize('content, workers', [(b'', 0), (b'no image', 1)])
 def test_an_image_that_cannot_be_read_is_named(stopped, small_digits, tmp_path, content, workers):
     data = tmp_path / 'digits'
     shutil.copytree(small_digits, data, ignore=shutil.ignore_patterns('scenes'))

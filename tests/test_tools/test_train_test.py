@@ -96,6 +96,14 @@ def trained(tools, config_path, tmp_path):
     return tmp_path / 'run'
 
 
+@pytest.fixture(scope='module')
+def whole(tools, config_path, tmp_path_factory):
+    """Weights of an unbroken run."""
+    folder = tmp_path_factory.mktemp('whole')
+    tools['train'].main([config_path, '--work-dir', str(folder)])
+    return weights(folder)
+
+
 def test_no_worker_is_left(tools, config_path, tmp_path):
     """A process that pins memory waits five seconds for each when it ends."""
     before, run = set(multiprocessing.active_children()), tmp_path / 'run'
@@ -206,12 +214,10 @@ def test_rates_by_layer(tools, config_path, rates_by_layer, scales_of, tmp_path)
     assert scales_of(checkpoint) == {1., 0.5, 0.25}  # head, block, stem
 
 
-def test_resumed_from_a_file_and_unbroken_are_equal(tools, config_path, trained, tmp_path):
-    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'whole')])
+def test_resumed_from_a_file_and_unbroken_are_equal(tools, config_path, trained, whole, tmp_path):
     tools['train'].main([config_path, '--work-dir', str(tmp_path / 'other'), '--resume',
                          str(trained / 'epoch_1.pth'), '--no-validate'])
-    whole, resumed = (torch.load(tmp_path / name / 'epoch_2.pth', weights_only=False)['state_dict']
-                      for name in ('whole', 'other'))
+    resumed = weights(tmp_path / 'other')
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
@@ -235,8 +241,7 @@ def test_resume_before_the_first_checkpoint_begins_from_load_from(tools, config_
 
 
 @pytest.mark.parametrize('change', ['moved', 'no_pointer', 'broken_pointer'])
-def test_resume_finds_the_latest_checkpoint(tools, config_path, trained, tmp_path, change):
-    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'whole')])
+def test_resume_finds_the_latest_checkpoint(tools, config_path, trained, whole, tmp_path, change):
     folder = tmp_path / 'other' if change == 'moved' else trained
     if change == 'moved':
         shutil.move(trained, folder)
@@ -246,13 +251,12 @@ def test_resume_finds_the_latest_checkpoint(tools, config_path, trained, tmp_pat
     else:
         (folder / 'last_checkpoint').write_text(str(folder / 'epoch_7.pth'))
     tools['train'].main([config_path, '--work-dir', str(folder), '--resume'])
-    whole, resumed = weights(tmp_path / 'whole'), weights(folder)
+    resumed = weights(folder)
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
-def test_told_to_end(tools, config_path, tmp_path, monkeypatch):
+def test_told_to_end(tools, config_path, whole, tmp_path, monkeypatch):
     """A run that gets SIGTERM saves within the epoch, and ends with 143; then it goes on."""
-    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'whole')])
     folder = tmp_path / 'told'
     from mmkcr.methods.search.regularized import RegularizedModel
     step, steps = RegularizedModel.train_step, []
@@ -269,7 +273,7 @@ def test_told_to_end(tools, config_path, tmp_path, monkeypatch):
     assert ended.value.code == 143 and len(steps) == 2
     assert (folder / 'last_checkpoint').read_text() == str(folder / 'preempted.pth')
     tools['train'].main([config_path, '--work-dir', str(folder), '--resume'])
-    whole, resumed = weights(tmp_path / 'whole'), weights(folder)
+    resumed = weights(folder)
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
     assert not (folder / 'preempted.pth').exists()
 

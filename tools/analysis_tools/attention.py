@@ -23,7 +23,15 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.attention_plots import (
+    as_map,
+    guess_grid,
+    plot_affinity,
+    plot_entropy,
+    plot_maps,
+)
 from lab.attention_statistics import attention_statistics, row_entropy
+from lab.attention_tap import AttentionTap
 from lab.side_by_side import (
     Trained,
     add_model_arguments,
@@ -33,15 +41,7 @@ from lab.side_by_side import (
 )
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import atomic_write
-from mmkcr.methods.dcs.attention_tap import AttentionTap
 from mmkcr.visualization import format_table
-from mmkcr.visualization.attention import (
-    as_map,
-    guess_grid,
-    plot_affinity,
-    plot_entropy,
-    plot_maps,
-)
 
 
 def make_parser() -> Parser:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.bimask_plots import head_widths, plot_mask_descent, plot_widths
 from lab.search_speed import plot_search_speed, read_scalars, search_phases
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
@@ -26,7 +27,6 @@ from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 from mmkcr.safe_load import check_types
 from mmkcr.visualization import format_table
-from mmkcr.visualization.bimask import head_widths, plot_mask_descent, plot_widths
 
 
 def make_parser() -> Parser:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.attention_plots import plot_maps
 from lab.grad_cam import grad_cam
 from lab.side_by_side import add_model_arguments, pictures, read_models, spread_loader
 from mmkcr.cli.command import Parser, command, quiet_hosts
-from mmkcr.visualization.attention import plot_maps
 
 
 def make_parser() -> Parser:

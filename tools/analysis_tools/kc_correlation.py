@@ -11,6 +11,7 @@ Examples:
 
 import copy
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from mmengine.config import Config
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.complexity_tap import ComplexityTap
+from lab.rank_correlation import spearman, spearman_interval
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.closed_form.compression import compress
@@ -28,8 +33,6 @@ from mmkcr.closed_form.images import calibration_images
 from mmkcr.core import atomic_write, block_of
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
 from mmkcr.engine.machine import machine_info
-from mmkcr.evaluation.complexity import ComplexityTap
-from mmkcr.functional.rank_correlation import spearman, spearman_interval
 from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.models.counting import count_macs
 from mmkcr.visualization import format_table, shown

@@ -34,9 +34,8 @@ LATER = {
     'compression in closed form': (
         'closed_form/*.py', 'apis/compress*.py', 'apis/finetune.py', 'functional/*refit.py',
         'functional/pivots.py', 'functional/sweep.py', 'functional/moments.py',
-        'functional/rank_correlation.py',
         'core/allocation.py', 'visualization/sensitivity.py',
-        'visualization/progress.py', 'evaluation/complexity.py'),
+        'visualization/progress.py'),
     'runtimes, int8, budgets in ms': (
         'deploy/*.py', 'engine/machine.py', 'core/latency.py', 'core/machine.py'),
     'self-supervision, questions, whole models': (

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmkcr.evaluation.features import undisturbed
-from mmkcr.methods.dcs.attention_tap import Attention, AttentionTap
 from mmkcr.models.tasks import unwrap
 from mmkcr.visualization import shown
+from .attention_tap import Attention, AttentionTap
 
 
 def row_entropy(weights: Tensor) -> Tensor:

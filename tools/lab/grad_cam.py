@@ -59,7 +59,7 @@ def _is_map(output: Any) -> bool:
 
 def to_maps(activation: Tensor, ratio: float = 1.) -> Tensor:
     """Tokens (B, N, C) as maps (B, C, h, w); maps stay as they are."""
-    from mmkcr.visualization.attention import guess_grid
+    from .attention_plots import guess_grid
     if activation.ndim == 4:
         return activation
     height, width = guess_grid(activation.shape[1], ratio)

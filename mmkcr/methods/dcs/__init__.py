@@ -8,5 +8,4 @@ the retraining bounds I(features, images) - I(features, classes) over clusters.
 - ``qk_mask``: the mask; ``gate_noise``: its noise in a retraining; ``masks``: what masks select
 - ``information_bottleneck``: the term; ``bottleneck_refresh``: its clusters, once an epoch
 - ``bottleneck``: both informations over a data set; ``metric``: the same as a metric
-- ``attention_tap``: attention weights of any layer, for the paper's analysis
 """

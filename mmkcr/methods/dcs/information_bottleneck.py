@@ -1,6 +1,5 @@
 """The information bottleneck of features and labels as a loss."""
 
-
 import torch
 from torch import Tensor, nn
 
@@ -43,6 +42,7 @@ class InformationBottleneckLoss(nn.Module):
     Attributes:
         active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
         needs_labels (bool): ``forward`` takes the labels.
+        ready (bool): Whether there are clusters and Q, by a refresh or from a checkpoint.
     """
 
     needs_labels = True
@@ -77,12 +77,7 @@ class InformationBottleneckLoss(nn.Module):
             self.register_buffer('input_centroids', torch.zeros(num_classes, input_features))
             self.register_buffer('input_refreshed', torch.zeros((), dtype=torch.long))
         self.input_features = input_features
-        self._ready = False
-
-    @property
-    def ready(self) -> bool:
-        """bool: Whether there are clusters and Q, by a refresh or from a checkpoint."""
-        return self._ready
+        self.ready = False
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """Computes the weighted loss of a batch.
@@ -101,7 +96,7 @@ class InformationBottleneckLoss(nn.Module):
         if features.ndim != 2 or features.shape[1] != self.num_features:
             raise ValueError(f'expected features of shape (B, {self.num_features}), found '
                              f'`{tuple(features.shape)}` in InformationBottleneckLoss')
-        if not self._ready:
+        if not self.ready:
             raise RuntimeError('expected clusters, found none in InformationBottleneckLoss: add '
                                '`InformationBottleneckHook` or call `refresh` before the first '
                                'batch')
@@ -135,7 +130,7 @@ class InformationBottleneckLoss(nn.Module):
         self.log_q.copy_(log_q)
         self.refresh_step.fill_(step)
         self.refreshed.fill_(1)
-        self._ready = True
+        self.ready = True
 
     @torch.no_grad()
     def set_centroids(self, centroids: Tensor) -> None:
@@ -147,4 +142,4 @@ class InformationBottleneckLoss(nn.Module):
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._ready = bool(self.refreshed)  # read once here: no device wait in every forward
+        self.ready = bool(self.refreshed)  # read once here: no device wait in every forward

@@ -109,19 +109,16 @@ class MaskWatch:
 
     def statistics(self) -> dict[str, MaskStatistics]:
         """Of every mask that was called, over all processes."""
-        return {name: self._of(name) for name in self.masks if name in self._opened}
-
-    def _openness(self, name: str) -> Tensor:
-        """Share of positions that are open, by channel, over all processes."""
-        counts = torch.cat([self._opened[name].double().flatten(),
-                            self._opened[name].new_tensor([self._positions[name]]).double()])
-        all_reduce(counts)
-        return counts[:-1] / counts[-1]
-
-    def _of(self, name: str) -> MaskStatistics:
-        openness = self._openness(name)
-        always, never = (float((openness == value).double().mean()) for value in (1, 0))
-        return MaskStatistics(float(openness.mean()), always, never)
+        found = {}
+        for name in filter(self._opened.__contains__, self.masks):
+            opened = self._opened[name]
+            counts = torch.cat([opened.double(),
+                                opened.new_tensor([self._positions[name]]).double()])
+            all_reduce(counts)
+            openness = counts[:-1] / counts[-1]  # share of positions that are open, by channel
+            always, never = (float((openness == value).double().mean()) for value in (1, 0))
+            found[name] = MaskStatistics(float(openness.mean()), always, never)
+        return found
 
     def table(self) -> dict[str, dict[str, float]]:
         """``open``, ``always`` and ``never`` in percent by layer, named as in the backbone."""

@@ -36,9 +36,8 @@ class InformationBottleneckMetric(BaseMetric):
         num_classes (int): C.
         inputs (bool): Whether to cluster the inputs; without them only I(X~, Y) is given.
             Defaults to True.
-        mean (Sequence[float], optional): Mean of the loaded pixels, one per channel.
-            Defaults to None: 0.
-        std (Sequence[float], optional): Likewise. Defaults to None: 1.
+        mean (float | Sequence[float]): Of the loaded pixels, one or one a channel. Defaults to 0.
+        std (float | Sequence[float]): Likewise. Defaults to 1.
         beta (float): See :class:`mmkcr.InformationBottleneckLoss`. Defaults to 1.
         normalize (bool): As there. Defaults to True.
         smoothing (float): As there. Defaults to 1e-3.
@@ -53,8 +52,8 @@ class InformationBottleneckMetric(BaseMetric):
     def __init__(self,
                  num_classes: int,
                  inputs: bool = True,
-                 mean: Sequence[float] | None = None,
-                 std: Sequence[float] | None = None,
+                 mean: float | Sequence[float] = 0.,
+                 std: float | Sequence[float] = 1.,
                  beta: float = 1.,
                  normalize: bool = True,
                  smoothing: float = 1e-3,
@@ -64,8 +63,8 @@ class InformationBottleneckMetric(BaseMetric):
                  prefix: str | None = None) -> None:
         super().__init__(collect_device=collect_device, prefix=prefix)
         self.num_classes, self.inputs = num_classes, inputs
-        self.mean, self.std = (None if value is None else torch.tensor(value).view(-1, 1, 1)
-                               for value in (mean, std))
+        self.mean, self.std = (torch.tensor(value) if isinstance(value, float) else
+                               torch.tensor(value).view(-1, 1, 1) for value in (mean, std))
         self.beta, self.normalize, self.smoothing = beta, normalize, smoothing
         self.feature_key, self.seed = feature_key, seed
 
@@ -111,11 +110,7 @@ class InformationBottleneckMetric(BaseMetric):
     def _points(self, data_batch: dict) -> Tensor:
         images = data_batch['inputs']
         images = (images if isinstance(images, Tensor) else _stacked(images)).float()
-        if self.mean is not None:
-            images = images - self.mean.to(images)
-        if self.std is not None:
-            images = images / self.std.to(images)
-        return flat_inputs(images).cpu()
+        return flat_inputs((images - self.mean.to(images)) / self.std.to(images)).cpu()
 
     def _log_phi(self, points: Tensor) -> Tensor:
         centroids = fit_clusters(points, self.num_classes, self.seed, self.normalize)

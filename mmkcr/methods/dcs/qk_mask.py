@@ -1,6 +1,5 @@
 """Input-dependent mask on queries and keys of DCS-Transformer, section 3.1."""
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -59,10 +58,8 @@ class QKMask(NoisyGate, AddedLayer):
         super().__init__()
         if temperature <= 0:
             raise ValueError(f'expected a positive mask `temperature`, found {temperature}')
-        self.channels = channels
-        self.maps = maps
-        self.separate = separate
-        self.temperature = temperature
+        self.channels, self.temperature = channels, temperature
+        self.maps, self.separate = maps, separate
         #: Heads that a row of the linear layer stands for.
         self.repeats = num_heads if share_heads else 1
         #: Whether the mask is 1 everywhere, to see what it does.

@@ -205,25 +205,6 @@ class HeadStatistics:
         return scores
 
 
-def tokens_of(model: nn.Module, attention: nn.Module, batch: Any) -> int:
-    """Number of tokens N that an attention layer sees of a batch as the model is deployed.
-
-    Args:
-        model (BaseModel): The task model.
-        attention (nn.Module): One of its layers.
-        batch (Any): As the model's data preprocessor takes it.
-    """
-    seen = []
-    handle = attention.register_forward_pre_hook(
-        lambda _, inputs: seen.append(inputs[0].shape[1]))
-    try:
-        with stop_after(attention):
-            model.test_step(batch)
-    finally:
-        handle.remove()
-    return seen[0]
-
-
 @torch.no_grad()
 def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[Any],
                 reduction: str = 'sum', distributed: bool = False,
@@ -256,8 +237,13 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
     first, window = some.owner, window_grid(model, some.host)
     with undisturbed(model):
         # tokens decide the size of the moments, so the first batch is run to count them
-        tokens = tokens_of(model, first, next(iter(batches)))
-        block = 16 * first.num_heads * tokens**2  # mean and deviations, fp64
+        sizes: list[int] = []
+        with ExitStack() as stack:
+            stack.callback(first.register_forward_pre_hook(
+                lambda _, inputs: sizes.append(inputs[0].shape[1])).remove)
+            stack.enter_context(stop_after(first))
+            model.test_step(next(iter(batches)))
+        block = 16 * first.num_heads * sizes[0]**2  # mean and deviations, fp64
         # blocks of one pass over the data
         together = max(1, int(memory // block))
         while rest:

@@ -1,6 +1,7 @@
 """Hidden width of an MLP (Once for Both, section 3)."""
 
 import copy
+import functools
 from contextlib import suppress
 from typing import Any
 
@@ -41,10 +42,11 @@ class MLPHidden(MLPSite):
         view = self.view
         normed = [path for path in view.between if isinstance(self.module(path), _BatchNorm)]
         if view.hidden_norm or view.parts > 1 or len(view.inputs) > 1 or \
-                len(view.between) > len(normed) or not self._keeps_zero():
+                len(view.between) > len(normed) or not self._keeps_zero:
             return ''
         return normed[-1] if normed else view.inputs[0]
 
+    @functools.cached_property
     def _keeps_zero(self) -> bool:
         """Whether all activations of the MLP map 0 to 0, whatever they learn."""
         view, module = self.view, self.module(self.view.path)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from mmpretrain.models.utils import ShiftWindowMSA
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.attention_tap import AttentionTap
 from mmkcr.apis import count_macs, slim
-from mmkcr.methods.dcs.attention_tap import AttentionTap
 from mmkcr.models import KCRSwinTransformer
 from mmkcr.models.layers.window_attention import FusedWindowMSA, fuse_window_attention
 

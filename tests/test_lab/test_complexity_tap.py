@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmkcr.evaluation.complexity import ComplexityTap
+from lab.complexity_tap import ComplexityTap
 from mmkcr.functional.kernel import kernel_complexity, moment_of, spectrum, tails
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mmkcr.functional.rank_correlation import ranks, spearman, spearman_interval
+from lab.rank_correlation import ranks, spearman, spearman_interval
 
 
 def test_ranks_of_ties_are_their_mean():

@@ -6,7 +6,7 @@ from mmpretrain.models import MobileViT, SwinTransformer, VisionTransformer
 from mmpretrain.models.utils import MultiheadAttention
 from torch import nn
 
-from mmkcr.methods.dcs.attention_tap import AttentionTap
+from lab.attention_tap import AttentionTap
 from mmkcr.models import DCSEfficientViT, DCSMobileViT
 from mmkcr.models.searchable import Searchable
 

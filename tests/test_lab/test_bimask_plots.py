@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from lab.bimask_plots import head_widths, plot_mask_descent, plot_widths
 from lab.search_speed import plot_search_speed, read_scalars, search_phases
 from mmkcr.core import Structure
-from mmkcr.visualization.bimask import head_widths, plot_mask_descent, plot_widths
 
 STRUCTURE = Structure.load(dict(
     format_version=1, backbone=dict(type='mmkcr.OFBVisionTransformer'), sites={

@@ -4,7 +4,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from mmkcr.visualization.attention import (
+from lab.attention_plots import (
     as_map,
     guess_grid,
     plot_affinity,
