@@ -273,11 +273,10 @@ def family(name):
 
 
 @pytest.mark.parametrize('name, kind, target', [
-    ('ViT', 'mlp_hidden', 0.9), ('Swin', 'mlp_hidden', 0.7), ('ViT', 'heads', 0.9),
-    ('Swin', 'heads', 0.85), ('timm DINOv3', 'heads', 0.9), ('ViT', 'head_channels', 0.8),
+    ('ViT', 'mlp_hidden', 0.9), ('Swin', 'heads', 0.85), ('timm DINOv3', 'heads', 0.9),
     ('Swin', 'head_channels', 0.85), ('timm DINOv3', 'head_channels', 0.85),
-    ('ViT', 'mlp_channels', 0.9), ('Swin', 'mlp_channels', 0.8),
-    ('EfficientViT', 'mlp_channels', 0.9), ('EfficientViT', 'attention_outputs', 0.97)])
+    ('ViT', 'mlp_channels', 0.9), ('EfficientViT', 'mlp_channels', 0.9),
+    ('EfficientViT', 'attention_outputs', 0.97)])
 def test_the_refit_is_nearer_than_selection_of_the_same_units(name, kind, target):
     """On the calibration images, at the outputs of the whole network, for every kind of a backbone.
 

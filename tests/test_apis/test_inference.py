@@ -12,6 +12,7 @@ from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData, PixelData
 from mmseg.structures import SegDataSample
 
+from long_form import few
 from mmkcr.apis import inferencer, list_models, model_config, register_models, slim
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_backbone
@@ -163,7 +164,7 @@ def demo():
     return module
 
 
-@pytest.mark.parametrize('name', [DETECTOR, SEGMENTOR])
+@pytest.mark.parametrize('name', few((DETECTOR, SEGMENTOR), DETECTOR))
 def test_pictures(demo, name, trained, scenes, tmp_path, capsys):
     dense, subnet, structure = trained(name)
     demo.main(['--dense', name.format('dense'), dense, '--slim', name.format('slim'), subnet,

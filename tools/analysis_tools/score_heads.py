@@ -34,6 +34,7 @@ from mmengine.registry import init_default_scope
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.head_plots import plot_head_scores
 from lab.replace_heads import replaceable_heads, score_heads, unfolded, write_replaced
 from mmkcr.apis.slim_files import provenance
 from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
@@ -60,7 +61,6 @@ from mmkcr.models.head_choice import (
 )
 from mmkcr.models.layers.head_operators import OPERATORS
 from mmkcr.visualization import format_table
-from mmkcr.visualization.heads import plot_head_scores
 
 
 def make_parser() -> Parser:

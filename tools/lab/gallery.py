@@ -30,10 +30,10 @@ from mmkcr.visualization import (
     plot_metric_over_time,
     plot_sensitivity,
 )
-from mmkcr.visualization.heads import plot_head_scores
 from .bimask_plots import plot_mask_descent
 from .compress_study import Subject
 from .gallery_plots import plot_shares, plot_spectrum
+from .head_plots import plot_head_scores
 from .replace_heads import score_heads
 
 TARGETS = (0.8, 0.65, 0.5, 0.4, 0.3)

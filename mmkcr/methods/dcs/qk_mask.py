@@ -27,32 +27,23 @@ class QKMask(NoisyGate, AddedLayer):
     Args:
         in_channels (int): Channels C of the attention's input x.
         channels (int): Channels D of the queries, and of the keys, head by head.
-        num_heads (int): Heads. Defaults to 1.
         maps (bool): Whether x has the shape (B, C, H, W) instead of (B, N, C). Defaults to False.
         separate (bool): One mask for queries and another for keys, the paper's ablation
             "QK-Mask". Defaults to False.
-        share_heads (bool): One mask of D / num_heads channels for all heads. Its linear layer
-            costs 1 / num_heads. Our addition. Defaults to False.
-        rank (int, optional): Rank r of the linear layer, which is then a product of two. It pays
-            where :math:`r (C + D)` is much less than :math:`C D`. Our addition. Defaults to None:
-            full rank.
         init (float): Initial bias of :math:`\theta`. A positive value starts with an open mask.
             Defaults to 2.0.
         temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``. It scales gradients
             and does not change :math:`M`. Defaults to 1.0.
 
     Raises:
-        ValueError: ``temperature`` is not positive, or ``rank`` not within [1, rows of the mask].
+        ValueError: ``temperature`` is not positive.
     """
 
     def __init__(self,
                  in_channels: int,
                  channels: int,
-                 num_heads: int = 1,
                  maps: bool = False,
                  separate: bool = False,
-                 share_heads: bool = False,
-                 rank: int | None = None,
                  init: float = 2.0,
                  temperature: float = 1.0) -> None:
         super().__init__()
@@ -60,18 +51,10 @@ class QKMask(NoisyGate, AddedLayer):
             raise ValueError(f'expected a positive mask `temperature`, found {temperature}')
         self.channels, self.temperature = channels, temperature
         self.maps, self.separate = maps, separate
-        #: Heads that a row of the linear layer stands for.
-        self.repeats = num_heads if share_heads else 1
         #: Whether the mask is 1 everywhere, to see what it does.
         self.held_open = False
-        rows = channels // self.repeats * (2 if separate else 1)
-        if rank is not None and not 1 <= rank <= rows:
-            raise ValueError(f'expected a mask `rank` within [1, {rows}], found {rank}')
-        # with a rank, entries of weight @ down have the same standard deviation 0.02
-        inner, std = (in_channels, .02) if rank is None else (rank, .02 * (in_channels / rank)**.5)
-        self.down = None if rank is None else nn.Parameter(
-            nn.init.trunc_normal_(torch.empty(rank, in_channels), std=in_channels**-.5))
-        self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(rows, inner), std=std))
+        rows = channels * (2 if separate else 1)
+        self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(rows, in_channels), std=.02))
         self.bias = nn.Parameter(torch.full((rows, ), float(init)))
         self._seed: int | None = None
         self._noise: Tensor | None = None
@@ -99,18 +82,9 @@ class QKMask(NoisyGate, AddedLayer):
             Tensor: (B, N, R, D), or (B, R, D, H, W) with ``maps``; R is 1, or 2 with
             ``separate``, so that it broadcasts to queries and keys.
         """
-        if self.down is not None:
-            x = self._linear(x, self.down)
-        theta = self._linear(x, self.weight, self.bias)
-        theta = theta.unflatten(1 if self.maps else -1, (-1, self.channels // self.repeats))
-        if self.repeats > 1:  # the same channels for every head
-            theta = torch.cat([theta] * self.repeats, 2 if self.maps else -1)
-        return theta
-
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self.maps:
-            return F.conv2d(x, weight[..., None, None], bias)
-        return F.linear(x, weight, bias)
+        theta = F.conv2d(x, self.weight[..., None, None], self.bias) if self.maps else \
+            F.linear(x, self.weight, self.bias)
+        return theta.unflatten(1 if self.maps else -1, (-1, self.channels))
 
     def binarize(self, theta: Tensor) -> Tensor:
         """M of zeros and ones with the step's noise in training, and the sigmoid's gradient.
@@ -130,6 +104,5 @@ class QKMask(NoisyGate, AddedLayer):
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
-        first = self.weight if self.down is None else self.down
-        return (f'in_channels={first.shape[1]}, channels={self.channels}, '
-                f'separate={self.separate}, repeats={self.repeats}')
+        return (f'in_channels={self.weight.shape[1]}, channels={self.channels}, '
+                f'separate={self.separate}')

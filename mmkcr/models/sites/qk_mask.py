@@ -49,7 +49,7 @@ class QKMaskSite(AttentionSite):
 
     kind = 'qk_mask'
     gated = False
-    options = ('type', 'separate', 'share_heads', 'rank', 'init', 'temperature')
+    options = ('type', 'separate', 'init', 'temperature')
 
     @classmethod
     def views(cls, host: nn.Module) -> list[Any]:
@@ -96,9 +96,8 @@ class QKMaskSite(AttentionSite):
         from mmkcr.registry import MODELS  # masks are of searches alone
         projections = self.projections()
         weight = projections[0].weight
-        heads = self.total // owner.head_dim if linear else self.view.heads
-        owner.mask = MODELS.build(dict(self.config, channels=self.total, num_heads=heads,
-                                       maps=linear, in_channels=weight.shape[1])).to(weight)
+        owner.mask = MODELS.build(dict(self.config, channels=self.total, maps=linear,
+                                       in_channels=weight.shape[1])).to(weight)
         if linear:  # the layer calls the mask itself
             return
         parts: tuple[int | None, ...] = (0, 1, None)

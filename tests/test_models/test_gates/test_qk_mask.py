@@ -95,34 +95,3 @@ def test_half_precision_and_low_temperature_stay_finite():
 def test_bad_arguments():
     with pytest.raises(ValueError, match='positive mask `temperature`, found 0'):
         QKMask(4, 4, temperature=0)
-
-
-@pytest.mark.parametrize('maps', [False, True])
-@pytest.mark.parametrize('separate', [False, True])
-def test_heads_share_a_mask(maps, separate):
-    """With the same rows for every head, and a linear layer that is smaller by their number."""
-    mask = mask_of(maps=maps, separate=separate, num_heads=3, share_heads=True)
-    full = QKMask(4, 6, maps=maps, separate=separate)
-    assert 3 * mask.weight.numel() == full.weight.numel()
-    rows = mask.weight.data.view(1 + separate, 1, 2, 4).expand(-1, 3, -1, -1)
-    full.weight.data.copy_(rows.reshape(-1, 4))
-    full.bias.data.copy_(mask.bias.data.view(1 + separate, 1, 2).expand(-1, 3, -1).flatten())
-    x = torch.randn(2, 4, 3, 5) if maps else torch.randn(2, 5, 4)
-    torch.testing.assert_close(mask(x), full(x))
-
-
-@pytest.mark.parametrize('maps', [False, True])
-def test_low_rank(maps):
-    mask = mask_of(maps=maps, rank=2)
-    nn.init.normal_(mask.down)
-    full = QKMask(4, 6, maps=maps)
-    full.weight.data.copy_(mask.weight.data @ mask.down.data)
-    full.bias.data.copy_(mask.bias.data)
-    x = torch.randn(2, 4, 3, 5) if maps else torch.randn(2, 5, 4)
-    torch.testing.assert_close(mask(x), full(x))
-    # at the start theta spreads as that of a full layer does
-    x = torch.randn(500, 64)
-    spread = [float((QKMask(64, 64, rank=rank)(x) - 2).std()) for rank in (None, 8)]
-    assert spread[1] == pytest.approx(spread[0], rel=0.3)
-    with pytest.raises(ValueError, match=r'mask `rank` within \[1, 6\], found 7'):
-        QKMask(4, 6, rank=7)

@@ -9,6 +9,7 @@ from mmengine.config import ConfigDict
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
+from long_form import few
 from mmkcr.apis import slim as slim_supernet
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.cli.init_config import init_config
@@ -30,8 +31,9 @@ def slim(model, target, found, **options):
                     held_out=found, **{**FAST, **options})
 
 
-@pytest.mark.parametrize('name', ['upernet', 'mask_rcnn', 'cascade', 'cascade_of_boxes', 'dino',
-                                  'mask2former'])
+@pytest.mark.parametrize('name', few(
+    ('upernet', 'mask_rcnn', 'cascade', 'cascade_of_boxes', 'dino', 'mask2former'),
+    'upernet', 'mask_rcnn', 'cascade_of_boxes', 'dino', 'mask2former'))
 def test_one_budget_for_the_whole_model(name):
     if name in DETECTORS:
         pytest.importorskip('mmcv.ops')
