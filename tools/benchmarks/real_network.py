@@ -269,7 +269,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             if args.int8:
                 times += int8_times(dense, name, slim, images, held_out, wanted, folder, args)
         if method == 'closed-form':
-            networks[f'{target} of the MACs'] = slim
+            if lesson:
+                networks[f'{target}, closed form'] = compressed(
+                    dense, method, target, images, folder, profiles, lesson)[0]
+            networks[f'{target}, {"taught" if lesson else "closed form"}'] = slim
     print(f'KC of the dense network: {complexity(wanted[0]):.4f}')
     print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU', 'KC'),
                        rows))
