@@ -304,7 +304,7 @@ class _Draws(Dataset):
     Args:
         batches (Sequence): Of images.
         settings (DistilOptions): All of it.
-        move (Callable): To the device, which augments faster than a CPU does.
+        move (Callable): To the device, so that a GPU augments.
     """
 
     def __init__(self, batches: Sequence[Any], settings: DistilOptions,

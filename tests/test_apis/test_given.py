@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lab.kind_coverage import FAMILIES, installed, randomise
-from long_form import LONG
 from mmkcr.apis import compress, count_macs, slim
 from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import parse_target
@@ -262,9 +261,7 @@ class Tied(nn.Module):
         self.beside.weight = owner._parameters[name]
 
 
-LAW = sorted(name for name, family in FAMILIES.items()
-             if installed(name) and family.forward is None)
-LAW = LAW if LONG else LAW[1::2]  # with every draw below
+LAW = [name for name, family in FAMILIES.items() if installed(name) and family.forward is None]
 WRAPPERS = dict(plain=lambda model: model, parallel=nn.DataParallel, compiled=torch.compile)
 
 
