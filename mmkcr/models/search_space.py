@@ -519,8 +519,8 @@ def _channels_first(outs: Any) -> Any:
 def leave_ordinary(model: nn.Module) -> None:
     """Take the search spaces off a model's subnets: plain modules without hooks of ours are left.
 
-    Selections of channels become graphs of torch's operators, see
-    :func:`~mmkcr.models.layers.plain.make_plain`.
+    Selections of channels, and attention that the host cannot compute, become graphs of torch's
+    operators, see :func:`~mmkcr.models.layers.plain.make_plain`.
 
     Left as they are: named classes (``KCRSwinTransformer``), and subnets with parts that the hosts
     do not have: narrower residual streams, which are widened behind the network, heads replaced by

@@ -4,7 +4,6 @@ They keep the class of their host's layer, so that it initialises them and knows
 """
 
 
-import torch
 import torch.nn.functional as F
 from mmpretrain.models.backbones.twins import LocallyGroupedSelfAttention
 from mmpretrain.models.backbones.xcit import XCA, ClassAttntion
@@ -12,8 +11,10 @@ from mmpretrain.models.utils import MultiheadAttention, WindowMSA
 from mmpretrain.models.utils.attention import BEiTAttention, WindowMSAV2
 from torch import Tensor
 
+from .optional import or_zeros
 from .sized_attention import (
     CosineWindowAttention,
+    Sized,
     SizedAttention,
     WindowAttention,
     split_heads,
@@ -36,13 +37,11 @@ class SizedMixMIMAttention(SizedWindowMSA):
         Args:
             x (Tensor): Tokens, (B, N, C).
             mask (Tensor, optional): 1 for tokens of the one image and 0 for those of the other,
-                with B N elements.
+                (B, N, 1).
         """
-        if mask is None:
-            return self._attend(x)
-        first = mask.reshape(x.shape[0], 1, 1, x.shape[1])
+        first = or_zeros(mask, x)[:, None]  # (B, 1, N, 1)
         alike = first * first.transpose(2, 3) + (1 - first) * (1 - first).transpose(2, 3)
-        return self._attend(x, (alike - 1) * (65500 if alike.dtype == torch.float16 else 1e30))
+        return self._attend(x, (alike - 1) * 65500)  # a float16, too, whose exponential is 0
 
 
 class SizedWindowMSAV2(CosineWindowAttention, WindowMSAV2):
@@ -54,18 +53,18 @@ class SizedBEiTAttention(SizedAttention, BEiTAttention):
 
     def forward(self, x: Tensor, rel_pos_bias: Tensor | None = None) -> Tensor:
         """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
-        return self._attend(x, rel_pos_bias)
+        return self._attend(x, or_zeros(rel_pos_bias, x)[None])
 
 
-class NarrowQueries(MultiheadAttention):
+class NarrowQueries(Sized, MultiheadAttention):
     """mmpretrain's ``MultiheadAttention`` whose queries and keys are narrower than its values."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend among tokens (B, N, C)."""
         values = self.embed_dims  # H d
         width = (self.qkv.out_features - values) // 2
-        q, k, v = (split_heads(part, self.num_heads)
-                   for part in self.qkv(x).split([width, width, values], -1))
+        q, k, v = self.qkv(x).split([width, width, values], -1)
+        q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
         out = self.scaled_dot_product_attention(
             q, k, v, dropout_p=self.attn_drop if self.training else 0.)
         out = self.proj(out.transpose(1, 2).flatten(2))
@@ -79,17 +78,16 @@ class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):
 
     def forward(self, x: Tensor, hw_shape: tuple[int, int]) -> Tensor:
         """Attend within windows among tokens (B, N, C) of a map of ``hw_shape``."""
-        height, width = hw_shape
+        height, width = hw_shape[0], hw_shape[1]
         side, x = self.window_size, x.unflatten(1, (height, width))
         right, below = -width % side, -height % side  # padding to whole windows
         x = F.pad(x, (0, 0, 0, right, 0, below))
-        mask = None
-        if right and below:  # the host does not mask the padding of one side alone
-            padded = F.pad(x.new_zeros(1, height, width, 1), (0, 0, 0, right, 0, below), value=1.)
-            mask = self._windows(padded).squeeze(-1)  # (windows, side^2): 1 where padded
-            # real tokens and padding do not attend to each other
-            mask = -1000. * (mask[:, :, None] != mask[:, None, :]).to(x.dtype)
-        windows = self._mix(self._windows(x), mask=mask)
+        padded = F.pad(x.new_zeros(1, height, width, 1), (0, 0, 0, right, 0, below), value=1.)
+        mask = self._windows(padded).squeeze(-1)  # (windows, side^2): 1 where padded
+        # real tokens and padding do not attend to each other; the host does not mask the padding
+        # of one side alone
+        apart = (mask[:, :, None] - mask[:, None, :]).abs() * ((right > 0) & (below > 0))
+        windows = self._mix(self._windows(x), -1000. * apart[:, None])
         # `x.shape`, not `len`, which exporters freeze
         windows = windows.view(x.shape[0], x.shape[1] // side, -1, side, side, windows.shape[-1])
         # (B, rows of windows, columns, side, side, H d): back to a map
@@ -104,7 +102,7 @@ class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):
         return x.transpose(2, 3).flatten(0, 2).flatten(1, 2)
 
 
-class SizedClassAttention(ClassAttntion):
+class SizedClassAttention(Sized, ClassAttntion):
     """XCiT's attention of the class token."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,7 +113,7 @@ class SizedClassAttention(ClassAttntion):
         return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
 
 
-class SizedCrossCovariance(XCA):
+class SizedCrossCovariance(Sized, XCA):
     """XCiT's cross-covariance attention: channels of a head attend to each other."""
 
     def forward(self, x: Tensor) -> Tensor:

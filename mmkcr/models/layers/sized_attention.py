@@ -1,7 +1,8 @@
 """Attention layers for any number and width of heads, for hosts that assume ``H d = C``.
 
 Each class takes over the parts of its host's layer under their own keys
-(:func:`~mmkcr.models.layers.take_over.take_over`) and computes the same function.
+(:func:`~mmkcr.models.layers.take_over.take_over`) and computes the same function, without a branch
+on an argument: :mod:`~mmkcr.models.layers.plain` records it as a graph.
 Shapes: B images (times windows), N tokens, C channels of the input and output, H remaining heads,
 d channels per head.
 """
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import channels_of_pairs
+from .optional import chosen, given, or_zeros, required
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -20,7 +22,11 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-class SizedAttention(nn.Module):
+class Sized(nn.Module):
+    """Base class of attention layers for any number of heads."""
+
+
+class SizedAttention(Sized):
     """Attention with a fused ``qkv`` and a bias on the scores, for any number of heads.
 
     Subclasses override what differs in their host, such as :meth:`_bias` and :meth:`_scores`.
@@ -49,29 +55,24 @@ class SizedAttention(nn.Module):
     def _weights(self, scores: Tensor) -> Tensor:
         return scores.softmax(-1)
 
-    def _attend(self, x: Tensor, added: Tensor | None = None,
-                mask: Tensor | None = None) -> Tensor:
+    def _attend(self, x: Tensor, added: Tensor) -> Tensor:
         """Tokens (B, N, C) to (B, N, C).
 
         Args:
             x (Tensor): Tokens.
-            added (Tensor, optional): Added to the scores, (H, N, N).
-            mask (Tensor, optional): Added to the scores of each window, (windows, N, N), within
-                (-inf, 0]. The windows of an image follow each other along B.
+            added (Tensor): Added to the scores of each window, of shape (windows, H, N, N) or 1
+                instead of each. The windows of an image follow each other along B.
         """
-        return self.proj_drop(self.proj(self._mix(x, added, mask)))
+        return self.proj_drop(self.proj(self._mix(x, added)))
 
-    def _mix(self, x: Tensor, added: Tensor | None = None,
-             mask: Tensor | None = None) -> Tensor:
+    def _mix(self, x: Tensor, added: Tensor) -> Tensor:
         """What the projection reads, (B, N, H d); arguments as of :meth:`_attend`."""
         q, k, v = self._qkv(x)
         scores, bias = self._scores(q, k), self._bias(x.shape[1])
-        for term in (bias, added):
-            scores = scores if term is None else scores + term
-        if mask is not None:
-            # (images, windows, H, N, N); `mask.shape`, not `len`, which exporters freeze
-            scores = scores.view(-1, mask.shape[0], *scores.shape[1:]) + mask[:, None]
-            scores = scores.flatten(0, 1)
+        if bias is not None:
+            added = added + bias
+        # (images, windows, H, N, N); `added.shape`, not `len`, which exporters freeze
+        scores = (scores.unflatten(0, (-1, added.shape[0])) + added).flatten(0, 1)
         out = self.attn_drop(self._weights(scores)) @ v
         return out.transpose(1, 2).flatten(2)
 
@@ -80,8 +81,13 @@ class WindowAttention(SizedAttention):
     """Attention within windows, with a mask where they were shifted."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend within windows; see :class:`SizedAttention`."""
-        return self._attend(x, mask=mask)
+        """Attend within windows.
+
+        Args:
+            x (Tensor): Tokens, (B, N, C).
+            mask (Tensor, optional): Added to the scores of each window, (windows, N, N).
+        """
+        return self._attend(x, or_zeros(mask, x)[:, None])
 
 
 class CosineWindowAttention(WindowAttention):
@@ -104,13 +110,12 @@ class SizedWindowAttentionV2(CosineWindowAttention):
 class SizedTimmBEiTAttention(SizedAttention):
     """timm's attention of BEiT."""
 
-    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None,
-                **_: Any) -> Tensor:
-        """Attend among tokens (B, N, C), optionally with a shared bias on the scores."""
-        return self._attend(x, shared_rel_pos_bias)
+    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
+        return self._attend(x, or_zeros(shared_rel_pos_bias, x)[None])
 
 
-class SizedHuggingFaceAttention(nn.Module):
+class SizedHuggingFaceAttention(Sized):
     """Hugging Face's attention of CLIP and SigLIP, before v5 of ``transformers``."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
@@ -119,10 +124,11 @@ class SizedHuggingFaceAttention(nn.Module):
         """Attend among tokens (B, N, C); the weights are not returned."""
         q, k, v = (split_heads(layer(hidden_states), self.num_heads)
                    for layer in (self.q_proj, self.k_proj, self.v_proj))
-        masks = [mask for mask in (attention_mask, causal_attention_mask) if mask is not None]
-        out = F.scaled_dot_product_attention(q, k, v, sum(masks) if masks else None,
-                                             self.dropout if self.training else 0.,
-                                             scale=self.scale)
+        one, two, none = attention_mask, causal_attention_mask, q.new_zeros(())
+        both = chosen(given(one), one, none) + chosen(given(two), two, none)
+        mask = chosen(given(one) & given(two), both, chosen(given(one), one, two))
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, self.dropout if self.training else 0., scale=self.scale)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
 
@@ -150,7 +156,7 @@ class Rotary(nn.Module):
         if self.channels is not None:  # the tables are still those of the dense head
             sin, cos = (table.index_select(-1, self.channels) for table in (sin, cos))
         first = x.shape[-2] - sin.shape[-2]  # class and register tokens have no position
-        prefix, rest = x[..., :first, :], x[..., first:, :]
+        prefix, rest = x.narrow(-2, 0, first), x.narrow(-2, first, sin.shape[-2])
         if self.layout == 'half':
             one, two = rest.chunk(2, -1)
             turned = torch.cat([-two, one], -1)
@@ -175,15 +181,16 @@ class SizedRotaryAttention(SizedAttention):
                 attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attend among tokens (B, N, C)."""
         q, k, v = self._qkv(x)
-        tables = () if rope is None else rope.chunk(2, -1)  # sines, cosines
-        q, k = (self.rotary(part, *tables).type_as(v) for part in (self.q_norm(q), self.k_norm(k)))
+        sin, cos = (None, None) if rope is None else required(rope, x).chunk(2, -1)
+        q, k = (self.rotary(part, sin, cos).type_as(v)
+                for part in (self.q_norm(q), self.k_norm(k)))
         drop = self.attn_drop.p if self.training else 0.
         out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop, is_causal,
                                              scale=self.scale)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
 
 
-class SizedHuggingFaceRotaryAttention(nn.Module):
+class SizedHuggingFaceRotaryAttention(Sized):
     """Hugging Face's attention of DINOv3; the weights are not returned."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
@@ -199,7 +206,7 @@ class SizedHuggingFaceRotaryAttention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2)), None
 
 
-class SizedMultiheadAttention(nn.MultiheadAttention):
+class SizedMultiheadAttention(Sized, nn.MultiheadAttention):
     """PyTorch's ``nn.MultiheadAttention``, with any number of heads of the dense width.
 
     It assumes that a mask is the same for all heads, as it is in the hosts.
@@ -209,37 +216,34 @@ class SizedMultiheadAttention(nn.MultiheadAttention):
                 key_padding_mask: Tensor | None = None, need_weights: bool = True,
                 attn_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
         """Attend from queries (L, B, C) to keys (S, B, C); the weights are not returned."""
-        batch, parts = query.shape[1], self.in_proj_weight.chunk(3)
-        biases = (None, ) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (F.linear(x, weight, bias).unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
-                   for x, weight, bias in zip((query, key, value), parts, biases))
-        mask = None
-        if attn_mask is not None:
-            mask = _added(attn_mask, q)
-            if mask.ndim == 3:  # (B dense heads, L, S), repeated by head: any H of them will do
-                mask = mask.view(batch, -1, *mask.shape[1:])[:, :self.num_heads]
-        if key_padding_mask is not None:
-            padding = _added(key_padding_mask, q)[:, None, None]
-            mask = padding if mask is None else mask + padding
+        weights, biases = self.in_proj_weight.unflatten(0, (3, -1)), self.in_proj_bias
+        biases = (None, ) * 3 if biases is None else biases.unflatten(0, (3, -1))
+        q, k, v = (F.linear(x, weights[part], biases[part]).unflatten(-1, (self.num_heads, -1))
+                   .permute(1, 2, 0, 3) for part, x in enumerate((query, key, value)))
+        mask, padding = _added(attn_mask, q), _added(key_padding_mask, q)[:, None, None]
+        # (B dense heads, L, S) where it is repeated by head: any H of them will do
+        images = 1 + (query.shape[1] - 1) * (mask.ndim == 3)
+        mask = mask.reshape(images, -1, mask.shape[-2], mask.shape[-1])[:, :self.num_heads]
+        mask = chosen(given(attn_mask) | given(key_padding_mask), mask + padding, None)
         out = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None
 
 
-def _added(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask in the additive form; True becomes -inf."""
-    if mask.dtype != torch.bool:
-        return mask.to(like)
-    return like.new_zeros(mask.shape).masked_fill(mask, float('-inf'))
+def _added(mask: Tensor | None, like: Tensor) -> Tensor:
+    """A mask in the additive form, where True is -inf; (1, 1) zeros if there is none."""
+    mask = chosen(given(mask), mask, like.new_zeros((1, 1)))
+    hidden = like.new_zeros(mask.shape).masked_fill(mask.bool(), float('-inf'))
+    return chosen(mask.dtype == torch.bool, hidden, mask.to(like))
 
 
-class SizedReducedAttention(nn.Module):
+class SizedReducedAttention(Sized):
     """Attention to a subsampled map: Twins' ``GlobalSubsampledAttention`` and timm's PVT v2."""
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         """Attend among tokens (B, N, C) of a map of ``size`` (height, width)."""
         q, reduction = split_heads(self.q(x), self.num_heads), getattr(self, 'sr', None)
         if reduction is not None:
-            maps = x.transpose(1, 2).unflatten(2, tuple(size))  # (B, C, height, width)
+            maps = x.transpose(1, 2).unflatten(2, (size[0], size[1]))  # (B, C, height, width)
             if getattr(self, 'pool', None) is not None:
                 maps = self.pool(maps)
             x = self.norm(reduction(maps).flatten(2).transpose(1, 2))

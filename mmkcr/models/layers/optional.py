@@ -1,0 +1,59 @@
+"""Arguments that may be None, in layers that are recorded as graphs, which have no branches.
+
+Where a layer is not recorded, each function is the conditional that it is named after.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+#: The smallest float16. Where bounds are equal `clamp` has no gradient, and no bias is exactly it.
+_EDGE = 2.**-24
+
+
+def given(value: Any) -> Any:
+    """Whether a value is not None."""
+    return value != None if isinstance(value, fx.Proxy) else value is not None  # noqa: E711
+
+
+def chosen(condition: Any, one: Any, other: Any) -> Any:
+    """One value or the other; both are computed.
+
+    Args:
+        condition (bool): Whether it is the one.
+        one (Any): A value.
+        other (Any): Another one.
+    """
+    if isinstance(condition, fx.Proxy):  # a list of the one value or of none, and the reverse
+        return ((one, ) * condition + (other, ) * (1 - condition))[0]
+    return one if condition else other
+
+
+def or_zeros(term: Tensor | None, like: Tensor) -> Tensor:
+    """A term of scores, or zeros of shape (1, 1, 1) where there is none.
+
+    In a graph they are :data:`_EDGE` instead: a softmax does not see a constant.
+
+    Args:
+        term (Tensor, optional): Has three dimensions.
+        like (Tensor): Of the zeros' type and device.
+    """
+    if not isinstance(term, fx.Proxy):
+        return like.new_zeros((1, 1, 1)) if term is None else term
+    # `clamp` takes None as a bound, also in TorchScript, which `chosen` does not become
+    edge = like.new_full((1, 1, 1), _EDGE)
+    infinite = edge / 0
+    return torch.clamp(edge, -infinite, term) + torch.clamp(edge, term, infinite) - edge
+
+
+def required(value: Tensor | None, like: Tensor) -> Tensor:
+    """A value that is there, although its type says that it may not be.
+
+    Args:
+        value (Tensor, optional): The value.
+        like (Tensor): Any tensor on the same device.
+    """
+    if not isinstance(value, fx.Proxy):
+        return value
+    return torch.clamp(like.new_zeros(1), value, value)
