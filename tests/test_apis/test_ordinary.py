@@ -17,7 +17,7 @@ from long_form import few
 from mmkcr.apis import compress, slim
 from mmkcr.core.forward import flat_tensors
 from mmkcr.deploy.prepare import describe_selections
-from mmkcr.models import Searchable
+from mmkcr.models.searchable import Searchable
 from mmkcr.models.sites import why_not
 
 #: Families whose own layers express every narrower form that is the default.
@@ -33,25 +33,30 @@ GRAPHS = [name for name in few(
      'timm DINOv3, head_channels', 'timm Swin V2, heads', 'timm BEiT, heads',
      'timm PVT v2, head_channels', 'HF DINOv3, head_channels', 'HF CLIP, head_channels'),
     'timm ViT, mlp_channels', 'ViT, mlp_channels', 'Swin, head_channels',
-    'MiT (SegFormer), heads', 'timm EVA-02, head_channels', 'timm Swin V2, heads')
+    'MiT (SegFormer), heads', 'timm EVA-02, head_channels', 'timm Swin V2, heads',
+    'HF DINOv3, head_channels')
     if installed(name.partition(', ')[0])]
 every_family = pytest.mark.parametrize('name', PLAIN)
 every_network = pytest.mark.parametrize('name', PLAIN + GRAPHS)
 
 
-@pytest.fixture(scope='module')
-def pairs():
-    """Dense and compressed networks by family."""
-    found = {}
-    for name in PLAIN + GRAPHS:
+class _Pairs(dict):
+    """Dense and compressed networks by family, made when they are asked for."""
+
+    def __missing__(self, name):
         family, _, kind = name.partition(', ')
         dense = randomise(FAMILIES[family].build())
         dense.train(False)
         kinds = [kind] if kind else [kind for kind in ('mlp_hidden', 'head_channels')
                                      if not why_not(dense, kind)]
-        found[name] = dense, compress(dense, images(name), '90%' if kind else '80%', kinds,
-                                      (3, ) + images(name).shape[2:]).model
-    return found
+        self[name] = dense, compress(dense, images(name), '90%' if kind else '80%', kinds,
+                                     (3, ) + images(name).shape[2:]).model
+        return self[name]
+
+
+@pytest.fixture(scope='module')
+def pairs():
+    return _Pairs()
 
 
 def images(name):
