@@ -165,7 +165,7 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
         if len(onnx) != 2:
             raise ValueError(f'expected another ONNX file beside `{onnx[0]}`, found '
                              f'`{args.slim if args.slim != onnx[0] else args.dense}`')
-        shape = image_shape(args.shape) if args.shape else shape_of_files(onnx)
+        shape = image_shape(args.shape) if args.shape else _shape_of_files(onnx)
         return TimedPair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
     config = side_config(args.dense, args.cfg_options)
     if args.slim:
@@ -199,12 +199,8 @@ def shape_of(args: LatencyJob, config: Config, model: nn.Module) -> tuple[int, i
     return image_shape(args.shape) if args.shape else default_shape(config, model)
 
 
-def shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
-    """The image's shape that ONNX files agree on.
-
-    Raises:
-        ValueError: They do not say it, or differ.
-    """
+def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
+    """The image's shape, which all ONNX files must say and agree on."""
     shapes = {onnx_shape(file) for file in files}
     shape = shapes.pop()
     if shapes or shape is None:
@@ -218,12 +214,8 @@ def label(name: str) -> str:
     return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py')
 
 
-def in_form(pair: TimedPair, runtime: str, batch: int, form: str, folder: str) -> TimedPair:
-    """The pair as files in which channels are selected in a form.
-
-    Raises:
-        ValueError: Files were given, or the runtime takes none.
-    """
+def _in_form(pair: TimedPair, runtime: str, batch: int, form: str, folder: str) -> TimedPair:
+    """The pair as files in which channels are selected in a form."""
     if runtime not in PACKAGES or isinstance(pair.dense, Path):
         raise ValueError(f'expected models for `--form {form}`, and a runtime among '
                          f'{list(PACKAGES)}, found `{pair.names[0]}` and `{runtime}`')
@@ -239,7 +231,7 @@ def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int, threads
     """One line of the file."""
     if form is not None:
         with tempfile.TemporaryDirectory() as folder:
-            return measure(in_form(pair, runtime, batch, form, folder), args, runtime, batch,
+            return measure(_in_form(pair, runtime, batch, form, folder), args, runtime, batch,
                            threads)
     torch.set_num_threads(threads)
     torch.manual_seed(0)

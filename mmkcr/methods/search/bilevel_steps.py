@@ -45,7 +45,7 @@ class BilevelSteps:
         logs = self._step_architecture(architecture_batch)
         # gradients of the gates that are being accumulated must not see this step, nor may the
         # weight of a price grow for gates that are not updated
-        with gradients_aside(self._gates), evaluating(getattr(self._module, 'price', None)):
+        with _gradients_aside(self._gates), _evaluating(getattr(self._module, 'price', None)):
             outputs = self.runner.model.train_step(
                 data_batch, optim_wrapper=self.runner.optim_wrapper['weights'])
         outputs = {**outputs, **{f'architecture/{name}': value for name, value in logs.items()}}
@@ -66,7 +66,7 @@ class BilevelSteps:
         if any(getattr(module, 'with_cp', False) for module in self._module.modules()):
             gates = {id(gate) for gate in self._gates}
             others = [param for param in self._module.parameters() if id(param) not in gates]
-            with gradients_aside(others):
+            with _gradients_aside(others):
                 wrapper.backward(loss)
         else:
             wrapper.backward(loss, inputs=self._gates)
@@ -78,12 +78,8 @@ class BilevelSteps:
 
 
 @contextmanager
-def evaluating(module: nn.Module | None) -> Iterator[None]:
-    """Put a module into evaluation mode for the ``with`` block.
-
-    Args:
-        module (nn.Module, optional): The module, in any mode. None: there is none.
-    """
+def _evaluating(module: nn.Module | None) -> Iterator[None]:
+    """Put a module, if there is one, into evaluation mode for the ``with`` block."""
     if module is None:
         yield
         return
@@ -96,13 +92,8 @@ def evaluating(module: nn.Module | None) -> Iterator[None]:
 
 
 @contextmanager
-def gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Remove gradients for the ``with`` block and restore them afterwards.
-
-    Args:
-        parameters (Sequence[nn.Parameter]): Their gradients; those that the
-            block computes are dropped.
-    """
+def _gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Remove gradients for the block and restore them; those that it computes are dropped."""
     kept = [param.grad for param in parameters]
     for param in parameters:
         param.grad = None
