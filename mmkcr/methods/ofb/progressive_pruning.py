@@ -80,12 +80,7 @@ class ProgressivePruningHook(Hook):
             raise ValueError('expected one optimizer for ProgressivePruningHook, found '
                              f'`{type(runner.optim_wrapper).__name__}`')
         self._choose(model, self._alive(model))
-        # iterations in which all processes see as many samples as there are different ones; the
-        # length of an `InfiniteSampler` is the same for any number of processes
-        loader = runner.train_dataloader
-        size = loader.batch_sampler.batch_size * get_world_size()
-        epoch = math.ceil(count_sources(loader.dataset) / size)
-        self._every = self.interval or max(1, epoch // 3)
+        self._every = self.interval or max(1, _epoch_length(runner) // 3)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None,
                          outputs: dict | None = None) -> None:
@@ -246,3 +241,13 @@ class ProgressivePruningHook(Hook):
             f'ProgressivePruningHook: after iteration {runner.iter + 1} '
             f'{present / macs.dense:.1%} of the MACs are there ({present / 1e9:.4g}G), {decided} '
             f'of {len(gates)} sites are decided{cost_note}')
+
+
+def _epoch_length(runner: Runner) -> int:
+    """Iterations in which all processes together see as many samples as there are different ones.
+
+    Not the loader's length: that of an ``InfiniteSampler`` is the same for any number of processes.
+    """
+    loader = runner.train_dataloader
+    size = loader.batch_sampler.batch_size * get_world_size()
+    return math.ceil(count_sources(loader.dataset) / size)
