@@ -209,11 +209,13 @@ class NarrowHeads(Units):
         """Rotate the layer, and the moments of its output projection, to the new bases."""
         found = {path: self.moments[path] for path in self.projections()}
         self.check_reached(*found.values())
-        self._rotation = rotate_heads(self.site, {
-            path: entry.inputs for path, entry in found.items()}, self.settings.rho)
+        self._rotation = self._rotated({path: entry.inputs for path, entry in found.items()})
         take_weights(self.site.host, self._rotation.state)
         output = self.moments[self.site.view.output]
         output.inputs = output.inputs.mixed(self._rotation.values)
+
+    def _rotated(self, moments: Mapping[str, Moments]) -> HeadRotation:
+        return rotate_heads(self.site, moments, self.settings.rho)
 
     def profile(self) -> SiteProfile:
         """Units of the bases; losses in the unit of the output's errors."""
