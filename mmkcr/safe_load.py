@@ -98,24 +98,13 @@ def _described(state: Any) -> str:
     return f'the entry `{str(others[0]):.60}`, which is none' if others else 'no entry'
 
 
-def load_from_local(filename: str, map_location: Any = None) -> Any:
-    """Read a local file for MMEngine, see :class:`mmengine.runner.checkpoint.CheckpointLoader`.
-
-    A file that was damaged after it was written is refused: PyTorch writes checksums but does not
-    compare them.
-
-    Args:
-        filename (str): The file.
-        map_location (Any): See :func:`torch.load`. Defaults to None.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It cannot be read, is damaged, or would run code.
-    """
+def _load_for_host(filename: str, map_location: Any = None) -> Any:
+    """The loader of local files that :func:`restrict_checkpoints` gives to MMEngine."""
     return _without_code(_load_local(filename, map_location))
 
 
 def _load_local(filename: str, map_location: Any) -> Any:
+    """A file's content; one damaged since it was written is refused, which PyTorch does not do."""
     path = Path(filename).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{filename}`, found none')
@@ -157,11 +146,11 @@ def restrict_checkpoints() -> None:
     """Make all of MMEngine's checkpoint readers in this process read data alone, once."""
     from mmengine.runner.checkpoint import CheckpointLoader
     loaders = CheckpointLoader._schemes
-    if loaders.get('') is load_from_local:
+    if loaders.get('') is _load_for_host:
         return
     for prefix, loader in list(loaders.items()):
         CheckpointLoader.register_scheme(
-            prefix, _restricted(loader) if prefix else load_from_local, force=True)
+            prefix, _restricted(loader) if prefix else _load_for_host, force=True)
 
 
 def _restricted(loader: Callable) -> Callable:

@@ -19,6 +19,7 @@ import torch
 from demo.before_after import draw, find_images, load
 
 from lab.digits import write_digits
+from lab.figures import saved_figure
 from mmkcr.apis.compress_files import CONFIG
 from mmkcr.apis.inference import model_index
 from mmkcr.apis.slim_files import WEIGHTS
@@ -28,7 +29,6 @@ from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import quiet
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
-from mmkcr.visualization.figures import saved_figure
 
 NETWORK = 'dense_upernet_swin-mini_digit-scenes'
 DATA, PICTURE = 'data/digits', 'before_after.png'

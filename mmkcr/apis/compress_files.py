@@ -267,8 +267,8 @@ def compress_files(config: str | Path, checkpoint: str | Path,
     task = compress_task(config, checkpoint, calibration, images, shape, part, out, seed, device,
                          options, scope)
     model, batches, folder = task.model, task.batches, task.folder
-    table = None if latency is None else usable_table(latency, _about(task.input_shape, task.part),
-                                                      force_latency)
+    table = None if latency is None else usable_table(latency, dict(
+        input_shape=list(task.input_shape), part=task.part), force_latency)
     kept = kept_profiles(folder, dict(task.key, digest=batches.digest()), sites, settings, profiles)
     known = kept.has_profiles()
     done = CompressProgress(folder / PROGRESS, dict(
@@ -372,11 +372,6 @@ def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folde
     count = max(1, len(images) // 10)
     return deploy_int8(dense.cpu(), slim.cpu(), images[:-count] or images, images[-count:], folder,
                        runtime)
-
-
-def _about(input_shape: Sequence[int], part: str | None) -> dict[str, Any]:
-    """Conditions that a table of latencies must have been measured under."""
-    return dict(input_shape=list(input_shape), part=part)
 
 
 def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str, Any],

@@ -86,7 +86,11 @@ def publish(config: str | Path,
     buffer = io.BytesIO()
     torch.save(dict(state_dict=state, meta=meta), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    name = name or _name(Path(config), structure)
+    if name is None:
+        name = Path(config).stem
+        # `compress` writes files of these names for every network
+        if structure is not None and Path(config).name in (CONFIG, FINETUNE):
+            name = subnet_name(structure) or name
     beside = Path() if is_address(checkpoint) else Path(checkpoint).parent
     path = Path(out or beside) / f'{name}-{digest[:8]}.pth'
     with atomic_write(path) as temporary:
@@ -95,12 +99,6 @@ def publish(config: str | Path,
         load_task(model, weights_of(read_checkpoint(temporary), str(path)), str(path))
     return Published(path, meta, dict(checkpoint=checkpoint_bytes(checkpoint, content),
                                       published=path.stat().st_size))
-
-
-def _name(config: Path, structure: Structure | None) -> str:
-    # `compress` writes files of these names for every network
-    common = structure is not None and config.name in (CONFIG, FINETUNE)
-    return (subnet_name(structure) if common else None) or config.stem
 
 
 def _stored(value: Tensor, half: bool) -> Tensor:

@@ -173,12 +173,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
-def refused_by_host(error: BaseException) -> bool:
-    """Whether an assertion of a host library failed, with a message: how they refuse settings.
-
-    Args:
-        error (BaseException): With its traceback.
-    """
+def _refused_by_host(error: BaseException) -> bool:
+    """Whether an assertion of a host library failed, with a message: how they refuse settings."""
     if not isinstance(error, AssertionError) or not str(error):
         return False
     frame = error.__traceback__
@@ -228,7 +224,7 @@ def command(main: Callable[[Sequence[str] | None], Any]) -> Callable:
         except (*USER_ERRORS, RuntimeError, AssertionError) as error:
             known = NO_MEMORY.search(str(error)) or _NO_ROOM.search(str(error))
             if debug or isinstance(error, RuntimeError) and not known or \
-                    isinstance(error, AssertionError) and not refused_by_host(error):
+                    isinstance(error, AssertionError) and not _refused_by_host(error):
                 raise
             print(f'error: {sentence(error)}', file=sys.stderr)
             sys.exit(1)

@@ -299,12 +299,8 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
         print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
 
 
-def check_given_structure(args: CompressJob) -> None:
-    """Refuse options that a given structure leaves no choice for.
-
-    Raises:
-        ValueError: There are some.
-    """
+def _check_given_structure(args: CompressJob) -> None:
+    """Refuse options that a given structure leaves no choice for."""
     if args.int8 is not None:
         raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
                          'export the compressed config')
@@ -314,15 +310,8 @@ def check_given_structure(args: CompressJob) -> None:
                              'which says what is kept')
 
 
-def check_later_steps(args: CompressJob) -> None:
-    """Refuse, before anything is compressed, what would stop behind it.
-
-    Raises:
-        FileNotFoundError: Data of a step are missing.
-        ImportError: A package of ``--int8`` is.
-        ValueError: The config has no training to shorten for ``--finetune``, or no test for
-            ``--evaluate``.
-    """
+def _check_later_steps(args: CompressJob) -> None:
+    """Refuse, before anything is compressed, what would stop behind it: data, packages, configs."""
     dense, fields = load_config(args.config, args.cfg_options), []
     if args.calibration is None or args.finetune is not None:
         fields.append('train_dataloader')
@@ -349,10 +338,10 @@ def main(args: CompressJob) -> None:
     check_file(args.checkpoint, 'a checkpoint')
     check_file(args.structure, 'a structure')
     check_kinds(args.sites or ())
-    check_later_steps(args)
+    _check_later_steps(args)
     chosen_target(args)  # refuses what does not belong to a target
     if args.structure is not None:
-        check_given_structure(args)
+        _check_given_structure(args)
         if args.scope != 'backbone':
             raise ValueError('expected `--structure` for a backbone, found `--scope '
                              f'{args.scope}`')

@@ -39,13 +39,8 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
         settings, help=help, positional=positional, group=group))
 
 
-def add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
-    """Add the fields of a dataclass to a parser.
-
-    Args:
-        parser (ArgumentParser): Changed in place.
-        job (type): A dataclass whose fields are of :func:`argument`.
-    """
+def _add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
+    """Add the fields of a dataclass, which are of :func:`argument`, to a parser."""
     hints, groups = typing.get_type_hints(job), {}
     for field in dataclasses.fields(job):
         settings = dict(field.metadata)
@@ -92,7 +87,7 @@ def runs(job: type) -> Callable[[Callable[[Any], Any]], Callable]:
     def decorate(run: Callable[[Any], Any]) -> Callable:
         def parser() -> Parser:
             made = Parser(sys.modules[run.__module__].__doc__)
-            add_arguments(made, job)
+            _add_arguments(made, job)
             return made
 
         @command

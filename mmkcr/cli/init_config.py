@@ -107,15 +107,19 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
         raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
     base = f'mmkcr::_base_/methods/{method}_{stage}.py'
     if stage == 'compress':
-        lines = _fine_tuning_lines(model.backbone, run_folder(cfg, config))
+        kinds = default_kinds(model.backbone)
+        if not kinds:
+            raise ValueError(_does_not_fit(model.backbone, 'compress', DEFAULT_SITES))
+        lines = dict(sites=kinds, **_files(f'{run_folder(cfg, config)}/compress'))
     else:
         kinds = read_config(base).compression.sites
         lines = _own_sites(model.backbone, method, kinds)
         lines.update(_files(f"work_dirs/{search or _name(method, 'search', stem)}/slim")
                      if stage == 'retrain' else _search_lines(model, method, kinds, target, part))
     length, by_epoch = run_length(cfg)
+    named = config if '::' in str(config) else os.path.relpath(config, path.parent)
     text = _TEMPLATES[stage].format(
-        method=method, given=config, config=_from(path, config), base=base, target=target,
+        method=method, given=config, config=named, base=base, target=target,
         file=shlex.quote(str(path)), name=shlex.quote(name),
         searched=f' --search {shlex.quote(name)}' if out else '',
         last=f'{"epoch" if by_epoch else "iter"}_{length}',
@@ -130,17 +134,12 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
             text += f'{key} = {value!r}\n'
     with atomic_write(path) as temporary:
         temporary.write_text(text)
-        if 'target' in lines:
-            _check_target(load_config(temporary))
+        if 'target' in lines:  # one that the gates cannot meet is refused, with their range
+            built = load_config(temporary)
+            model = build_model(built)
+            cost = model.price.cost_model(model.macs_model(default_shape(built, model)))
+            select_units(model.gates(), cost, cost.parse_target(model.price.target))
     return InitResult(path, text)
-
-
-def _fine_tuning_lines(backbone: nn.Module, folder: Path) -> dict[str, Any]:
-    """The key `compression` of a config that fine-tunes a folder of `mmkcr compress`."""
-    kinds = default_kinds(backbone)
-    if not kinds:
-        raise ValueError(_does_not_fit(backbone, 'compress', DEFAULT_SITES))
-    return dict(sites=kinds, **_files(f'{folder}/compress'))
 
 
 def _own_sites(backbone: nn.Module, method: str, kinds: Sequence[str]) -> dict[str, Any]:
@@ -161,30 +160,12 @@ def _search_lines(model: nn.Module, method: str, kinds: Sequence[str], target: s
     return dict(target=target, **(dict(part=part) if part == 'backbone' else {}))
 
 
-def _check_target(config: Config) -> None:
-    """Refuse a target that the gates of a search cannot meet.
-
-    Raises:
-        ValueError: The message gives the reachable range.
-    """
-    search = build_model(config)
-    cost = search.price.cost_model(search.macs_model(default_shape(config, search)))
-    select_units(search.gates(), cost, cost.parse_target(search.price.target))
-
-
 def _name(method: str, stage: str, stem: str) -> str:
     return f'compress_{stem}' if stage == 'compress' else f'{method}-{stage}_{stem}'
 
 
 def _files(folder: str) -> dict[str, str]:
     return dict(structure=f'{folder}/structure.json', weights=f'{folder}/subnet.pth')
-
-
-def _from(path: Path, config: str | Path) -> str:
-    """How a written file refers to the config that it is based on."""
-    if '::' in str(config):
-        return str(config)
-    return os.path.relpath(config, path.parent)
 
 
 def _dict_text(content: dict[str, Any]) -> str:

@@ -17,8 +17,6 @@ Examples:
     mmkcr latency dense.onnx slim.onnx --runtime openvino
     mmkcr latency mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
         --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
-
-With --form channels are selected in one way or another, which docs/deploy.md compares.
 """
 
 import contextlib
@@ -26,7 +24,6 @@ import csv
 import fcntl
 import itertools
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +39,7 @@ from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Trusting
 from mmkcr.closed_form.kinds import DEFAULT_SITES
 from mmkcr.core.machine import hardware_name, versions_name
-from mmkcr.deploy.export import export_onnx, onnx_shape
+from mmkcr.deploy.export import onnx_shape
 from mmkcr.deploy.latency import (
     AMP_DTYPES,
     RUNTIMES,
@@ -54,7 +51,6 @@ from mmkcr.deploy.latency import (
     searchable,
 )
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
-from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
@@ -65,7 +61,6 @@ from mmkcr.engine.build import (
     recorded_config,
     take_options,
 )
-from mmkcr.models.layers.selection import FORMS
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
 
@@ -92,8 +87,6 @@ class LatencyJob(Configured, Trusting):
     divisor: int = argument('with --target-macs, sizes are multiples of it (%(default)s)', 8)
     group: int = argument('with --target-macs, so many neighbouring units are kept together '
                           '(%(default)s)', 1)
-    form: list[str] = argument('of selections of channels in exported files, one after the other '
-                               '(that of --runtime in `mmkcr export`)', [None], choices=FORMS[1:])
     part: str = argument('what is timed and counted (%(default)s; of a detector with its neck)',
                          'model', choices=('model', 'backbone'))
     runtime: list[str] = argument('(%(default)s)', ['eager'], choices=RUNTIMES)
@@ -165,7 +158,7 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
         if len(onnx) != 2:
             raise ValueError(f'expected another ONNX file beside `{onnx[0]}`, found '
                              f'`{args.slim if args.slim != onnx[0] else args.dense}`')
-        shape = image_shape(args.shape) if args.shape else shape_of_files(onnx)
+        shape = image_shape(args.shape) if args.shape else _shape_of_files(onnx)
         return TimedPair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
     config = side_config(args.dense, args.cfg_options)
     if args.slim:
@@ -199,12 +192,8 @@ def shape_of(args: LatencyJob, config: Config, model: nn.Module) -> tuple[int, i
     return image_shape(args.shape) if args.shape else default_shape(config, model)
 
 
-def shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
-    """The image's shape that ONNX files agree on.
-
-    Raises:
-        ValueError: They do not say it, or differ.
-    """
+def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
+    """The image's shape, which all ONNX files must say and agree on."""
     shapes = {onnx_shape(file) for file in files}
     shape = shapes.pop()
     if shapes or shape is None:
@@ -218,29 +207,9 @@ def label(name: str) -> str:
     return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py')
 
 
-def in_form(pair: TimedPair, runtime: str, batch: int, form: str, folder: str) -> TimedPair:
-    """The pair as files in which channels are selected in a form.
-
-    Raises:
-        ValueError: Files were given, or the runtime takes none.
-    """
-    if runtime not in PACKAGES or isinstance(pair.dense, Path):
-        raise ValueError(f'expected models for `--form {form}`, and a runtime among '
-                         f'{list(PACKAGES)}, found `{pair.names[0]}` and `{runtime}`')
-    files = [export_onnx(side, Path(folder) / f'{name}.onnx', pair.shape, False, (batch, ), 1e-3,
-                         runtime, form).path
-             for name, side in (('dense', pair.dense), ('slim', pair.slim))]
-    return pair._replace(dense=files[0], slim=files[1],
-                         sites=', '.join(filter(None, (pair.sites, form))))
-
-
-def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int, threads: int,
-            form: str | None = None) -> tuple[dict[str, Any], PairTiming]:
+def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int,
+            threads: int) -> tuple[dict[str, Any], PairTiming]:
     """One line of the file."""
-    if form is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            return measure(in_form(pair, runtime, batch, form, folder), args, runtime, batch,
-                           threads)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     one = clock_for(runtime, threads, args.device) is time.process_time
@@ -304,19 +273,18 @@ def main(args: LatencyJob) -> None:
     """Measure, print and write."""
     quiet_hosts()
     rows, path = [], None
-    settings = list(itertools.product(args.runtime, args.batch_size, args.threads, args.form))
+    settings = list(itertools.product(args.runtime, args.batch_size, args.threads))
     for target in args.target_macs:
         with contextlib.redirect_stdout(sys.stderr):
             pair = make_pair(args, target)
-        for runtime, batch, threads, form in settings:
+        for runtime, batch, threads in settings:
             with contextlib.redirect_stdout(sys.stderr):
-                row, timing = measure(pair, args, runtime, batch, threads, form)
+                row, timing = measure(pair, args, runtime, batch, threads)
             rows.append(row)
             path = append(row, Path(args.out))
             if timing.ratio > 1:
                 known = runtime in SELECTION_FORMS and not isinstance(pair.slim, Path)
-                forms = form or (describe_selections(pair.slim, runtime) if known
-                                 else 'as they are')
+                forms = describe_selections(pair.slim, runtime) if known else 'as they are'
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
                       f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
                       f'{forms}')

@@ -194,15 +194,8 @@ def refuse_gates_without_search(model: nn.Module) -> None:
                          'CONFIG` write it')
 
 
-def refuse_losses_without_state(runner: Runner) -> None:
-    """Refuse a regulariser whose state no hook computes and no checkpoint provides.
-
-    Args:
-        runner (Runner): About to train, after it has loaded its checkpoint.
-
-    Raises:
-        ValueError: It would fail at the batch that turns it on.
-    """
+def _refuse_losses_without_state(runner: Runner) -> None:
+    """Refuse a regulariser whose state no hook computes and no checkpoint provides."""
     refreshed = {hook.loss for hook in runner.hooks if isinstance(hook, RefreshHook)}
     for name, loss in getattr(unwrap(runner.model), 'regularizers', {}).items():
         if name not in refreshed and not getattr(loss, 'ready', True):
@@ -212,15 +205,8 @@ def refuse_losses_without_state(runner: Runner) -> None:
                              f'`{type(loss).__name__}` in `load_from`, found neither')
 
 
-def refuse_unreachable_target(runner: Runner) -> None:
-    """Refuse a search whose price aims at what its gates cannot reach.
-
-    Args:
-        runner (Runner): About to train.
-
-    Raises:
-        ValueError: See :meth:`~mmkcr.methods.search.price.MacsPrice.check_target`.
-    """
+def _refuse_unreachable_target(runner: Runner) -> None:
+    """Refuse a search whose price aims at what its gates cannot reach."""
     model = unwrap(runner.model)
     price = getattr(model, 'price', None)
     # without a shape the MACs are counted for the first batch, and the target is checked there
@@ -248,8 +234,8 @@ class StartHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Refuse what would fail in a batch; the checkpoint is loaded by now."""
-        refuse_losses_without_state(runner)
-        refuse_unreachable_target(runner)
+        _refuse_losses_without_state(runner)
+        _refuse_unreachable_target(runner)
 
     def _before_iter(self, *args: Any, **kwargs: Any) -> None:
         self.started = True

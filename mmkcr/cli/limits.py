@@ -1,8 +1,7 @@
 """Arguments that commands share, checked before any work begins."""
 
 from argparse import Action, Namespace
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from mmkcr.core import COUNTED, LatencyModel
 from mmkcr.core.checks import check_device, check_place, image_shape
@@ -38,9 +37,16 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
     metavars = {action.dest: action.metavar for action in actions}
     _check_order(args)
     for name, flag in flags.items():
-        values = _values(getattr(args, name, None))
+        given = getattr(args, name, None)
+        values = [value for value in (given if isinstance(given, (list, tuple)) else [given])
+                  if value is not None]
         if name in LEAST:
-            _check_numbers(values, flag, LEAST[name], MOST.get(name))
+            least, most = LEAST[name], MOST.get(name)
+            for value in values:
+                if isinstance(value, (int, float)) and not least <= value <= (most or value):
+                    wanted = f'of at most {most}' if most and value > most else \
+                        f'of at least {least}'
+                    raise ValueError(f'expected `{flag}` {wanted}, found {value}')
         elif name == 'device' and values:
             check_device(values[0])
         elif name in TARGETS:
@@ -60,15 +66,3 @@ def _check_order(args: Namespace) -> None:
         found = f'the config `{checkpoint}` in its place: they are swapped' \
             if checkpoint.endswith('.py') else 'no config'
         raise ValueError(f'expected the config before the checkpoint `{config}`, found {found}')
-
-
-def _values(value: Any) -> list[Any]:
-    found = list(value) if isinstance(value, (list, tuple)) else [value]
-    return [item for item in found if item is not None]
-
-
-def _check_numbers(values: Iterable[Any], flag: str, least: int, most: Any) -> None:
-    for value in values:
-        if isinstance(value, (int, float)) and not least <= value <= (most or value):
-            wanted = f'of at most {most}' if most and value > most else f'of at least {least}'
-            raise ValueError(f'expected `{flag}` {wanted}, found {value}')

@@ -65,45 +65,26 @@ class TestJob(Running):
         'with all masks forced open', False)
 
 
-def testing_config(config: Config, args: TestJob) -> Config:
-    """Put the arguments into the config.
-
-    Args:
-        config (Config): Changed in place.
-        args (TestJob): Arguments.
-
-    Returns:
-        Config: The same, or with ``--tta`` what its ``compression`` stands for.
-
-    Raises:
-        ValueError: An argument does not fit the config or the machine.
-    """
+def _testing_config(config: Config, args: TestJob) -> Config:
+    """Put the arguments into the config; with ``--tta`` what its ``compression`` stands for."""
     apply_running(config, args)
     config.load_from, config.resume = trained_weights(config, args.checkpoint, args.config), False
     if args.amp:
         config.test_cfg.fp16 = True
     if args.show or args.show_dir is not None:
-        show_predictions(config, args)
+        _show_predictions(config, args)
     if args.cfg_options is not None:
         take_options(config, args.cfg_options)
     if args.tta:
         # what goes around the model goes around that which `compression` stands for
         config = compressed_config(config)
-        augment_tests(config)
+        _augment_tests(config)
     set_dataloader_defaults(config, ('test_dataloader', ), pin_memory=not args.no_pin_memory)
     return config
 
 
-def show_predictions(config: Config, args: TestJob) -> None:
-    """Switch the visualisation hook of the task's library on.
-
-    Args:
-        config (Config): Changed in place.
-        args (TestJob): Arguments.
-
-    Raises:
-        ValueError: The config has no visualisation hook.
-    """
+def _show_predictions(config: Config, args: TestJob) -> None:
+    """Switch the visualisation hook of the task's library on, in place."""
     hook = (config.get('default_hooks') or {}).get('visualization')
     if hook is None:
         raise ValueError('expected `visualization` in the `default_hooks` of the config for '
@@ -117,16 +98,8 @@ def show_predictions(config: Config, args: TestJob) -> None:
         hook['out_dir' if classifies else 'test_out_dir'] = args.show_dir
 
 
-def augment_tests(config: Config) -> None:
-    """Wrap the model and the transforms for test-time augmentation.
-
-    Args:
-        config (Config): Changed in place.
-
-    Raises:
-        ValueError: The config of a task other than classification has no
-            ``tta_model`` or ``tta_pipeline``.
-    """
+def _augment_tests(config: Config) -> None:
+    """Wrap the model and the transforms for test-time augmentation, in place."""
     dataset = config.test_dataloader.dataset
     while 'pipeline' not in dataset:
         dataset = dataset.dataset
@@ -222,7 +195,7 @@ def main(args: TestJob) -> None:
     if args.check and not config.get('expected'):
         raise ValueError('expected metrics in `expected` of the config for `--check`, found none '
                          f'in `{args.config}`')
-    config = testing_config(config, args)
+    config = _testing_config(config, args)
     check_file(config.load_from, 'a checkpoint')
     if args.onnx is not None:
         require_runtime(args.runtime or 'onnxruntime')

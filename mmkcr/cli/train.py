@@ -36,16 +36,8 @@ class TrainJob(Running):
     no_persistent_workers: bool = argument('start data-loading workers anew in every epoch', False)
 
 
-def training_config(config: Config, args: TrainJob) -> Config:
-    """Put the arguments into the config.
-
-    Args:
-        config (Config): Changed in place.
-        args (TrainJob): Arguments.
-
-    Raises:
-        ValueError: An argument does not fit the config or the machine.
-    """
+def _training_config(config: Config, args: TrainJob) -> Config:
+    """Put the arguments into the config, in place; refuse what does not fit it or the machine."""
     if args.no_validate:
         config.val_cfg = config.val_dataloader = config.val_evaluator = None
     apply_running(config, args)
@@ -78,7 +70,7 @@ def train(args: TrainJob) -> None:
     Raises:
         ValueError: The config has no training.
     """
-    config = training_config(load_config(args.config, compressed=False), args)
+    config = _training_config(load_config(args.config, compressed=False), args)
     start_training(config)
 
 

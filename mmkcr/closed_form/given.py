@@ -55,15 +55,8 @@ def _kept_maps(model: nn.Module) -> Iterator[str]:
                 yield f'{path}.{name}'.lstrip('.')
 
 
-def check_images(images: Any) -> None:
-    """Refuse a data set, whose items are no batches.
-
-    Args:
-        images (Any): In place of a tensor, or of a list of batches.
-
-    Raises:
-        ValueError: It is one.
-    """
+def _check_images(images: Any) -> None:
+    """Refuse a data set, whose items are no batches."""
     if isinstance(images, Dataset):
         raise ValueError(f'expected images (N, 3, H, W) or a list of batches, found a data set '
                          f'`{type(images).__name__}`: give `torch.stack([image for image, *_ in '
@@ -87,7 +80,7 @@ def taken(model: nn.Module, images: Any,
             data set, weights that are not finite, or images of another precision than they.
     """
     for given in (images, held_out):
-        check_images(given)
+        _check_images(given)
     dense = copied(model)
     dense.eval()
     check_finite(dict(dense.named_parameters()), 'weights')

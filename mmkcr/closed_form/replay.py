@@ -144,7 +144,14 @@ class ResumableForward:
             bare = not isinstance(getattr(self.host, 'backbone', None), nn.Module)
             if bare or parts == ['backbone', 'backbone']:
                 known = self._finish(before, block)
-                inputs = None if known is None else self._next_inputs(inputs, *known)
+                # in most networks the next block gets the block's output, and the block's other
+                # arguments (masks, sizes of maps) once more; its inputs in the first batch tell
+                following = None
+                if known is not None and inputs and inputs[0][0] and \
+                        isinstance(known[0][0], Tensor):
+                    following = [((out, *args[1:]), named)
+                                 for (args, named), out in zip(inputs, known[0])]
+                inputs = following if following and _equal(tuple(known[1]), following[0]) else None
             else:
                 inputs = None
                 if parts[0] != parts[1]:
@@ -282,27 +289,6 @@ class ResumableForward:
         self.run(other, block)
         with torch.no_grad():
             return _equal(block(*args, **named), expected)
-
-    @staticmethod
-    def _next_inputs(inputs: list[tuple[tuple, dict]] | None, outputs: list[Any],
-                     found: list[Any]) -> list[tuple[tuple, dict]] | None:
-        """Inputs of the next block, from the inputs and outputs of a block, without a pass.
-
-        In most networks the next block gets the block's output and the block's other arguments
-        (masks, sizes of maps) once more.
-
-        Args:
-            inputs (list, optional): Inputs of the block, by batch.
-            outputs (list): Outputs of the block, by batch.
-            found (list): Inputs of the next block in the first batch.
-
-        Returns:
-            list, optional: By batch; None if the first batch shows that it is not so.
-        """
-        if inputs is None or not isinstance(outputs[0], Tensor) or not inputs[0][0]:
-            return None
-        following = [((out, *args[1:]), named) for (args, named), out in zip(inputs, outputs)]
-        return following if _equal(tuple(found), following[0]) else None
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

@@ -98,11 +98,8 @@ def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
     sizes = ' and others'.join([' x '.join(map(str, looked.sizes[0])), *(
         [''] if len(looked.sizes) > 1 else [])]) if looked.sizes else 'their own size'
     enough = min(looked.needed(layers, max(settings.per_unit), 32), there)
+    time = f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'
     more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
     return (f'Calibration: {used} of {there} images of {sizes}, {looked.batch(settings.memory)} at '
-            f'a time, {held} for the comparison; passes take about {_duration(seconds)}, '
+            f'a time, {held} for the comparison; passes take about {time}, '
             f'statistics come on top{more}.')
-
-
-def _duration(seconds: float) -> str:
-    return f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'

@@ -62,13 +62,13 @@ def free_memory(device: str | torch.device = 'cpu') -> int:
         # what PyTorch holds without using it is free for it
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) \
             - torch.cuda.memory_allocated(device)
-    own, free = _numbers('/proc/self/status'), []
+    own, free = numbers_of('/proc/self/status'), []
     for limit, used in (('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory.current'),
                         ('/sys/fs/cgroup/memory/memory.limit_in_bytes',
                          '/sys/fs/cgroup/memory/memory.usage_in_bytes')):
         with suppress(OSError, ValueError):  # 'max': none
             free.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
-    if 'MemAvailable' in (system := _numbers('/proc/meminfo')):
+    if 'MemAvailable' in (system := numbers_of('/proc/meminfo')):
         free.append(system['MemAvailable'])
     with suppress(ImportError):  # Windows has none
         import resource
@@ -98,18 +98,7 @@ def naming_remedy(remedy: str) -> Iterator[None]:
         raise
 
 
-def process_memory() -> tuple[int, int]:
-    """Bytes in memory of this process: now, and most since the last call (ever, if not Linux)."""
-    own = _numbers('/proc/self/status')
-    if not own:
-        import resource
-        return (most := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), most
-    with suppress(OSError):  # the kernel's word for: begin anew
-        Path('/proc/self/clear_refs').write_text('5')
-    return own['VmRSS'], own['VmHWM']
-
-
-def _numbers(path: str) -> dict[str, int]:
+def numbers_of(path: str) -> dict[str, int]:
     """Bytes by name, of a file of the kernel with lines such as ``VmSize:  12 kB``."""
     try:
         lines = [line.split() for line in Path(path).read_text().splitlines()]

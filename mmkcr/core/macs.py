@@ -65,7 +65,10 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     counter = _Counter(model)
     try:
-        with eval_mode(model), torch.no_grad(), _in_products(), counter:
+        # the counter knows matrix products, but not every device's fused attention, nor the fast
+        # path of `nn.MultiheadAttention`
+        with eval_mode(model), torch.no_grad(), without_fast_path(), \
+                sdpa_kernel(SDPBackend.MATH), counter:
             forward()
     finally:
         counter.close()
@@ -121,17 +124,6 @@ def _is_composite(operator: Any) -> bool:
     """Whether it consists of other operators, as a linear layer in the mode for inference."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(
         operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
-@contextmanager
-def _in_products() -> Iterator[None]:
-    """Within the block attention runs as matrix products.
-
-    The counter does not know every device's fused attention, nor the fast path of
-    ``nn.MultiheadAttention``, but it knows matrix products.
-    """
-    with without_fast_path(), sdpa_kernel(SDPBackend.MATH):
-        yield
 
 
 @contextmanager

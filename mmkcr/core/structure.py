@@ -299,19 +299,3 @@ class Structure:
     def sizes(self) -> dict[str, int]:
         """Number of kept units by site."""
         return {name: len(site.kept) for name, site in self.sites.items()}
-
-    def diff(self, other: 'Structure') -> dict[str, dict[str, list[int]]]:
-        """Units that only one of two structures keeps.
-
-        Returns:
-            dict: By site, the units ``removed`` (kept here only) and ``added``
-            (kept in ``other`` only). Sites that keep the same units are left
-            out, whatever their operators are.
-        """
-        result = {}
-        for name in sorted(set(self.sites) | set(other.sites)):
-            here, there = (set(s.sites[name].kept) if name in s.sites else set()
-                           for s in (self, other))
-            if here != there:
-                result[name] = dict(removed=sorted(here - there), added=sorted(there - here))
-        return result

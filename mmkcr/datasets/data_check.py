@@ -38,25 +38,21 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
         ValueError: A COCO file has no categories, or questions have no answers.
     """
     for loader in loaders:
-        for dataset in dataset_configs((cfg.get(loader) or {}).get('dataset')):
+        for dataset in _dataset_configs((cfg.get(loader) or {}).get('dataset')):
             _check_folders(dataset, loader)
             _check_coco_file(dataset, loader)
             _check_answers(dataset, loader)
 
 
-def dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the config of a data set and those of all data sets that it wraps.
-
-    Args:
-        node (Mapping | Sequence, optional): ``dataset`` of a data loader.
-    """
+def _dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the config of a data set and those of all data sets that it wraps."""
     if isinstance(node, (list, tuple)):
         for child in node:
-            yield from dataset_configs(child)
+            yield from _dataset_configs(child)
     elif isinstance(node, Mapping):
         yield node
         for key in ('dataset', 'datasets'):
-            yield from dataset_configs(node.get(key))
+            yield from _dataset_configs(node.get(key))
 
 
 def pipeline_config(node: Any) -> list[Mapping[str, Any]]:
@@ -65,7 +61,7 @@ def pipeline_config(node: Any) -> list[Mapping[str, Any]]:
     Args:
         node (Mapping, optional): ``dataset`` of a data loader.
     """
-    return next((list(dataset['pipeline']) for dataset in dataset_configs(node)
+    return next((list(dataset['pipeline']) for dataset in _dataset_configs(node)
                  if dataset.get('pipeline')), [])
 
 

@@ -94,7 +94,10 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
     from mmdeploy.apis import build_task_processor
     from mmdeploy.apis.onnx import export
     from mmdet.models.dense_heads import RPNHead
-    path, outputs = Path(path), _outputs(model)
+    path, outputs = Path(path), ['dets', 'labels'] if is_detector(model) else ['labels']
+    if is_detector(model) and \
+            getattr(getattr(model, 'roi_head', None), 'mask_head', None) is not None:
+        outputs.append('masks')
     image = {0: 'batch', 2: 'height', 3: 'width'}
     found = {0: 'batch', 1: 'count'} if is_detector(model) else image
     axes = {'input': image, **dict.fromkeys(outputs, found)}
@@ -150,14 +153,6 @@ def _propose_by_level(head: nn.Module) -> None:
                               keep_top_k=cfg.max_per_img)
 
     head.predict_by_feat = predict_by_feat
-
-
-def _outputs(model: nn.Module) -> list[str]:
-    """Names of the file's outputs."""
-    if not is_detector(model):
-        return ['labels']
-    masks = getattr(getattr(model, 'roi_head', None), 'mask_head', None)
-    return ['dets', 'labels', *(['masks'] if masks is not None else [])]
 
 
 def _samples(task: Any, model: nn.Module, height: int, width: int) -> list[Any]:

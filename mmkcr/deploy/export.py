@@ -70,8 +70,7 @@ def export_onnx(model: nn.Module,
                 dynamic_size: bool | None = None,
                 batch_sizes: Sequence[int] = (1, 2, 5),
                 tolerance: float = 1e-4,
-                runtime: str = 'any',
-                form: str | None = None) -> ExportReport:
+                runtime: str = 'any') -> ExportReport:
     """Export a model to ONNX for a runtime, and compare it there with PyTorch.
 
     A classifier gives logits, a backbone feature maps, see
@@ -93,7 +92,6 @@ def export_onnx(model: nn.Module,
         runtime (str): ``'onnxruntime'``, ``'openvino'``, ``'tensorrt'`` or ``'any'``, which is
             compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Every file runs
             in every runtime. Defaults to ``'any'``.
-        form (str, optional): As there. Defaults to None.
 
     Returns:
         ExportReport: The file and its errors.
@@ -135,7 +133,7 @@ def export_onnx(model: nn.Module,
         require_runtime(runtime)
     with eval_mode(model):
         export = functools.partial(_export, TensorModel(model), Path(path), tuple(input_shape),
-                                   batch_sizes, tolerance, runtime, form)
+                                   batch_sizes, tolerance, runtime)
         if not (runtime == 'any' if dynamic_size is None else dynamic_size):
             return export(False)
         try:
@@ -200,7 +198,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes: Sequence[int],
-            tolerance: float, runtime: str, form: str | None, dynamic: bool,
+            tolerance: float, runtime: str, dynamic: bool,
             multiple: int = 1) -> ExportReport:
     """Trace, compare, write; dynamic heights and widths are multiples of a number."""
     import onnx
@@ -210,7 +208,7 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
         # other sizes than the traced ones, and other aspect ratios
         shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
     shapes = [(*found[:2], *_rounded_up(found[2:], multiple)) for found in shapes]
-    prepared = prepare(model.model, runtime, dynamic, form)
+    prepared = prepare(model.model, runtime, dynamic)
     compared = 'onnxruntime' if runtime == 'any' else runtime
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / path.name

@@ -53,8 +53,9 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
             kept.append(node)
             needed |= _inputs(node)
     computed = {name for node in kept for name in node.output}
-    names = _unique({name: value for name, value in constants.items()
-                     if name in needed - computed})
+    first: dict[Any, str] = {}  # the first constant with a value stands for all equal ones
+    names = {name: first.setdefault((value.dtype.str, value.shape, value.tobytes()), name)
+             for name, value in constants.items() if name in needed - computed}
     weights = [weight for weight in graph.initializer if weight.name in needed]
     # protobuf fields can only be emptied and refilled
     del graph.node[:], graph.initializer[:], graph.value_info[:]
@@ -152,10 +153,3 @@ def _with_free_entry(shapes: Sequence[np.ndarray]) -> Any:
     if differs.sum() != 1 or (stacked <= 0).any():
         return None
     return np.where(differs, -1, stacked[0]).astype(np.int64)
-
-
-def _unique(constants: dict[str, np.ndarray]) -> dict[str, str]:
-    """Map every constant to the first one with the same value."""
-    first: dict[Any, str] = {}
-    return {name: first.setdefault((value.dtype.str, value.shape, value.tobytes()), name)
-            for name, value in constants.items()}

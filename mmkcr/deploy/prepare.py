@@ -19,7 +19,7 @@ from mmkcr.models.adapters.views import MLPView, of_library, shared_parameters
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
 from mmkcr.models.layers.plain import make_ours
-from mmkcr.models.layers.selection import FORMS, Put, Take, largest_group
+from mmkcr.models.layers.selection import Put, Take, largest_group
 from .layers import traceable
 from .tensor_model import TensorModel
 
@@ -32,8 +32,7 @@ RUNTIMES = tuple(SELECTION_FORMS)
 GROUPED_FROM = 16
 
 
-def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
-            form: str | None = None) -> TensorModel:
+def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) -> TensorModel:
     """Make a copy of a model that is ready to be traced for a runtime.
 
     - The affine parts of norms before MLPs are folded into the projections behind them, in blocks
@@ -47,19 +46,15 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
         runtime (str): Among :data:`RUNTIMES`. Defaults to ``'any'``.
         dynamic_size (bool): Whether height and width are not those of the trace. Defaults to
             False.
-        form (str, optional): Form of scattered selections of tokens' channels, to compare
-            forms. Defaults to None: the fastest one in the runtime.
 
     Returns:
         TensorModel: From images to tensors.
 
     Raises:
-        ValueError: Another runtime or form.
+        ValueError: Another runtime.
     """
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
-    if form not in (None, *FORMS):
-        raise ValueError(f'expected a form among {FORMS}, found {form!r}')
     view = TensorModel(copy.deepcopy(model))
     make_ours(view)
     for module in view.modules():
@@ -81,25 +76,21 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
             view.set_submodule(path, _split_norm(module))
     for module in view.modules():
         if isinstance(module, (Take, Put)):
-            module.set_form(*selection_form(module, runtime, form))
+            module.set_form(*selection_form(module, runtime))
     return traceable(view, dynamic_size)
 
 
-def selection_form(selection: nn.Module, runtime: str,
-                   form: str | None = None) -> tuple[str, int]:
+def selection_form(selection: nn.Module, runtime: str) -> tuple[str, int]:
     """Form and group size of the fastest selection in a runtime.
 
     Args:
         selection (Take | Put): The selection; contiguous channels are sliced in any form.
         runtime (str): Among :data:`RUNTIMES`.
-        form (str, optional): In place of the fastest one. Defaults to None.
     """
     if selection.dim != -1:  # rows of maps are contiguous anyway
         return 'gather', 1
     group = largest_group(selection.kept, selection.total)
-    if form is None:
-        form = 'grouped' if group >= GROUPED_FROM else SELECTION_FORMS[runtime]
-    return form, group if form == 'grouped' else 1
+    return ('grouped', group) if group >= GROUPED_FROM else (SELECTION_FORMS[runtime], 1)
 
 
 def describe_selections(model: nn.Module, runtime: str) -> str:

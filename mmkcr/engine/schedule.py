@@ -9,12 +9,8 @@ _OF_HOOKS = ('begin', 'begin_epoch', 'begin_iter', 'interval', 'until', 'switch_
              'num_last_epochs', 'action_epoch')
 
 
-def all_schedulers(config: Config) -> list[ConfigDict]:
-    """The schedulers of a config that has one, a list of them, or either for each optimizer.
-
-    Args:
-        config (Config): Config of a run.
-    """
+def _all_schedulers(config: Config) -> list[ConfigDict]:
+    """The schedulers of a config that has one, a list of them, or either for each optimizer."""
     given = config.get('param_scheduler') or []
     several = isinstance(given, Mapping) and 'type' not in given
     return [scheduler for group in (given.values() if several else [given])
@@ -62,7 +58,7 @@ def stretch_schedule(config: Config, factor: float) -> None:
         length = loop.get('max_epochs') or loop.max_iters
         loop.dynamic_intervals = [(max(round(begin * factor), 1), min(interval, length))
                                   for begin, interval in loop.dynamic_intervals]
-    for scheduler in all_schedulers(config):
+    for scheduler in _all_schedulers(config):
         scale(scheduler, 'begin', end=scheduler.get('end'))
         scale(scheduler, 'end', 'T_max')
         if 'milestones' in scheduler:
@@ -96,7 +92,7 @@ def scale_rates(config: Config, factor: float) -> None:
     if 'lr' not in optimizer:
         raise ValueError('expected a config with `optim_wrapper.optimizer.lr` to scale, found none')
     optimizer.lr *= factor
-    for scheduler in all_schedulers(config):
+    for scheduler in _all_schedulers(config):
         for key in ('eta_min', 'eta_max'):
             # bounds of momentum schedulers have the same names, but are no rates
             if scheduler['type'].endswith('LR') and scheduler.get(key):

@@ -4,7 +4,7 @@ Shapes: n tokens (rows), d features, p targets, ``*batch`` independent streams (
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -104,7 +104,11 @@ class Moments:
     def _add_chunk(self, features: Tensor, targets: Tensor | None) -> None:
         count = features.shape[-2]
         features = self._merged_rows(features.to(self._scatter), self._mean)
-        _add_lower(self._scatter, features)
+        # the lower triangle of rows^T rows, block by block: half of the full product's arithmetic
+        for start in range(0, features.shape[-1], BLOCK):
+            stop = start + BLOCK
+            _add_product(self._scatter[..., start:stop, :stop], features[..., start:stop],
+                         features[..., :stop])
         if targets is not None:
             targets = self._merged_rows(targets.to(self._scatter), self._target_mean)
             _add_product(self._cross_scatter, targets, features)  # (*batch, p, d)
@@ -187,31 +191,12 @@ class Moments:
             raise ValueError(f'expected at least one row of `{self.name}`, found 0')
 
 
-def _add_lower(scatter: Tensor, rows: Tensor) -> None:
-    """Add ``rows^T rows`` to the lower triangle of the scatter, block by block.
-
-    This takes about half of the full product's arithmetic.
-
-    Args:
-        scatter (Tensor): Shape (*batch, d, d). Above the diagonal only the blocks on the diagonal
-            are written.
-        rows (Tensor): Shape (*batch, n, d).
-    """
-    for start, stop in _blocks(rows.shape[-1]):
-        _add_product(scatter[..., start:stop, :stop], rows[..., start:stop], rows[..., :stop])
-
-
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``left^T right`` in place: a temporary product would cost as much as a narrow one."""
     if total.ndim == 2:
         total.addmm_(left.mT, right)
     else:
         total += left.mT @ right
-
-
-def _blocks(width: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, width, BLOCK):
-        yield start, min(start + BLOCK, width)
 
 
 def moments_of(features: Tensor, targets: Tensor | None = None) -> Moments:

@@ -348,11 +348,6 @@ class SearchSpace:
         """
         self._attached.setdefault(name, []).append(axis)
 
-    def _gate_axes(self, name: str) -> list[Axis]:
-        """Axes along the units of a gate's own parameters and buffers, and attached axes."""
-        gate = self.sites[name].gate
-        return [Axis(gate, 'importance'), Axis(gate, 'kept'), *self._attached.get(name, ())]
-
     def slice_units(self, name: str, kept: Tensor, optimizer: Optimizer | None = None) -> bool:
         """Slice a site of a supernet, its gate and the optimizer's moments.
 
@@ -370,7 +365,9 @@ class SearchSpace:
         # original indices to positions among the units that are still there
         units = torch.isin(gate.kept, kept.to(gate.kept.device)).nonzero().flatten()
         site.slice_units(units, optimizer)
-        slice_axes(self._gate_axes(name), units, optimizer)
+        # axes along the units of the gate's own parameters and buffers, and attached axes
+        slice_axes([Axis(gate, 'importance'), Axis(gate, 'kept'), *self._attached.get(name, ())],
+                   units, optimizer)
         site.resized(len(kept))
         return True
 

@@ -49,7 +49,10 @@ class SearchableBackbone:
         kwargs = {key: list(value) if key == 'out_indices' and isinstance(value, tuple) else value
                   for key, value in kwargs.items()}
         arguments = self._given(args, kwargs)
-        self._check_arch(arguments.get('arch'))
+        arch = arguments.get('arch')
+        if isinstance(arch, str) and arch.lower() not in self.arch_zoo:
+            raise ValueError(f'expected `arch` of `{type(self).__name__}` among '
+                             f'{sorted(self.arch_zoo)}, found {arch!r}')
         super().__init__(*args, **kwargs)
         plain_drop_rates(self)
         described = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
@@ -69,11 +72,6 @@ class SearchableBackbone:
         if 'args' in given.arguments:  # a host with `*args`, whose parent takes `arch` first
             found['arch'] = given.arguments['args'][0]
         return copy.deepcopy(found)
-
-    def _check_arch(self, arch: Any) -> None:
-        if isinstance(arch, str) and arch.lower() not in self.arch_zoo:
-            raise ValueError(f'expected `arch` of `{type(self).__name__}` among '
-                             f'{sorted(self.arch_zoo)}, found {arch!r}')
 
     def _chosen_kinds(self) -> Sequence[KindConfig]:
         """Kinds of site of an instance, which may depend on its arguments."""

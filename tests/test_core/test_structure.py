@@ -47,13 +47,6 @@ def test_an_operator_may_compute_what_is_not_kept(kept, tmp_path):
     assert json.loads(again.dumps())['sites'][FFN_0] == dict(total=12, kept=[0, 3, 11])
 
 
-def test_diff():
-    other = copy.deepcopy(GOOD)
-    other['sites'][FFN_1]['kept'] = [2, 5, 6]
-    found = Structure.load(GOOD).diff(Structure.load(other))
-    assert found == {FFN_1: dict(removed=[1], added=[5, 6])}
-
-
 bad_kept = st.one_of(
     st.lists(st.integers(0, 7), min_size=2, max_size=8).filter(
         lambda kept: any(a >= b for a, b in zip(kept, kept[1:]))),  # not ascending

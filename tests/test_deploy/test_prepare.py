@@ -182,7 +182,7 @@ def test_forms_follow_the_runtime_and_the_groups():
     space.slice_to(space.structure_for({names[0]: kept, names[1]: torch.arange(8)}))
     assert describe_selections(model, 'onnxruntime') == '2 grouped, 2 sliced'
     forms = [selection_form(module, 'onnxruntime')
-             for module in prepare(model, 'onnxruntime', form='elements').modules()
+             for module in prepare(model, 'onnxruntime').modules()
              if isinstance(module, (Take, Put)) and not module.contiguous]
     assert forms == [('grouped', GROUPED_FROM)] * 2
 
@@ -210,12 +210,10 @@ def test_gates_of_groups_give_grouped_selections(target):
     assert 'grouped' in said and 'elements' not in said
 
 
-def test_another_runtime_or_form_is_refused():
+def test_another_runtime_is_refused():
     model = KCRVisionTransformer(**VIT)
     with pytest.raises(ValueError, match="a runtime among .*, found 'caffe'"):
         prepare(model, 'caffe')
-    with pytest.raises(ValueError, match="a form among .*, found 'transposed'"):
-        prepare(model, form='transposed')
 
 
 @pytest.mark.parametrize('part', ['ffn', 'ln2'])

@@ -14,13 +14,13 @@ from PIL import Image
 
 from lab import jobs
 from lab.digits import DigitsOptions, write_digits
+from lab.kernel_analysis import split_loader
 from lab.pipeline import deployed
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from long_form import few
 from mmkcr.apis import count_macs
 from mmkcr.core import Structure, count_params
-from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.models.feature_tap import FeatureTap
 
 FORK = multiprocessing.get_context('fork')

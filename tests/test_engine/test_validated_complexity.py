@@ -8,9 +8,9 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
+from lab.kernel_analysis import kernel_statistics, split_loader
 from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.engine.compressed_config import CompressionRunner
-from mmkcr.methods.kcr.analysis import kernel_statistics, split_loader
 from mmkcr.methods.kcr.metric import KernelComplexityMetric
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

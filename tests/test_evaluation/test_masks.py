@@ -5,8 +5,8 @@ import torch
 from mmengine.registry import DefaultScope
 from mmpretrain.structures import DataSample
 
+from lab.kernel_analysis import classification_scores
 from mmkcr.methods.dcs.masks import MaskWatch, find_masks, has_masks, masks_held_open
-from mmkcr.methods.kcr.analysis import classification_scores
 from mmkcr.registry import MODELS
 
 MOBILE = dict(

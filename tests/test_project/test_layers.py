@@ -19,7 +19,7 @@ LAYERS = [
     ('hosts', ),          # what is changed in the OpenMMLab libraries, and when
     ('registry', ),
     ('core', ),           # structure, sites, axes, MACs, budget: torch only
-    ('functional', 'visualization'),  # mathematics, and figures: no models
+    ('functional', 'visualization'),  # mathematics; tables and progress: no models
     ('models', ),
     ('datasets', ),
     ('evaluation', ),
@@ -112,7 +112,7 @@ def test_core_knows_torch_and_numpy_only():
 
 
 @pytest.mark.parametrize('package', ['functional', 'visualization'])
-def test_mathematics_and_figures_know_no_models(package):
+def test_mathematics_and_tables_know_no_models(package):
     hosts = {'mmcv', 'mmpretrain', 'mmdet', 'mmseg', 'timm', 'transformers'}
     assert third_party(package) and not third_party(package) & hosts
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.kernel_analysis import classification_scores, split_loader
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.methods.dcs.bottleneck import information_statistics
-from mmkcr.methods.kcr.analysis import classification_scores, split_loader
 
 REPO = Path(__file__).parents[2]
 TAIL = """

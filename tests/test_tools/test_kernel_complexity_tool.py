@@ -11,9 +11,9 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
+from lab import kernel_analysis as analysis
+from lab.kernel_analysis import kernel_statistics, training_steps
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.methods.kcr import analysis
-from mmkcr.methods.kcr.analysis import kernel_statistics, training_steps
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / 'tools/analysis_tools/kernel_complexity.py'

@@ -154,25 +154,3 @@ def test_a_slim_side_slower_than_dense_is_told_with_its_form(ratio, run_tool, lo
         f'warning: in `{runtime}` at batch 2 the slim side takes 1.250 of the time of the dense '
         f'one; selections of channels: {form}' for runtime, form in (
             ('eager', 'as they are'), ('onnxruntime', '4 elements'), ('openvino', '4 gather'))])
-
-
-def test_forms_of_selections(run_tool, refused, search_config, read_rows, monkeypatch, load_tool):
-    """A line for each; the files of both sides are exported in it."""
-    tool, graphs = load_tool(TOOL), []
-    whole = tool.export_onnx
-
-    def export_onnx(model, path, *args):
-        report = whole(model, path, *args)
-        graphs.append((path.stem, report.operators))
-        return report
-
-    monkeypatch.setattr(tool, 'export_onnx', export_onnx)
-    run_tool(TOOL, search_config, '--target-macs', '80%', '--sites', 'mlp_channels', '--form',
-             'gather', 'elements', '--runtime', 'onnxruntime', *FAST)
-    rows = read_rows()
-    assert [row['sites'] for row in rows] == ['mlp_channels, gather', 'mlp_channels, elements']
-    assert float(rows[0]['macs_ratio']) == float(rows[1]['macs_ratio']) < 0.8
-    by_elements = [(side, operators.get('GatherElements', 0) > 0) for side, operators in graphs]
-    assert by_elements == [('dense', False), ('slim', False), ('dense', False), ('slim', True)]
-    assert 'a runtime among' in refused(TOOL, search_config, '--target-macs', '80%', '--form',
-                                        'gather')

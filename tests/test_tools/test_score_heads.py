@@ -13,9 +13,9 @@ from mmengine.runner import save_checkpoint
 from PIL import Image
 from torch.multiprocessing import start_processes
 
+from lab.head_scores import HeadStatistics
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
-from mmkcr.methods.dwconv.head_scores import HeadStatistics
 from mmkcr.models.head_choice import select_heads
 
 REPO = Path(__file__).parents[2]

@@ -10,29 +10,32 @@ Examples:
     python tools/analysis_tools/channel_masks.py --structure a/structure.json b/structure.json
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.curve_plots import plot_curve, plot_gate_histograms
+from lab.kernel_analysis import training_steps
+from lab.mask_plots import (
+    kept_shares,
+    plot_channel_masks,
+    plot_kept_shares,
+    plot_mask_evolution,
+    same_sites,
+)
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights, run_folder
-from mmkcr.methods.kcr.analysis import training_steps
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS
-from mmkcr.visualization import (
-    format_table,
-    plot_channel_masks,
-    plot_curve,
-    plot_gate_histograms,
-    plot_kept_shares,
-    plot_mask_evolution,
-)
-from mmkcr.visualization.masks import kept_shares, same_sites
+from mmkcr.visualization import format_table
 
 
 class Snapshot(NamedTuple):

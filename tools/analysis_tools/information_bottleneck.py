@@ -10,18 +10,22 @@ Example:
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.curve_plots import plot_curve
+from lab.kernel_analysis import classification_scores, split_loader, step_of, training_steps
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.methods.dcs.bottleneck import information_statistics
-from mmkcr.methods.kcr.analysis import classification_scores, split_loader, step_of, training_steps
 from mmkcr.models.tasks import find_task
-from mmkcr.visualization import format_table, plot_curve, shown
+from mmkcr.visualization import format_table, shown
 
 COLUMNS = ('loss', 'top1', 'i_inputs', 'i_labels', 'ib', 'ibb')
 

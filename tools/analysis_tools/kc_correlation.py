@@ -25,6 +25,9 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.complexity_tap import ComplexityTap
+from lab.figures import saved_figure
+from lab.kernel_analysis import split_loader
+from lab.machine import machine_info
 from lab.rank_correlation import spearman, spearman_interval
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
@@ -32,11 +35,8 @@ from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.core import atomic_write, block_of
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
-from mmkcr.engine.machine import machine_info
-from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.models.counting import count_macs
 from mmkcr.visualization import format_table, shown
-from mmkcr.visualization.figures import saved_figure
 
 #: What may tell (of the training set), and what is lost (on the test set).
 PREDICTORS = dict(kc='KC', a_kc='A-KC', difference='outputs differ', macs='MACs')

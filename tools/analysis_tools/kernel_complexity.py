@@ -11,20 +11,23 @@ Example:
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command
-from mmkcr.core.io import atomic_write
-from mmkcr.engine.build import build_model, load_config, load_weights
-from mmkcr.methods.kcr.analysis import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.kernel_analysis import (
     kernel_statistics,
     plot_bounds,
     split_loader,
     step_of,
     training_steps,
 )
+from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command
+from mmkcr.core.io import atomic_write
+from mmkcr.engine.build import build_model, load_config, load_weights
 
 COLUMNS = ('n', 'landmarks', 'kc', 'a_kc', 'tnn', 'squared_error', 'kcr_lower', 'kcr_upper')
 

@@ -35,6 +35,7 @@ from mmengine.registry import init_default_scope
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.head_plots import plot_head_scores
+from lab.head_scores import REDUCTIONS
 from lab.replace_heads import replaceable_heads, score_heads, unfolded, write_replaced
 from mmkcr.apis.slim_files import provenance
 from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
@@ -50,7 +51,6 @@ from mmkcr.engine.build import (
     trained_weights,
 )
 from mmkcr.engine.processes import join_processes
-from mmkcr.methods.dwconv.head_scores import REDUCTIONS
 from mmkcr.models.head_choice import (
     SELECTIONS,
     Count,

@@ -8,14 +8,17 @@ Example:
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.sensitivity_plots import plot_sensitivity
 from mmkcr.apis.compress_files import SENSITIVITY
 from mmkcr.apis.slim_files import STRUCTURE
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import Structure
-from mmkcr.visualization import plot_sensitivity
 
 
 @command

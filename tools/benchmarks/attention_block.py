@@ -23,10 +23,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.attention_profile import MODES, SIZES, profile_block
+from lab.machine import machine_info
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.deploy.latency import AMP_DTYPES
-from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table
 
 

@@ -18,14 +18,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.compress_study import ANYWHERE, VARIANTS, Subject, study
+from lab.figures import saved_figure
+from lab.machine import machine_info
+from lab.palette import SERIES
 from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.closed_form.kinds import check_kinds
 from mmkcr.core import atomic_write
 from mmkcr.engine.build import load_config
-from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table
-from mmkcr.visualization.figures import saved_figure
-from mmkcr.visualization.palette import SERIES
 
 
 def make_parser() -> Parser:

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.digits import write_digits
 from lab.jobs import Job, run_jobs
+from lab.machine import machine_info
 from lab.run_settings import check_factor, check_target
 from lab.scenes_job import (
     BACKBONE,
@@ -42,7 +43,6 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write, locked
 from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.engine.expected import check_expected
-from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'

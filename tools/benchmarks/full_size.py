@@ -29,12 +29,12 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.kind_coverage import Family, law_error
+from lab.machine import machine_info
 from mmkcr.apis.compress_files import CONFIG
 from mmkcr.apis.slim_files import WEIGHTS
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import count_params
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
-from mmkcr.engine.machine import machine_info
 from mmkcr.models.counting import count_macs
 from mmkcr.models.sites import why_not
 from mmkcr.models.tasks import is_dense_task

@@ -23,13 +23,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.machine import machine_info, process_memory
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.images import calibration_images
-from mmkcr.core.machine import process_memory
 from mmkcr.engine.build import build_model, default_shape, load_config
-from mmkcr.engine.machine import machine_info
 from mmkcr.models.tasks import is_dense_task
 from mmkcr.visualization import format_table, shown
 

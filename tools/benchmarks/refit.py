@@ -24,9 +24,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.machine import machine_info
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import atomic_write
-from mmkcr.engine.machine import machine_info
 from mmkcr.functional.moments import CHUNK, Moments, moments_of
 from mmkcr.functional.pivots import gram_matrix, pivot_order, reconstruction_error
 from mmkcr.functional.refit import refit

@@ -33,9 +33,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.machine import machine_info
 from mmkcr.cli.command import Parser, command
 from mmkcr.core.io import atomic_write
-from mmkcr.engine.machine import machine_info
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator
 from mmkcr.functional.kernel import MomentAccumulator, leading_basis, truncation_rank

@@ -39,10 +39,10 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.machine import machine_info
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import TOLERANCE, atomic_write, choose_options
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.engine.machine import machine_info
 from mmkcr.methods.search.joint_constructor import JointOptimWrapperConstructor
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS

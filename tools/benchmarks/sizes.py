@@ -34,10 +34,9 @@ LATER = {
     'compression in closed form': (
         'closed_form/*.py', 'apis/compress*.py', 'apis/finetune.py', 'functional/*refit.py',
         'functional/pivots.py', 'functional/sweep.py', 'functional/moments.py',
-        'core/allocation.py', 'visualization/sensitivity.py',
-        'visualization/progress.py'),
+        'core/allocation.py', 'visualization/progress.py'),
     'runtimes, int8, budgets in ms': (
-        'deploy/*.py', 'engine/machine.py', 'core/latency.py', 'core/machine.py'),
+        'deploy/*.py', 'core/latency.py', 'core/machine.py'),
     'self-supervision, questions, whole models': (
         'methods/kcr/selfsup/*.py', 'methods/kcr/vqa/*.py'),
     'nothing lost, the first minute': (

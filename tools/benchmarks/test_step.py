@@ -14,6 +14,7 @@ Examples:
 
 import itertools
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.machine import machine_info
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.deploy.latency import PairTiming, clock_for, measure_calls
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
-from mmkcr.engine.machine import machine_info
 from mmkcr.models.counting import count_parts, counted_proposals
 from mmkcr.visualization import format_table
 

@@ -20,10 +20,12 @@ from typing import NamedTuple
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.machine import machine_info
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.closed_form.images import SUFFIXES
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table, shown
 
 HOSTS = dict(mmdet='mmdet::pvt/retinanet_pvtv2-b0_fpn_1x_coco.py',

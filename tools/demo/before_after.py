@@ -28,11 +28,13 @@ from mmengine.structures import PixelData
 from numpy import ndarray
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.figures import saved_figure
 from mmkcr.apis import count_macs, inferencer, model_config
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.deploy.latency import RUNTIMES, measure_pair
 from mmkcr.models.tasks import find_task
-from mmkcr.visualization.figures import saved_figure
 from mmkcr.visualization.progress import shown
 
 SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')

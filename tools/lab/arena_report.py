@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmkcr.core import atomic_write
-from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table
-from mmkcr.visualization.figures import saved_figure
-from mmkcr.visualization.palette import SERIES
 from .arena_methods import METHODS
+from .figures import saved_figure
+from .machine import machine_info
+from .palette import SERIES
 from .stages import RECORD
 
 #: What differences are to, and what a method has to be above to lead.

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mmkcr.visualization.figures import saved_figure
-from mmkcr.visualization.palette import AMOUNT
+from .figures import saved_figure
+from .palette import AMOUNT
 
 
 def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:

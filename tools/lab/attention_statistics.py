@@ -74,7 +74,7 @@ def attention_statistics(model: nn.Module, loader: DataLoader, images: int | Non
 
     Args:
         model (BaseModel): The model, or a wrapper around it.
-        loader (DataLoader): As of :func:`~mmkcr.methods.kcr.analysis.split_loader`.
+        loader (DataLoader): As of :func:`~lab.kernel_analysis.split_loader`.
         images (int, optional): How many are used. Defaults to all.
         bins (int): See :class:`AttentionStatistics`. Defaults to 40.
 

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib import colormaps
 
 from mmkcr.core import Structure
-from mmkcr.visualization.figures import saved_figure
-from mmkcr.visualization.palette import AMOUNT, CUT, KEPT
+from .figures import saved_figure
+from .palette import AMOUNT, CUT, KEPT
 
 Numbers = Sequence[float]
 

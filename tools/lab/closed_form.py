@@ -3,7 +3,7 @@
 from typing import Any
 
 from mmkcr.apis.compress_files import compress_files
-from mmkcr.visualization import plot_channel_masks
+from .mask_plots import plot_channel_masks
 from .pipeline import Start
 from .study import Call
 

@@ -16,25 +16,22 @@ from mmkcr.core import Structure, atomic_write
 from mmkcr.datasets import check_data_folders
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.engine.build import build_model, load_config, load_weights
-from mmkcr.engine.machine import machine_info
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.functional.kernel import moment_of, spectrum, tails, truncation_rank
 from mmkcr.methods.dcs.bottleneck import labelled_batches
-from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.head_choice import select_heads
-from mmkcr.visualization import (
-    plot_channel_masks,
-    plot_metric_over_time,
-    plot_sensitivity,
-)
 from .bimask_plots import plot_mask_descent
 from .compress_study import Subject
 from .gallery_plots import plot_shares, plot_spectrum
 from .head_plots import plot_head_scores
+from .kernel_analysis import split_loader
+from .machine import machine_info
+from .mask_plots import plot_channel_masks
 from .replace_heads import score_heads
+from .sensitivity_plots import plot_metric_over_time, plot_sensitivity
 
 TARGETS = (0.8, 0.65, 0.5, 0.4, 0.3)
 IMAGES, PAIRS = 96, 30

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mmkcr.visualization.figures import saved_figure
-from mmkcr.visualization.palette import AMOUNT, DENSE, SERIES
+from .figures import saved_figure
+from .palette import AMOUNT, DENSE, SERIES
 
 
 def plot_spectrum(eigenvalues: Sequence[float], bound: Sequence[float], path: str | Path,

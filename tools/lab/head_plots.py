@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from mmkcr.visualization.figures import saved_figure
-from mmkcr.visualization.masks import as_grid
-from mmkcr.visualization.palette import AMOUNT
+from .figures import saved_figure
+from .mask_plots import as_grid
+from .palette import AMOUNT
 
 
 def plot_head_scores(scores: Mapping[str, Sequence[float]], path: str | Path,

@@ -23,13 +23,13 @@ from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.distil import DistilOptions, augmented, distil
 from mmkcr.core import Structure
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.methods.dwconv.head_scores import HeadStatistics
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models import Searchable
 from mmkcr.models.counting import count_macs
 from mmkcr.models.head_choice import head_sites, select_heads
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
+from .head_scores import HeadStatistics
 from .saliency import tokens
 
 #: Options of timm's backbones that return all tokens, of images of any size.

@@ -13,9 +13,9 @@ from mmkcr.engine.build import default_shape
 from mmkcr.evaluation.features import feature_layer_of, undisturbed
 from mmkcr.methods.dcs.bottleneck import information_statistics
 from mmkcr.methods.dcs.masks import MaskWatch, has_masks, masks_held_open
-from mmkcr.methods.kcr.analysis import kernel_statistics, split_loader
 from mmkcr.models.counting import count_parts
 from mmkcr.models.tasks import find_task, unwrap
+from .kernel_analysis import kernel_statistics, split_loader
 
 
 def kernel_measure(model: nn.Module, config: Config) -> Mapping[str, float]:

@@ -31,8 +31,8 @@ from mmkcr.engine.build import (
     load_config,
     set_structure,
 )
-from mmkcr.engine.machine import machine_info
 from mmkcr.models.tasks import find_task
+from .machine import machine_info
 
 TABLE, ROWS, HASHES = 'README.md', 'models.json', 'SHA256SUMS'
 #: What a table shows of a metric's name, and the metrics that it shows.

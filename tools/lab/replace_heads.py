@@ -13,13 +13,13 @@ from mmkcr.apis.slim_files import STRUCTURE, write_subnet
 from mmkcr.core import Structure, count_params
 from mmkcr.engine.build import build_model, default_shape, file_sha256, load_weights
 from mmkcr.evaluation.features import share_of_rank
-from mmkcr.methods.dwconv.head_scores import head_scores
-from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.head_choice import head_sites, select_heads, set_operator
 from mmkcr.models.layers.head_operators import FOLDED
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.tasks import find_task, search_space
+from .head_scores import head_scores
+from .kernel_analysis import split_loader
 
 
 def replaceable_heads(model: nn.Module) -> SearchSpace:
@@ -49,7 +49,7 @@ def score_heads(model: nn.Module, config: Any, images: int | None = 1000, seed: 
             1000, as the paper.
         seed (int): Of the draw. Defaults to 0.
         distributed (bool): Every rank takes its share. Defaults to False.
-        **kwargs: See :func:`~mmkcr.methods.dwconv.head_scores.head_scores`.
+        **kwargs: See :func:`~lab.head_scores.head_scores`.
 
     Raises:
         ValueError: As :func:`replaceable_heads`, fewer than two images, or fewer than

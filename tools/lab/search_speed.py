@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmkcr.visualization.figures import saved_figure
+from .figures import saved_figure
 
 
 class Phase(NamedTuple):

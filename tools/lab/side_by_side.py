@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Subset
 
 from mmkcr.cli.command import Parser, add_trust_argument
 from mmkcr.engine.build import build_model, load_config, load_weights, set_structure
-from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.models.tasks import find_task
+from .kernel_analysis import split_loader
 
 
 class Trained(NamedTuple):
@@ -80,7 +80,7 @@ def spread_loader(config: Config, split: str, images: int) -> DataLoader:
     """A loader of images spread evenly over a data set, which may be sorted by class.
 
     Args:
-        config (Config): See :func:`~mmkcr.methods.kcr.analysis.split_loader`.
+        config (Config): See :func:`~lab.kernel_analysis.split_loader`.
         split (str): As there.
         images (int): How many, at most.
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mmkcr.core import atomic_write
-from mmkcr.engine.machine import machine_info
-from mmkcr.visualization import format_table, plot_curve
+from mmkcr.visualization import format_table
+from .curve_plots import plot_curve
+from .machine import machine_info
 from .study import Study
 
 Results = Sequence[Mapping[str, Any]]

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.palette import SLIM
 from mmkcr.cli.command import Parser, command
 from mmkcr.core.io import atomic_write
 from mmkcr.version import __version__
-from mmkcr.visualization.palette import SLIM
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'docs' / 'images' / 'badges'

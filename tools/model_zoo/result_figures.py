@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from model_zoo.result_tables import RESULTS, ROOT, matches, read_results
 
+from lab.figures import saved_figure
+from lab.palette import SERIES
 from mmkcr.cli.command import Parser, command
-from mmkcr.visualization.figures import saved_figure
-from mmkcr.visualization.palette import SERIES
 
 
 def draw(rows: Sequence[Mapping[str, str]], figure: Mapping[str, Any], path: Path) -> None:

@@ -161,7 +161,11 @@ class ExactResumeHook(Hook):
                 param.grad = grad.to(param)
         hosts = self._resumed.get('hosts') or [{}]
         set_host_state(runner, hosts[rank if len(hosts) == processes else 0])
-        self._make_endless(runner.train_loop)
+        loop = runner.train_loop
+        # an iteration-based run goes to its position without loading skipped batches
+        if isinstance(loop, IterBasedTrainLoop) and not isinstance(loop.dataloader_iterator,
+                                                                   EndlessBatches):
+            loop.dataloader_iterator = EndlessBatches(loop.dataloader)
         self._passed = self._within_epoch(runner, self._resumed.get('batches'))
         self._resumed = {}
 
@@ -189,13 +193,6 @@ class ExactResumeHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Note that a checkpoint of the best model already has this validation behind it."""
         self._validated = True
-
-    @staticmethod
-    def _make_endless(loop: BaseLoop) -> None:
-        """Let an iteration-based run go to its position without loading skipped batches."""
-        if isinstance(loop, IterBasedTrainLoop) and not isinstance(loop.dataloader_iterator,
-                                                                   EndlessBatches):
-            loop.dataloader_iterator = EndlessBatches(loop.dataloader)
 
     @staticmethod
     def _within_epoch(runner: Runner, batches: int | None) -> int:

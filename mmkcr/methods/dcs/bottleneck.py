@@ -152,7 +152,7 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
 
     Args:
         model (BaseModel): A classifier, or a wrapper around one.
-        loader (DataLoader): See :func:`~mmkcr.methods.kcr.analysis.split_loader`.
+        loader (DataLoader): Of labelled images, with test transforms.
         num_classes (int): C = A = B.
         layer (str): Layer of the features. Defaults to 'backbone'.
         seed (int): Seed of k-means and of its samples. Defaults to 0.

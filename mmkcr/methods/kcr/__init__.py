@@ -7,7 +7,7 @@ on the test loss has its square root.
 
 - ``kernel_complexity``: the term, a residual of the projection on the leading eigenvectors
 - ``nystrom_refresh``: the hook that computes these eigenvectors anew every 30 epochs
-- ``metric``: KC, its approximation and the bounds of the theorem; ``analysis``: of checkpoints
+- ``metric``: KC, its approximation and the bounds of the theorem
 - ``selfsup``: pre-training by MOCA, which mmpretrain does not have
 - ``vqa``: FLAVA and its questions about images
 """

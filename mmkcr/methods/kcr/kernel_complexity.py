@@ -107,8 +107,11 @@ class KernelComplexityLoss(nn.Module):
             features = features if features.dtype == torch.float64 else features.float()
             energy = features.square().sum()
             # sum_i KCR_i over the batch
-            residual = self._sample(features, indices) if self.needs_indices else \
-                self._projection(features)
+            if self.needs_indices:
+                residual = self._sample(features, indices)
+            else:
+                basis = self.basis.to(features.dtype)
+                residual = (features - (features @ basis) @ basis.T).square().sum()
             mean = residual / len(features)
             if self.scale_free:  # a ratio of sums over the images of all processes
                 residual, energy = mean_over_processes(torch.stack([residual, energy]))
@@ -122,10 +125,6 @@ class KernelComplexityLoss(nn.Module):
         It is a scalar on the features' device, so that logging does not synchronise a GPU.
         """
         return {} if self._energy_outside is None else dict(energy_outside=self._energy_outside)
-
-    def _projection(self, features: Tensor) -> Tensor:
-        basis = self.basis.to(features.dtype)
-        return (features - (features @ basis) @ basis.T).square().sum()
 
     def _sample(self, features: Tensor, indices: Tensor) -> Tensor:
         coordinates = self.coordinates[indices.to(self.coordinates.device)].to(features.dtype)

@@ -79,7 +79,10 @@ class NystromRefreshHook(RefreshHook):
         model, indices = unwrap(runner.model), self._draw(step)
         if loss.needs_indices:
             # the form 'sample' stores U for every sample, so it needs all features, not a moment
-            loss.refresh_from_features(self._all_features(model), indices, step)
+            loader = share_of_rank(self.dataset, None, self.like, distributed=False)
+            features = torch.cat([found for found, _ in feature_batches(
+                model, loader, model.feature_layer)])
+            loss.refresh_from_features(features, indices, step)
         else:
             loss.refresh(self._moment(model, indices), len(self.dataset), step)
         used = len(self.dataset) if indices is None else len(indices)
@@ -102,8 +105,3 @@ class NystromRefreshHook(RefreshHook):
         for features, _ in feature_batches(model, loader, model.feature_layer):
             accumulator.add(features)
         return accumulator.all_reduce().moment()
-
-    def _all_features(self, model: nn.Module) -> Tensor:
-        loader = share_of_rank(self.dataset, None, self.like, distributed=False)
-        return torch.cat([features for features, _ in feature_batches(
-            model, loader, model.feature_layer)])

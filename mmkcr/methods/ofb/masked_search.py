@@ -64,7 +64,8 @@ class MaskedSearchModel(SearchModel):
                 mode: str = 'tensor') -> Any:
         """Like :meth:`SearchModel.forward`, with the reconstruction in mode ``'loss'``."""
         head = self.reconstruction
-        if mode != 'loss' or head is None or self._has_ended():
+        ended = self.end_when_decided and all(gate.decided for gate in self.gates().values())
+        if mode != 'loss' or head is None or ended:
             return super().forward(inputs, data_samples, mode)
         # the first call counts MACs by a forward of its own, which must run unmasked
         self.macs_model(tuple(inputs.shape[1:]))
@@ -76,24 +77,19 @@ class MaskedSearchModel(SearchModel):
         mask = seen['mask']
         features = find_backbone(self.architecture).token_map(seen['tokens'], mask.shape[1:])
         error = head(features, inputs, mask, sizes)
-        losses['loss_reconstruction'] = error * self._balance(seen['losses'], error)
+        # task loss over reconstruction error: one factor for all ranks, so that their gradients are
+        # of one loss
+        means = torch.stack([self.parse_losses(seen['losses'])[0].detach(), error.detach()])
+        all_reduce(means, 'mean')
+        balance = self.reconstruction_weight * means[0] / means[1].clamp(min=1e-6)
+        losses['loss_reconstruction'] = error * balance
         losses['reconstruction_error'] = error.detach()
         return losses
-
-    def _has_ended(self) -> bool:
-        return self.end_when_decided and all(gate.decided for gate in self.gates().values())
 
     def end_search(self) -> None:
         """Freeze the reconstruction, for whose gradients a distributed wrapper would wait."""
         if self.reconstruction is not None and self.end_when_decided:
             self.reconstruction.requires_grad_(False)
-
-    def _balance(self, task_losses: dict, error: Tensor) -> Tensor:
-        """Task loss over reconstruction error, both averaged over the ranks."""
-        # one factor for all ranks, so that their gradients are of one loss
-        sizes = torch.stack([self.parse_losses(task_losses)[0].detach(), error.detach()])
-        all_reduce(sizes, 'mean')
-        return self.reconstruction_weight * sizes[0] / sizes[1].clamp(min=1e-6)
 
     @contextmanager
     def _masked(self, generator: torch.Generator, sizes: Tensor | None) -> Iterator[dict]:

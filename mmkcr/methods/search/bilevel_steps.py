@@ -43,7 +43,11 @@ class BilevelSteps:
         hook_args = dict(batch_idx=idx, data_batch=data_batch)
         self.runner.call_hook('before_train_iter', **hook_args)
         logs = self._step_architecture(architecture_batch)
-        outputs = self._step_weights(data_batch)
+        # gradients of the gates that are being accumulated must not see this step, nor may the
+        # weight of a price grow for gates that are not updated
+        with _gradients_aside(self._gates), _evaluating(getattr(self._module, 'price', None)):
+            outputs = self.runner.model.train_step(
+                data_batch, optim_wrapper=self.runner.optim_wrapper['weights'])
         outputs = {**outputs, **{f'architecture/{name}': value for name, value in logs.items()}}
         self.runner.call_hook('after_train_iter', **hook_args, outputs=outputs)
         self._iter += 1
@@ -57,9 +61,12 @@ class BilevelSteps:
             losses = self._module._run_forward(data, mode='loss')
         loss, logs = self._module.parse_losses(losses)
         loss = wrapper.scale_loss(loss)
-        # accumulated gradients of the weights must survive this backward pass
-        if self._recomputes():
-            with gradients_aside(self._others()):
+        # accumulated gradients of the weights must survive this backward pass; re-entrant
+        # checkpointing, the hosts' `with_cp`, forbids `backward(inputs=...)`
+        if any(getattr(module, 'with_cp', False) for module in self._module.modules()):
+            gates = {id(gate) for gate in self._gates}
+            others = [param for param in self._module.parameters() if id(param) not in gates]
+            with _gradients_aside(others):
                 wrapper.backward(loss)
         else:
             wrapper.backward(loss, inputs=self._gates)
@@ -69,29 +76,10 @@ class BilevelSteps:
             wrapper.zero_grad()
         return logs
 
-    def _step_weights(self, batch: Sequence[dict]) -> dict[str, Tensor]:
-        # gradients of the gates that are being accumulated must not see this step, nor may the
-        # weight of a price grow for gates that are not updated
-        with gradients_aside(self._gates), evaluating(getattr(self._module, 'price', None)):
-            return self.runner.model.train_step(
-                batch, optim_wrapper=self.runner.optim_wrapper['weights'])
-
-    def _others(self) -> list[nn.Parameter]:
-        gates = {id(gate) for gate in self._gates}
-        return [param for param in self._module.parameters() if id(param) not in gates]
-
-    def _recomputes(self) -> bool:
-        # re-entrant checkpointing, the hosts' `with_cp`, forbids `backward(inputs=...)`
-        return any(getattr(module, 'with_cp', False) for module in self._module.modules())
-
 
 @contextmanager
-def evaluating(module: nn.Module | None) -> Iterator[None]:
-    """Put a module into evaluation mode for the ``with`` block.
-
-    Args:
-        module (nn.Module, optional): The module, in any mode. None: there is none.
-    """
+def _evaluating(module: nn.Module | None) -> Iterator[None]:
+    """Put a module, if there is one, into evaluation mode for the ``with`` block."""
     if module is None:
         yield
         return
@@ -104,13 +92,8 @@ def evaluating(module: nn.Module | None) -> Iterator[None]:
 
 
 @contextmanager
-def gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Remove gradients for the ``with`` block and restore them afterwards.
-
-    Args:
-        parameters (Sequence[nn.Parameter]): Their gradients; those that the
-            block computes are dropped.
-    """
+def _gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Remove gradients for the block and restore them; those that it computes are dropped."""
     kept = [param.grad for param in parameters]
     for param in parameters:
         param.grad = None

@@ -64,13 +64,12 @@ class SearchOptimWrapperConstructor:
         parts = dict(architecture=gate_parameters(module))
         gates = {id(gate) for gate in parts['architecture']}
         parts['weights'] = [param for param in module.parameters() if id(param) not in gates]
-        return OptimWrapperDict(**{key: self._build(module, key, parts[key]) for key in _KEYS})
-
-    def _build(self, module: nn.Module, key: str, parameters: list) -> OptimWrapper:
-        # for the whole module, as `paramwise_cfg` works by names; then others are removed
-        wrapper = build_optim_wrapper(module, self.optim_wrapper_cfg[key])
-        keep_only(wrapper, parameters)
-        return wrapper
+        wrappers = {}
+        for key in _KEYS:
+            # for the whole module, as `paramwise_cfg` works by names; then others are removed
+            wrappers[key] = build_optim_wrapper(module, self.optim_wrapper_cfg[key])
+            keep_only(wrappers[key], parts[key])
+        return OptimWrapperDict(**wrappers)
 
 
 def gate_parameters(module: nn.Module) -> list[nn.Parameter]:

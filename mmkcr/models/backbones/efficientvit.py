@@ -99,7 +99,10 @@ class EfficientViT(BaseBackbone):
             raise ValueError(f'expected `frozen_stages` within [-1, {stages}], found '
                              f'{frozen_stages}')
         self.frozen_stages, self.norm_eval = frozen_stages, norm_eval
-        self.stem = self._stem(in_channels)
+        width, cfg = self.widths[0], dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
+        self.stem = Sequential(
+            ConvModule(in_channels, width, 3, 2, 1, **cfg),
+            *(DSConv(width, width, residual=True, **cfg) for _ in range(self.depths[0])))
         plain = stages - arch.get('attention_stages', 2)
         self.stages = ModuleList(self._stage(i, attention=i >= plain) for i in range(stages))
         self._freeze()  # now, as what runs in several processes asks before `train`
@@ -127,12 +130,6 @@ class EfficientViT(BaseBackbone):
                 raise ValueError(f'expected `out_indices` within [{-stages}, {stages - 1}], found '
                                  f'{index}')
         return [index % stages for index in indices]
-
-    def _stem(self, in_channels: int) -> Sequential:
-        width, cfg = self.widths[0], dict(norm_cfg=self.norm_cfg, act_cfg=self.act_cfg)
-        return Sequential(
-            ConvModule(in_channels, width, 3, 2, 1, **cfg),
-            *(DSConv(width, width, residual=True, **cfg) for _ in range(self.depths[0])))
 
     def _stage(self, index: int, attention: bool) -> Sequential:
         before, width, depth = *self.widths[index:index + 2], self.depths[index + 1]

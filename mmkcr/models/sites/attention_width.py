@@ -98,7 +98,7 @@ class AttentionWidth(AttentionSite):
 
     def _fold_scale(self) -> None:
         if self._factor != 1:
-            scale_queries(*self._queries(), self._factor)
+            _scale_queries(*self._queries(), self._factor)
             self._factor = 1.
 
     def _exchange(self, module: nn.Module) -> None:
@@ -122,14 +122,8 @@ class QueryScale:
         return torch.cat([out[..., :self.rows] * self.factor, out[..., self.rows:]], -1)
 
 
-def scale_queries(projection: nn.Module, rows: int, factor: float) -> None:
-    """Multiply a factor into the weights of queries, in place.
-
-    Args:
-        projection (nn.Module): The layer that gives them.
-        rows (int): How many of its first outputs they are.
-        factor (float): The factor.
-    """
+def _scale_queries(projection: nn.Module, rows: int, factor: float) -> None:
+    """Multiply a factor into the first ``rows`` outputs of a layer, the queries, in place."""
     scale = torch.ones(len(projection.weight), dtype=torch.float64)
     scale[:rows] = factor
     scale_axes([Axis(projection, name, folds=True) for name in ('weight', 'bias')], scale)

@@ -21,11 +21,11 @@ from mmkcr.evaluation.features import (
     with_pipeline,
 )
 from mmkcr.functional.kernel import DEFAULT_LANDMARKS
+from mmkcr.methods.kcr.metric import KernelComplexityMetric
 from mmkcr.models.feature_tap import features_on_samples
 from mmkcr.visualization import shown
-from mmkcr.visualization.figures import saved_figure
-from mmkcr.visualization.palette import SERIES
-from .metric import KernelComplexityMetric
+from .figures import saved_figure
+from .palette import SERIES
 
 
 def split_loader(config: Config, split: str = 'train') -> DataLoader:

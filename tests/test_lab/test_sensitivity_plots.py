@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from lab import figures, palette
+from lab.mask_plots import plot_channel_masks
+from lab.sensitivity_plots import plot_metric_over_time, plot_sensitivity
 from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure
-from mmkcr.visualization import (
-    figures,
-    palette,
-    plot_channel_masks,
-    plot_metric_over_time,
-    plot_sensitivity,
-)
 
 LOSSES = {'layers.0.attn.heads': [1., 0.5, 0.], 'layers.0.ffn.mlp_hidden': [9., 4., 1., 0.],
           'layers.1.ffn.mlp_hidden': [8., 3., 2., 0.]}

@@ -21,7 +21,7 @@ def saved_figure(path: str | Path, size: tuple[float, float],
     """Provide a figure that is saved when the block ends.
 
     pyplot is not used, so no figure stays open and no display is needed. Colours are those of
-    :mod:`~mmkcr.visualization.palette`.
+    :mod:`~lab.palette`.
 
     Args:
         path (str | Path): ``.png``, ``.jpg``, ``.pdf`` or ``.svg``; its folder

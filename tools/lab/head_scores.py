@@ -1,8 +1,7 @@
 """Dependence of a head's attention on the image (drop-in depthwise convolution, 3.3.1).
 
 The score of a head is the standard deviation over images of every entry of its attention map,
-summed over the entries. It is small if the head attends to the same places in every image. The
-package's ``__init__`` does not import this module, as with :mod:`mmkcr.evaluation.features`.
+summed over the entries. It is small if the head attends to the same places in every image.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mmpretrain.models.utils import MultiheadAttention
 from torch import nn
 
-from mmkcr.methods.dwconv.head_scores import (
+from lab.head_scores import (
     HeadStatistics,
     RunningMoments,
     attention_map,

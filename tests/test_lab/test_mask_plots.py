@@ -4,17 +4,18 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from mmkcr.core import Structure
-from mmkcr.visualization import (
-    figures,
-    format_table,
+from lab import figures
+from lab.curve_plots import plot_curve, plot_gate_histograms
+from lab.mask_plots import (
+    as_grid,
+    kept_shares,
     plot_channel_masks,
-    plot_curve,
-    plot_gate_histograms,
     plot_kept_shares,
     plot_mask_evolution,
+    site_values,
 )
-from mmkcr.visualization.masks import as_grid, kept_shares, site_values
+from mmkcr.core import Structure
+from mmkcr.visualization import format_table
 
 STRUCTURE = Structure.load(dict(
     format_version=1, backbone=dict(type='mmkcr.KCRSwinTransformer'),
