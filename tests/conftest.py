@@ -1,5 +1,6 @@
 """Fixtures of the whole suite."""
 
+import fcntl
 import gc
 import logging
 import os
@@ -107,9 +108,26 @@ def digits_options():
 
 
 @pytest.fixture(scope='session')
-def digits_root(digits_options, tmp_path_factory):
-    """A folder with the digits that tests read and do not alter."""
+def written_digits(tmp_path_factory):
+    """``written_digits(options)``: a folder with the digits that tests read and do not alter.
+
+    Written once for all workers.
+    """
     from lab.digits import write_digits
-    root = tmp_path_factory.mktemp('data') / 'digits'
-    assert write_digits(root, digits_options)
-    return root
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if 'PYTEST_XDIST_WORKER' in os.environ else root
+
+    def written(options):
+        folder = root / f'digits_{options.train_scenes}_{options.val_scenes}'
+        with open(f'{folder}.lock', 'w') as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_digits(folder / 'digits', options)
+        return folder / 'digits'
+
+    return written
+
+
+@pytest.fixture(scope='session')
+def digits_root(written_digits, digits_options):
+    """The digits and few scenes."""
+    return written_digits(digits_options)

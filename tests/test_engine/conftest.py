@@ -8,12 +8,10 @@ from campaign import Servers
 
 
 @pytest.fixture(scope='session')
-def digits_root(tmp_path_factory):
+def digits_root(written_digits):
     """A folder with the embedded digits."""
-    from lab.digits import write_digits
-    root = tmp_path_factory.mktemp('data') / 'digits'
-    write_digits(root)
-    return str(root)
+    from lab.digits import DigitsOptions
+    return str(written_digits(DigitsOptions()))
 
 
 @pytest.fixture(scope='session')
