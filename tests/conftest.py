@@ -39,7 +39,7 @@ LONGEST = [f'tests/{name}.py' for name in (
     'test_models/test_whole/test_compress_whole', 'test_tools/test_train_test',
     'test_configs/test_ofb_configs', 'test_closed_form/test_distil', 'test_apis/test_given',
     'test_apis/test_export', 'test_apis/test_latency', 'test_configs/test_detection_configs',
-    'faults/test_faults', 'test_deploy/test_shipped_graphs')]
+    'test_deploy/test_shipped_graphs')]
 
 
 def pytest_collection_modifyitems(items):
@@ -54,15 +54,15 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests of the engine go to one worker: its jobs come from processes that took 9 s each."""
+    """Tests whose jobs are forked from :func:`servers` go to one worker: those took 9 s each."""
     from xdist.scheduler import LoadFileScheduling
 
-    class EngineTogether(LoadFileScheduling):
+    class JobsTogether(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            engine = 'tests/test_engine/'
-            return engine if nodeid.startswith(engine) else super()._split_scope(nodeid)
+            jobs = nodeid.startswith(('tests/test_engine/', 'tests/faults/'))
+            return 'jobs' if jobs else super()._split_scope(nodeid)
 
-    return EngineTogether(config, log) if config.getoption('dist') == 'loadfile' else None
+    return JobsTogether(config, log) if config.getoption('dist') == 'loadfile' else None
 
 
 def pytest_collection_finish():
@@ -151,6 +151,14 @@ def after_torch(tmp_path_factory):
 
         yield run
         server.kill()  # a forked process that lives may hold its input open
+
+
+@pytest.fixture(scope='session')
+def servers():
+    """Two processes that have imported everything, with different orders of hashed strings."""
+    from campaign import Servers
+    with Servers(2) as servers:
+        yield servers
 
 
 @pytest.fixture(scope='session')
