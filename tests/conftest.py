@@ -1,9 +1,13 @@
 """Fixtures of the whole suite."""
 
+import fcntl
 import gc
+import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,16 +32,14 @@ yapf_api.FormatCode = _checked_alone
 
 #: Files that take or wait longest, in that order: begun last, they would run alone at the end.
 LONGEST = [f'tests/{name}.py' for name in (
-    'test_tools/test_compress_tool', 'slurm/test_slurm', 'test_models/test_sites/test_coverage',
-    'test_tools/test_retrained', 'test_apis/test_compress', 'test_end_to_end/test_hosts_tools',
+    'test_engine/test_hooks/test_exact_resume', 'test_tools/test_compress_tool',
+    'slurm/test_slurm', 'test_models/test_sites/test_coverage', 'test_tools/test_retrained',
+    'test_apis/test_compress', 'test_end_to_end/test_hosts_tools',
     'test_models/test_sites/test_plain', 'test_project/test_wheel', 'test_project/test_commands',
-    'test_models/test_whole/test_compress_whole', 'test_engine/test_hooks/test_exact_resume',
-    'test_tools/test_train_test', 'test_engine/test_search_schedule',
-    'test_engine/test_hooks/test_sync_batch_norm', 'test_engine/test_detection_runs',
-    'test_engine/test_hooks/test_preemption', 'test_configs/test_ofb_configs',
-    'test_closed_form/test_distil', 'test_apis/test_given', 'test_apis/test_export',
-    'test_apis/test_latency', 'test_configs/test_detection_configs', 'faults/test_faults',
-    'test_engine/test_segmentation_runs', 'test_deploy/test_shipped_graphs')]
+    'test_models/test_whole/test_compress_whole', 'test_tools/test_train_test',
+    'test_configs/test_ofb_configs', 'test_closed_form/test_distil', 'test_apis/test_given',
+    'test_apis/test_export', 'test_apis/test_latency', 'test_configs/test_detection_configs',
+    'test_deploy/test_shipped_graphs')]
 
 
 def pytest_collection_modifyitems(items):
@@ -48,6 +50,19 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason='MMKCR_LONG_TESTS is not set'))
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.nodeid.split('::')[0], len(ranks)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests whose jobs are forked from :func:`servers` go to one worker: those took 9 s each."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class JobsTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            jobs = nodeid.startswith(('tests/test_engine/', 'tests/faults/'))
+            return 'jobs' if jobs else super()._split_scope(nodeid)
+
+    return JobsTogether(config, log) if config.getoption('dist') == 'loadfile' else None
 
 
 def pytest_collection_finish():
@@ -99,6 +114,53 @@ def _isolated():
         manager._instance_dict.clear()
 
 
+#: Runs programs in copies of a process that has imported PyTorch alone.
+AFTER_TORCH = """
+import json, os, sys, traceback
+import torch
+for line in sys.stdin:
+    code, folder, output = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.chdir(folder)
+        os.dup2(os.open(output, os.O_CREAT | os.O_WRONLY), 1), os.dup2(1, 2)
+        try:
+            exec(code, dict(__name__='__main__'))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope='session')
+def after_torch(tmp_path_factory):
+    """``after_torch(code, folder)``: what a program printed, which ended without an error."""
+    output = tmp_path_factory.mktemp('after_torch') / 'output.txt'
+    with subprocess.Popen([sys.executable, '-c', AFTER_TORCH], text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as server:
+        def run(code, folder=os.curdir):
+            output.unlink(missing_ok=True)
+            print(json.dumps([code, str(folder), str(output)]), file=server.stdin, flush=True)
+            status = server.stdout.readline().strip()
+            assert status == '0', output.read_text()[-2000:]
+            return output.read_text()
+
+        yield run
+        server.kill()  # a forked process that lives may hold its input open
+
+
+@pytest.fixture(scope='session')
+def servers():
+    """Two processes that have imported everything, with different orders of hashed strings."""
+    from campaign import Servers
+    with Servers(2) as servers:
+        yield servers
+
+
 @pytest.fixture(scope='session')
 def digits_options():
     """Few scenes, everything else as by default."""
@@ -107,9 +169,26 @@ def digits_options():
 
 
 @pytest.fixture(scope='session')
-def digits_root(digits_options, tmp_path_factory):
-    """A folder with the digits that tests read and do not alter."""
+def written_digits(tmp_path_factory):
+    """``written_digits(options)``: a folder with the digits that tests read and do not alter.
+
+    Written once for all workers.
+    """
     from lab.digits import write_digits
-    root = tmp_path_factory.mktemp('data') / 'digits'
-    assert write_digits(root, digits_options)
-    return root
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if 'PYTEST_XDIST_WORKER' in os.environ else root
+
+    def written(options):
+        folder = root / f'digits_{options.train_scenes}_{options.val_scenes}'
+        with open(f'{folder}.lock', 'w') as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_digits(folder / 'digits', options)
+        return folder / 'digits'
+
+    return written
+
+
+@pytest.fixture(scope='session')
+def digits_root(written_digits, digits_options):
+    """The digits and few scenes."""
+    return written_digits(digits_options)

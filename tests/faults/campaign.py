@@ -9,6 +9,7 @@ are read, see mutations.py. Ends with status 1 if anything was lost or let in.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -168,7 +169,7 @@ def differences(one, other):
 
 
 def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=8, until=float('inf'),
-              first=0, servers=2, say=lambda found: None):
+              first=0, servers=None, say=lambda found: None):
     """Kill runs until that many kills have hit.
 
     Args:
@@ -179,7 +180,7 @@ def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=8, until=float
         kills (int): At most in one run. Defaults to 8.
         until (float): No run begins after that time. Defaults to any.
         first (int): Number of the first run, which decides its kills. Defaults to 0.
-        servers (int): Processes that jobs are forked from, see :class:`Servers`. Defaults to 2.
+        servers (Servers, optional): Processes that jobs are forked from. Defaults to two new ones.
         say (Callable): Gets the counts after every run. Defaults to nothing.
 
     Returns:
@@ -189,7 +190,7 @@ def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=8, until=float
     kinds, runs, lost = Counter(), {}, {}
     found = dict(kills=kinds, runs=runs, lost=lost)
     whole, number, names = {}, first, list(names)
-    with Servers(servers) as servers:
+    with contextlib.nullcontext(servers) if servers else Servers() as servers:
         while names and sum(kinds.values()) < wanted and time.time() < until:
             name = names[number % len(names)]
             job = dict(RUNS[name], work_dir=f'{folder}/{name}', data_root=str(data_root),

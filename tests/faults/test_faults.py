@@ -12,7 +12,7 @@ def test_changed_files(tmp_path):
         assert found[sort]['refused'] > 50 and sum(found[sort].values()) == 200
 
 
-def test_killed_runs(digits_root, tmp_path):
+def test_killed_runs(digits_root, servers, tmp_path):
     """Of the run whose tensors shrink while it trains."""
-    found = kill_runs(2, tmp_path, digits_root, ['pruning'], kills=2, servers=1)
+    found = kill_runs(2, tmp_path, digits_root, ['pruning'], kills=2, servers=servers)
     assert found['lost'] == {} and sum(found['kills'].values()) >= 2

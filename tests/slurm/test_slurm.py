@@ -66,13 +66,11 @@ def cluster(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def runs(cluster, tmp_path_factory):
+def runs(cluster, digits_root, tmp_path_factory):
     """Work directories: of one process, and of the two tasks of a job."""
-    from lab.digits import DigitsOptions, write_digits
     root = tmp_path_factory.mktemp('jobs')
-    write_digits(root / 'digits', DigitsOptions(train_scenes=1, val_scenes=1))
     config, found = root / 'slurm-search.py', (root / 'one', root / 'two')
-    config.write_text(SEARCH.format(base=str(BASE), data=str(root / 'digits')))
+    config.write_text(SEARCH.format(base=str(BASE), data=str(digits_root)))
     finish([sys.executable, 'tools/train.py', config, '--work-dir', found[0], *batches_of(16)],
            cluster)
     finish(['bash', 'tools/slurm_train.sh', 'debug', 'kcr-search', config, found[1],
@@ -97,14 +95,12 @@ def finish(command, environment):
 
 
 @pytest.fixture(scope='module')
-def requeued(cluster, tmp_path_factory):
+def requeued(cluster, digits_root, tmp_path_factory):
     """Work directories of a job that ran through, of one that an urgent job and then a signal to
     its step stopped, and the text of the latter's output."""
-    from lab.digits import DigitsOptions, write_digits
     root = tmp_path_factory.mktemp('requeued')
-    write_digits(root / 'digits', DigitsOptions(train_scenes=1, val_scenes=1))
     config = root / 'long-search.py'
-    config.write_text(LONG.format(base=str(BASE), data=str(root / 'digits'), epochs=EPOCHS))
+    config.write_text(LONG.format(base=str(BASE), data=str(digits_root), epochs=EPOCHS))
     whole, broken = root / 'whole', root / 'broken'
     finish(['bash', 'tools/slurm_train.sh', 'debug', 'whole', config, whole], cluster)
     submitted = subprocess.run(

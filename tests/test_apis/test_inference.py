@@ -25,12 +25,10 @@ DIGITS = tuple('0123456789')
 
 
 @pytest.fixture(scope='module')
-def scenes(tmp_path_factory):
+def scenes(written_digits):
     """Folder with digits and two scenes."""
-    from lab.digits import DigitsOptions, write_digits
-    root = tmp_path_factory.mktemp('scenes') / 'digits'
-    write_digits(root, DigitsOptions(train_scenes=1, val_scenes=2))
-    return root
+    from lab.digits import DigitsOptions
+    return written_digits(DigitsOptions(train_scenes=1, val_scenes=2))
 
 
 @pytest.fixture(scope='module')

@@ -3,7 +3,6 @@
 import copy
 import functools
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -226,12 +225,11 @@ def test_a_position_has_one_augmentation():
     assert augmented('text', torch.Generator()) == 'text'
 
 
-def test_networks_of_others_need_no_models_of_the_hosts():
+def test_networks_of_others_need_no_models_of_the_hosts(after_torch):
     """As where `transformers` 5 breaks the import of mmpretrain's models."""
-    code = ('import sys\n'
+    code = (f'import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]}\n'
             'from mmkcr.hosts import ensure_torchvision; ensure_torchvision()\n'
             'for name in ("mmpretrain", "mmdet", "mmseg"): sys.modules[f"{name}.models"] = None\n'
             'import test_distil\n'
             'assert test_distil.distil(*test_distil.pair(), 2, test_distil.features).steps == 2\n')
-    here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    subprocess.run([sys.executable, '-c', code], check=True, env=dict(os.environ, PYTHONPATH=here))
+    after_torch(code)

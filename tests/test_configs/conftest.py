@@ -86,12 +86,10 @@ def structure_of(load, tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
-def digits(tmp_path_factory):
+def digits(written_digits):
     """The digits on disk."""
-    from lab.digits import DigitsOptions, write_digits
-    folder = tmp_path_factory.mktemp('data') / 'digits'
-    write_digits(folder, DigitsOptions())
-    return folder
+    from lab.digits import DigitsOptions
+    return written_digits(DigitsOptions())
 
 
 @pytest.fixture(scope='session')

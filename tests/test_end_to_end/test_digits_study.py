@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from lab import jobs
-from lab.digits import DigitsOptions, write_digits
 from lab.kernel_analysis import split_loader
 from lab.pipeline import deployed
 from lab.study import Study, StudyOptions
@@ -37,14 +36,13 @@ def tool():
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
+def folder(digits_root, tmp_path_factory):
     """Twenty-four training and six held-out digits of each class."""
     root = tmp_path_factory.mktemp('study')
-    write_digits(root / 'all', DigitsOptions(train_scenes=1, val_scenes=1))
     for part, count in (('train', 24), ('val', 6)):
         for label in map(str, range(10)):
             (root / 'digits' / part / label).mkdir(parents=True)
-            for file in sorted((root / 'all' / part / label).iterdir())[:count]:
+            for file in sorted((digits_root / part / label).iterdir())[:count]:
                 shutil.copy(file, root / 'digits' / part / label)
     return root
 

@@ -10,15 +10,23 @@ import pytest
 from mmengine.config import Config
 
 ROOT = Path(__file__).parents[2]
-#: Runs scripts one after the other, as from a command line.
+#: Runs scripts of one host after the other, as from a command line, in a copy of a process that
+#: has imported none of the hosts; the next host follows.
 SCRIPTS = """
-import json, runpy, sys
+import json, os, runpy, sys
 from mmkcr.hosts import ensure_torchvision
 from yapf.yapflib import yapf_api
 ensure_torchvision()  # beside the CPU's PyTorch no host can import it
 yapf_api.FormatCode = lambda text, **_: (text, False)  # as in tests/conftest.py
-for sys.argv in json.loads(sys.argv[1]):
-    runpy.run_path(sys.argv[0], run_name='__main__')
+for folder, lines in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        os.chdir(folder)
+        os.dup2(os.open('printed.txt', os.O_WRONLY | os.O_CREAT), 1), os.dup2(1, 2)
+        for sys.argv in lines:
+            runpy.run_path(sys.argv[0], run_name='__main__')
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 LOADER = dict(num_workers=0, persistent_workers=False, dataset=dict(indices=8))
 QUICK = dict(train_dataloader=dict(LOADER, batch_size=2), val_dataloader=LOADER,
@@ -28,43 +36,57 @@ SCENES = 'swin-mini_search_1xb8_digit-scenes'
 NOT_STARTED = dict(model=dict(backbone=dict(init_cfg=None)))
 
 
-def scripts(host, folder, *calls):
-    """What the tools of an installed host print, and whether they succeeded."""
-    tools = Path(importlib.util.find_spec(host).origin).parent / '.mim/tools'
-    lines = [[str(tools / name), *words, '--work-dir', 'run'] for name, *words in calls]
-    done = subprocess.run([sys.executable, '-c', SCRIPTS, json.dumps(lines)], cwd=folder,
-                          capture_output=True, text=True, timeout=600)
-    return done.returncode, done.stdout + done.stderr
+#: Config of each host, changes, the checkpoint of its search and what its test prints.
+SEARCHES = dict(
+    mmpretrain=('digits/kcr-search_vit-mini_1xb64_digits', dict(
+        QUICK, **EPOCH, load_from=None, train_dataloader=dict(
+            LOADER, batch_size=16, dataset=dict(indices=64))), 'epoch_1', 'accuracy/top1'),
+    mmdet=(f'detection/kcr-mask-rcnn_{SCENES}', dict(QUICK, **EPOCH, **NOT_STARTED), 'epoch_1',
+           'coco/bbox_mAP'),
+    mmseg=(f'segmentation/kcr-upernet_{SCENES}', dict(QUICK, **ITERS, **NOT_STARTED), 'iter_2',
+           'mIoU'))
 
 
-@pytest.mark.parametrize('host, config, options, checkpoint, metric', [
-    ('mmpretrain', 'digits/kcr-search_vit-mini_1xb64_digits',
-     dict(QUICK, **EPOCH, load_from=None, train_dataloader=dict(
-         LOADER, batch_size=16, dataset=dict(indices=64))), 'epoch_1',
-     'accuracy/top1'),
-    ('mmdet', f'detection/kcr-mask-rcnn_{SCENES}', dict(QUICK, **EPOCH, **NOT_STARTED), 'epoch_1',
-     'coco/bbox_mAP'),
-    ('mmseg', f'segmentation/kcr-upernet_{SCENES}', dict(QUICK, **ITERS, **NOT_STARTED), 'iter_2',
-     'mIoU')])
-def test_a_search_of_each_host(host, config, options, checkpoint, metric, digits_root, tmp_path):
-    """Bases as paths; for mmseg, as dumped, and to test as its run writes it (docs/running.md)."""
-    (tmp_path / 'data').mkdir()
-    (tmp_path / 'data/digits').symlink_to(digits_root)
-    shipped = ROOT / f'configs/kcr/{config}.py'
-    if host == 'mmseg':
-        settings = Config.fromfile(shipped)
-        settings.merge_from_dict(options)
-        settings.dump(tmp_path / 'config.py')
-    else:
-        (tmp_path / 'config.py').write_text('\n'.join(
-            [f'_base_ = {str(shipped)!r}', *(f'{key} = {value!r}'
-                                             for key, value in options.items())]))
-    tested = 'run/config.py' if host == 'mmseg' else 'config.py'
-    status, printed = scripts(host, tmp_path, ('train.py', 'config.py'),
-                              ('test.py', tested, f'run/{checkpoint}.pth'))
+@pytest.fixture(scope='module')
+def done(digits_root, tmp_path_factory):
+    """By host, the status of its own tools and what they printed.
+
+    Bases are paths; for mmseg the config is dumped, and tested as its run writes it
+    (docs/running.md).
+    """
+    folders, calls = [], []
+    for host, (config, options, checkpoint, _) in SEARCHES.items():
+        folder = tmp_path_factory.mktemp(host)
+        (folder / 'data').mkdir()
+        (folder / 'data/digits').symlink_to(digits_root)
+        shipped = ROOT / f'configs/kcr/{config}.py'
+        if host == 'mmseg':
+            settings = Config.fromfile(shipped)
+            settings.merge_from_dict(options)
+            settings.dump(folder / 'config.py')
+        else:
+            (folder / 'config.py').write_text('\n'.join(
+                [f'_base_ = {str(shipped)!r}', *(f'{key} = {value!r}'
+                                                 for key, value in options.items())]))
+        tested = 'run/config.py' if host == 'mmseg' else 'config.py'
+        tools = Path(importlib.util.find_spec(host).origin).parent / '.mim/tools'
+        calls.append((str(folder), [[str(tools / words[0]), *words[1:], '--work-dir', 'run']
+                                    for words in (('train.py', 'config.py'),
+                                                  ('test.py', tested, f'run/{checkpoint}.pth'))]))
+        folders.append(folder)
+    ended = subprocess.run([sys.executable, '-c', SCRIPTS, json.dumps(calls)], text=True,
+                           capture_output=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    return {host: (int(status), (folder / 'printed.txt').read_text()) for host, status, folder
+            in zip(SEARCHES, ended.stdout.split(), folders)}
+
+
+@pytest.mark.parametrize('host', SEARCHES)
+def test_a_search_of_each_host(host, done):
+    status, printed = done[host]
     assert status == 0, printed[-2000:]
     assert 'mmkcr.SearchModel' in printed
-    assert metric in printed.rpartition('(test)')[2]
+    assert SEARCHES[host][-1] in printed.rpartition('(test)')[2]
 
 
 def test_references_that_only_our_own_tools_know(tmp_path):

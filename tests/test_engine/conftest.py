@@ -4,35 +4,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from campaign import Servers
 
 
 @pytest.fixture(scope='session')
-def digits_root(tmp_path_factory):
+def digits_root(written_digits):
     """A folder with the embedded digits."""
-    from lab.digits import write_digits
-    root = tmp_path_factory.mktemp('data') / 'digits'
-    write_digits(root)
-    return str(root)
+    from lab.digits import DigitsOptions
+    return str(written_digits(DigitsOptions()))
 
 
 @pytest.fixture(scope='session')
-def run_jobs(digits_root):
+def run_jobs(digits_root, servers):
     """``run_jobs(jobs)``: run jobs of ``train_jobs.py`` one after the other; their exit statuses.
 
     With ``apart=True`` neighbours come from two processes, in which strings are hashed differently.
     """
-    with Servers(2) as servers:
-        def run(jobs, apart=False):
-            statuses = []
-            for index, job in enumerate(jobs):
-                server = index % 2 if apart else 0
-                statuses.append(servers.run(dict(data_root=digits_root, **job), server))
-                if statuses[-1] > 0:  # killed ones are below 0
-                    print((Path(job['work_dir']) / 'output.txt').read_text()[-3000:])
-            return statuses
+    def run(jobs, apart=False):
+        statuses = []
+        for index, job in enumerate(jobs):
+            server = index % 2 if apart else 0
+            statuses.append(servers.run(dict(data_root=digits_root, **job), server))
+            if statuses[-1] > 0:  # killed ones are below 0
+                print((Path(job['work_dir']) / 'output.txt').read_text()[-3000:])
+        return statuses
 
-        yield run
+    return run
 
 
 @pytest.fixture(scope='session')

@@ -18,8 +18,8 @@ LOGGED = dict(
 #: A batch of the second epoch; a search with two halves of data has fewer in each.
 DENSE = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
 SMALL = {
-    'train_dataloader.dataset.indices': list(range(12)), 'train_dataloader.batch_size': 2,
-    'val_dataloader.dataset.indices': list(range(4)), 'default_hooks.logger.interval': 1,
+    'train_dataloader.dataset.indices': list(range(8)), 'train_dataloader.batch_size': 2,
+    'val_dataloader.dataset.indices': list(range(2)), 'default_hooks.logger.interval': 1,
     'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
     'visualizer.vis_backends': [dict(type='LocalVisBackend')]}
 # A batch's loss is a mean over objects, so two batches of one are not one of two; they are two

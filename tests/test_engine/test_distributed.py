@@ -23,7 +23,7 @@ RETRAIN = {**COMMON, 'model.architecture.train_cfg.augments': None,
 MASKED = {kind: {key: dict(value, lr=0.01) if key.endswith('.optimizer') else value
                  for key, value in options.items() if 'drop_path' not in key}
           for kind, options in (('masked_search', SEARCH), ('masked_retrain', RETRAIN))}
-KINDS = few(dict(search=SEARCH, retrain=RETRAIN, **MASKED), 'search', 'retrain', 'masked_retrain')
+KINDS = few(dict(search=SEARCH, retrain=RETRAIN, **MASKED), 'search', 'masked_retrain')
 
 
 @pytest.fixture(scope='module')

@@ -15,7 +15,7 @@ from mmkcr.apis import count_macs, slim
 from mmkcr.models.tasks import find_backbone
 
 SCHEDULE = Path(__file__).parents[2] / 'configs/_base_/schedules/kcr_search_bs512_200e.py'
-SHAPE, SAMPLES, BATCH = (3, 8, 8), 60, 16  # 42 for the weights, 18 for the gates, 3 steps an epoch
+SHAPE, SAMPLES, BATCH = (3, 8, 8), 40, 12  # 28 for the weights, 12 for the gates, 2 steps an epoch
 
 
 @DATASETS.register_module(force=True)
@@ -51,7 +51,7 @@ class Watch(Hook):
 def search(work_dir, **price):
     schedule = Config.fromfile(SCHEDULE)
     # as far as 74 steps an epoch with 1e-3 (38k images for the gates, 512 a batch)
-    schedule.optim_wrapper.architecture.optimizer.lr = 1e-3 * 74 / 3
+    schedule.optim_wrapper.architecture.optimizer.lr = 1e-3 * 74 / 2
     schedule.custom_hooks[2].landmarks = 24
     schedule.custom_hooks[0].minimum = 1e-4  # as published: never reached
     schedule.train_cfg.val_interval = 1000

@@ -1,8 +1,5 @@
 """Importing the package imports no host and changes none; compressing needs none of them."""
 
-import subprocess
-import sys
-
 import pytest
 
 HOSTS = ('mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg')
@@ -84,41 +81,17 @@ host = dict(type="mmpretrain.VisionTransformer", arch=dict(
 model = MODELS.build(dict(type="mmkcr.Searchable", backbone=host, sites=["mlp_hidden"]))
 assert model.search_space.totals()
 """
-#: Runs programs in a process each, all of which begin with PyTorch alone.
-FORKS = """
-import os
-import sys
-import torch
-for code in sys.argv[1:]:
-    pid = os.fork()
-    if not pid:
-        try:
-            exec(code, dict(__name__='__main__'))
-            os._exit(0)
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            os._exit(1)
-    if os.waitpid(pid, 0)[1]:
-        sys.exit(1)
-"""
-
-
-def run(*codes):
-    result = subprocess.run([sys.executable, '-c', FORKS, *codes], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-2000:]
-
 
 @pytest.mark.parametrize('library, network', [('timm', TIMM), ('transformers', TRANSFORMERS)])
-def test_no_host_for_networks_of_others(library, network):
+def test_no_host_for_networks_of_others(library, network, after_torch):
     pytest.importorskip(library)
-    run(IMPORT.format(rest=COMPRESS.format(network=network, hosts=HOSTS)))
+    after_torch(IMPORT.format(rest=COMPRESS.format(network=network, hosts=HOSTS)))
 
 
-def test_hosts_are_changed_by_no_import():
-    run(UNCHANGED)
+def test_hosts_are_changed_by_no_import(after_torch):
+    after_torch(UNCHANGED)
 
 
-def test_a_scope_is_found_as_in_the_hosts_own_tools():
+def test_a_scope_is_found_as_in_the_hosts_own_tools(after_torch):
     """`custom_imports` names the package."""
-    run(SCOPE)
+    after_torch(SCOPE)

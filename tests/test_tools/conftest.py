@@ -51,12 +51,10 @@ def whole_model():
 
 
 @pytest.fixture(scope='session')
-def small_digits(tmp_path_factory):
+def small_digits(written_digits):
     """A folder with the digits, and one scene each."""
-    from lab.digits import DigitsOptions, write_digits
-    folder = tmp_path_factory.mktemp('digits_data') / 'digits'
-    write_digits(folder, DigitsOptions(train_scenes=1, val_scenes=1))
-    return folder
+    from lab.digits import DigitsOptions
+    return written_digits(DigitsOptions(train_scenes=1, val_scenes=1))
 
 
 @pytest.fixture(scope='session')

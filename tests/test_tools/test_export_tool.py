@@ -1,10 +1,12 @@
 """tools/deployment/export_onnx.py: from a config and a checkpoint to a checked file."""
 
 import re
+from itertools import product
 
 import onnx
 import pytest
 
+from long_form import few
 from mmkcr.core import Structure
 from mmkcr.deploy.latency import PairTiming
 from mmkcr.engine.build import load_config
@@ -12,10 +14,11 @@ from mmkcr.engine.build import load_config
 TOOL = 'deployment/export_onnx'
 
 
-@pytest.fixture
-def deploy(run_tool, search_config, checkpoint, tmp_path):
-    """Config and checkpoint of a subnet."""
-    run_tool('slim', search_config, checkpoint, '--out', tmp_path / 'slim')
+@pytest.fixture(scope='module')
+def deploy(load_tool, search_config, checkpoint, tmp_path_factory):
+    """Config and checkpoint of a subnet, which tests read."""
+    tmp_path = tmp_path_factory.mktemp('deploy')
+    load_tool('slim').main([search_config, checkpoint, '--out', str(tmp_path / 'slim')])
     config = load_config(search_config)
     config.model = config.model.architecture
     config.model.backbone.pop('gates')
@@ -42,20 +45,20 @@ def test_a_backbone_at_a_fixed_size(run_tool, deploy, tmp_path):
 
 
 @pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
-def test_for_a_runtime_sizes_are_fixed_and_the_dense_network_is_timed(run_tool, deploy, tmp_path,
-                                                                      runtime):
+def test_for_a_runtime_sizes_are_fixed_and_the_dense_network_is_timed(run_tool, deploy, runtime):
     pytest.importorskip(runtime)
     printed = run_tool(TOOL, *deploy, '--runtime', runtime, '--repeats', 2)
     assert 'height and width 32 x 32' in printed
     assert f'of its MACs, in `{runtime}`: batch 1, 2 pairs' in printed
-    structure = Structure.load(tmp_path / 'slim/structure.json').macs
+    structure = Structure.load(deploy[1].with_name('structure.json')).macs
     assert f'{structure["subnet"] / structure["dense"]:.3f} of its MACs' in printed
     printed = run_tool(TOOL, *deploy, '--runtime', runtime, '--dynamic-size', '--repeats', 0)
     assert 'width dynamic' in printed and 'of its MACs' not in printed
 
 
-@pytest.mark.parametrize('runtime', ['onnxruntime', 'any'])
-@pytest.mark.parametrize('ratio', [1.25, 1., 0.8])
+@pytest.mark.parametrize('ratio, runtime', few(
+    tuple(product((1.25, 1., 0.8), ('onnxruntime', 'any'))), (1.25, 'onnxruntime'), (1.25, 'any'),
+    (1., 'any')))
 def test_a_file_slower_than_the_dense_one_is_told_with_its_form(ratio, runtime, run_tool,
                                                                 load_tool, deploy, monkeypatch):
     monkeypatch.setattr(load_tool(TOOL), 'measure_pair', lambda *args, **options: PairTiming(

@@ -78,13 +78,10 @@ def tools():
 
 
 @pytest.fixture(scope='module')
-def config_path(tmp_path_factory):
+def config_path(small_digits, tmp_path_factory):
     """A complete config of a tiny model on the digits."""
-    from lab.digits import write_digits
-    folder = tmp_path_factory.mktemp('tools')
-    write_digits(folder / 'digits')
-    path = folder / 'tiny.py'
-    path.write_text(CONFIG.replace('{root}', str(folder / 'digits')))
+    path = tmp_path_factory.mktemp('tools') / 'tiny.py'
+    path.write_text(CONFIG.replace('{root}', str(small_digits)))
     return str(path)
 
 
@@ -429,6 +426,7 @@ def test_flags_are_those_of_mmpretrain(tools):
         assert len(theirs) >= 9 and theirs <= known
 
 
+@pytest.mark.long  # tests/slurm starts two in every suite
 def test_two_processes(config_path, tmp_path):
     environment = dict(os.environ, PORT='29731', OMP_NUM_THREADS='1',
                        PATH=f'{Path(sys.executable).parent}:{os.environ["PATH"]}')

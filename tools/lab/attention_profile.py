@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -71,6 +70,7 @@ def attention_block(mode: str, size: str, hw: Sequence[int]) -> nn.Module:
     if mode not in MODES or size not in SIZES:
         raise ValueError(f'expected a mode among {MODES} and a size among {tuple(SIZES)}, found '
                          f'{mode!r} and {size!r}')
+    from mmpretrain.models.utils import MultiheadAttention  # behind the operators that it needs
     attn = MultiheadAttention(*SIZES[size]).train(False)
     if mode == 'mhsa-naive':
         attn.scaled_dot_product_attention = stored_attention

@@ -27,7 +27,7 @@ from mmkcr.safe_load import read_checkpoint
 
 # kind, the iteration after which SIGKILL comes (within an epoch, and not on a checkpoint)
 CASES = few(dict(search=22, retrain=22, iterations=18, iterated_search=18, masked_search=22,
-                 masked_retrain=22), 'retrain', 'iterated_search', 'masked_search')
+                 masked_retrain=22), 'iterated_search', 'masked_retrain')
 # a regulariser and its state in the checkpoint: KCR's, and that of DCS's runs with masks
 STATES = dict(kcr={'basis'}, ib={'centroids', 'log_q'})
 

@@ -50,6 +50,12 @@ def offered(name, kinds=GATED):
     return [kind for kind in kinds if cell(name, kind) == HOLDS]
 
 
+def some(name):
+    """One or two of them, in turn; in the long form all."""
+    kinds = offered(name)
+    return kinds if LONG else kinds[THERE.index(name) % 3::3] or kinds
+
+
 def assert_law(name, kinds, seed, size=None):
     error, moved = law_error(FAMILIES[name], kinds, seed, size)
     assert error < 1e-12, (kinds, size, error)
@@ -63,7 +69,7 @@ def test_the_law_holds_or_there_is_a_reason(name):
     assert offered(name)
 
 
-@every_family
+@pytest.mark.parametrize('name', NAMES if LONG else NAMES[::3])
 @settings(max_examples=1, deadline=None)
 @given(seed=st.integers(1, 10**6))
 def test_structures_drawn_at_random(name, seed):
@@ -73,8 +79,7 @@ def test_structures_drawn_at_random(name, seed):
 
 @pytest.mark.parametrize('name', [name for name in THERE if FAMILIES[name].other])
 def test_another_size_of_the_image(name):
-    """Each family with one kind or two, in turn; in the long form with all."""
-    for kind in offered(name) if LONG else offered(name)[THERE.index(name) % 3::3] or offered(name):
+    for kind in some(name):
         assert assert_law(name, [kind], 1, FAMILIES[name].other) > 1e-6, kind
 
 
@@ -84,7 +89,7 @@ def test_readers_of_a_subnet_have_the_rows_of_the_supernets(name):
     family = FAMILIES[name]
     height, width = family.other or (family.size, family.size)
     images = torch.randn(2, 3, height, width, dtype=torch.float64)
-    for kind in offered(name):
+    for kind in some(name):
         supernet = randomise(Searchable(family.build(), sites=[kind], gates={
             kind: GATES[kind]}).double(), 1)
         subnet, space = copy.deepcopy(supernet), supernet.search_space
