@@ -13,7 +13,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from lab.label_free import (
     taught,
 )
 from lab.real_controls import METHODS, SAME_SIZES, control
-from lab.real_deploy import exported, file_maps, int8
+from lab.real_deploy import at_size, exported, file_maps, int8
 from lab.saliency import SIZE, Saliency, agreement, complexity, normalised, picture
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import Structure, atomic_write, parse_target
@@ -191,19 +191,37 @@ def fp32_times(dense: Saliency, name: str, slim: nn.Module, folder: Path,
     return rows
 
 
-def int8_times(dense: Saliency, name: str, slim: nn.Module, images: Tensor, held_out: Tensor,
-               wanted: tuple[Tensor, Tensor], folder: Path,
-               args: argparse.Namespace) -> list[list[str]]:
+class View(NamedTuple):
+    """Images of one size: to choose int8's ranges from, to judge by, and :meth:`Saliency.maps`."""
+
+    images: Tensor
+    held_out: Tensor
+    wanted: tuple[Tensor, Tensor]
+
+
+def viewed(dense: Saliency, data: Path, size: int) -> View:
+    """Whole photographs of a size, as crops are of 224 px; a third of those to choose ranges from.
+
+    They have as many positions as more crops.
+    """
+    images, held_out = (torch.stack([normalised(Image.open(path), size)
+                                     for path in sorted((data / part).glob('*.jpg'))[::step]])
+                        for part, step in (('train', 3), ('held_out', 1)))
+    return View(images, held_out, dense.maps(at_size(dense.backbone, size), held_out))
+
+
+def int8_times(dense: Saliency, name: str, slim: nn.Module, views: Mapping[int, View],
+               folder: Path, args: argparse.Namespace) -> list[list[str]]:
     """Rows of a network in int8: IoU, and the time of one image over the dense file in fp32."""
     rows = []
-    for runtime in args.runtimes:
-        first, source = (exported(net, folder / f'{label}-{SIZE}-{runtime}.onnx', SIZE, runtime)
+    for runtime, (size, view) in itertools.product(args.runtimes, views.items()):
+        first, source = (exported(net, folder / f'{label}-{size}-{runtime}.onnx', size, runtime)
                          for label, net in (('dense', dense.backbone), (name, slim)))
-        file = int8(source, folder / f'{name}-{runtime}-int8.onnx', images, runtime)
-        found = agreement(wanted, file_maps(dense, file, held_out, runtime))
-        ratio = measure_pair(first, file, held_out[:1], args.repeats, runtime=runtime,
+        file = int8(source, folder / f'{name}-{size}-{runtime}-int8.onnx', view.images, runtime)
+        found = agreement(view.wanted, file_maps(dense, file, view.held_out, runtime))
+        ratio = measure_pair(first, file, view.held_out[:1], args.repeats, runtime=runtime,
                              threads=1).ratio
-        rows.append([f'{name}, int8', runtime, f'1 of {SIZE} px', '1', f'{found["iou"]:.4f}',
+        rows.append([f'{name}, int8', runtime, f'1 of {size} px', '1', f'{found["iou"]:.4f}',
                      f'{ratio:.3f}'])
         print(rows[-1], file=sys.stderr, flush=True)
     return rows
@@ -253,7 +271,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows, networks, profiles, times = [], {'dense': dense.backbone}, {}, []
     wanted = dense.maps(dense.backbone, held_out)
     if args.int8:
-        times += int8_times(dense, 'dense', dense.backbone, images, held_out, wanted, folder, args)
+        views = {size: View(images, held_out, wanted) if size == SIZE else
+                 viewed(dense, data, size) for size in args.sizes}
+        times += int8_times(dense, 'dense', dense.backbone, views, folder, args)
     for method, target in itertools.product(args.methods, args.targets):
         slim, macs, structure = compressed(dense, method, target, images, folder, profiles, lesson,
                                            bool(lesson))
@@ -267,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             name = f'{method}-{target.rstrip("%")}'
             times += fp32_times(dense, name, slim, folder, args)
             if args.int8:
-                times += int8_times(dense, name, slim, images, held_out, wanted, folder, args)
+                times += int8_times(dense, name, slim, views, folder, args)
         if method == 'closed-form':
             if lesson:
                 networks[f'{target}, closed form'] = compressed(

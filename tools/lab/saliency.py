@@ -17,11 +17,11 @@ _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in (
     (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
 
-def normalised(image: Image.Image) -> Tensor:
-    """The middle square of a photograph (3, 224, 224), normalised by ImageNet's statistics."""
+def normalised(image: Image.Image, size: int = SIZE) -> Tensor:
+    """The middle square of a photograph (3, size, size), normalised by ImageNet's statistics."""
     side = min(image.size)
     left, top = ((length - side) // 2 for length in image.size)
-    square = image.convert('RGB').resize((SIZE, SIZE), box=(left, top, left + side, top + side))
+    square = image.convert('RGB').resize((size, size), box=(left, top, left + side, top + side))
     return (torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255 - _MEAN) / _STD
 
 
