@@ -190,11 +190,12 @@ def test_it_trains_in_wrappers_of_several_processes(pairs, group, name, form):
     for model in pairs[name]:
         try:
             again = form(model, x)
-        except (TypeError, ValueError) as error:
+            found = tensor(again(x))
+            found.square().sum().backward()
+        except (TypeError, ValueError, RuntimeError) as error:
             assert form is sharded and model is pairs[name][0]
-            pytest.skip(f'stages of stages: {type(error).__name__}')
-        torch.testing.assert_close(tensor(again(x)), tensor(model(x)), rtol=1e-4, atol=1e-4)
-        tensor(again(x)).square().sum().backward()
+            pytest.skip(f'the dense network cannot: {type(error).__name__}')
+        torch.testing.assert_close(found, tensor(model(x)), rtol=1e-4, atol=1e-4)
         grads.append({path for path, value in again.named_parameters() if value.grad is not None})
     assert grads[0] and grads[0] == grads[1]
 

@@ -171,9 +171,9 @@ def test_timm_block_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     block = block_with(page, 'pretrained=True')
     assert 'vit_small_patch16_224' in block
-    smaller = "timm.create_model('test_vit', pretrained=False, img_size=64)"
+    smaller = "timm.create_model('test_vit', pretrained=False, img_size=224)"
     block = re.sub(r'timm\.create_model\(.*pretrained=True\)', smaller, block)
-    images = torch.rand(10, 3, 64, 64)
+    images = torch.rand(10, 3, 224, 224)
     scope = dict(images=images)
     exec(block, scope)
     assert scope['result'].structure.macs['subnet'] <= 0.6 * scope['result'].structure.macs['dense']
