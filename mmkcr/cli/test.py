@@ -65,7 +65,7 @@ class TestJob(Running):
         'with all masks forced open', False)
 
 
-def _testing_config(config: Config, args: TestJob) -> Config:
+def testing_config(config: Config, args: TestJob) -> Config:
     """Put the arguments into the config; with ``--tta`` what its ``compression`` stands for."""
     apply_running(config, args)
     config.load_from, config.resume = trained_weights(config, args.checkpoint, args.config), False
@@ -195,7 +195,7 @@ def main(args: TestJob) -> None:
     if args.check and not config.get('expected'):
         raise ValueError('expected metrics in `expected` of the config for `--check`, found none '
                          f'in `{args.config}`')
-    config = _testing_config(config, args)
+    config = testing_config(config, args)
     check_file(config.load_from, 'a checkpoint')
     if args.onnx is not None:
         require_runtime(args.runtime or 'onnxruntime')

@@ -36,7 +36,7 @@ class TrainJob(Running):
     no_persistent_workers: bool = argument('start data-loading workers anew in every epoch', False)
 
 
-def _training_config(config: Config, args: TrainJob) -> Config:
+def training_config(config: Config, args: TrainJob) -> Config:
     """Put the arguments into the config, in place; refuse what does not fit it or the machine."""
     if args.no_validate:
         config.val_cfg = config.val_dataloader = config.val_evaluator = None
@@ -70,7 +70,7 @@ def train(args: TrainJob) -> None:
     Raises:
         ValueError: The config has no training.
     """
-    config = _training_config(load_config(args.config, compressed=False), args)
+    config = training_config(load_config(args.config, compressed=False), args)
     start_training(config)
 
 

@@ -11,7 +11,7 @@ from mmpretrain.models.utils import MultiheadAttention, WindowMSA
 from mmpretrain.models.utils.attention import BEiTAttention, WindowMSAV2
 from torch import Tensor
 
-from .optional import or_zeros
+from .optional import RARE, or_zeros
 from .sized_attention import (
     CosineWindowAttention,
     Sized,
@@ -53,7 +53,7 @@ class SizedBEiTAttention(SizedAttention, BEiTAttention):
 
     def forward(self, x: Tensor, rel_pos_bias: Tensor | None = None) -> Tensor:
         """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
-        return self._attend(x, or_zeros(rel_pos_bias, x)[None])
+        return self._attend(x, or_zeros(rel_pos_bias, x, RARE)[None])
 
 
 class NarrowQueries(Sized, MultiheadAttention):

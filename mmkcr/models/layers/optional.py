@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-#: The smallest float16. Where bounds are equal `clamp` has no gradient, and no bias is exactly it.
-_EDGE = 2.**-24
+#: The smallest float16: no entry of a learned bias, which begins at zero, is exactly it.
+RARE = 2.**-24
 
 
 def given(value: Any) -> Any:
@@ -30,21 +30,20 @@ def chosen(condition: Any, one: Any, other: Any) -> Any:
     return one if condition else other
 
 
-def or_zeros(term: Tensor | None, like: Tensor) -> Tensor:
+def or_zeros(term: Tensor | None, like: Tensor, edge: float = 0.) -> Tensor:
     """A term of scores, or zeros of shape (1, 1, 1) where there is none.
-
-    In a graph they are :data:`_EDGE` instead: a softmax does not see a constant.
 
     Args:
         term (Tensor, optional): Has three dimensions.
         like (Tensor): Of the zeros' type and device.
+        edge (float): In a graph, entries of this value get no gradient, and it stands for the
+            zeros, which a softmax does not see. Defaults to 0.
     """
     if not isinstance(term, fx.Proxy):
         return like.new_zeros((1, 1, 1)) if term is None else term
     # `clamp` takes None as a bound, also in TorchScript, which `chosen` does not become
-    edge = like.new_full((1, 1, 1), _EDGE)
-    infinite = edge / 0
-    return torch.clamp(edge, -infinite, term) + torch.clamp(edge, term, infinite) - edge
+    bound, infinite = like.new_full((1, 1, 1), edge), like.new_ones((1, 1, 1)) / 0
+    return torch.clamp(bound, -infinite, term) + torch.clamp(bound, term, infinite) - bound
 
 
 def required(value: Tensor | None, like: Tensor) -> Tensor:

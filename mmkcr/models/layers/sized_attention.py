@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import channels_of_pairs
-from .optional import chosen, given, or_zeros, required
+from .optional import RARE, chosen, given, or_zeros, required
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -112,7 +112,7 @@ class SizedTimmBEiTAttention(SizedAttention):
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
-        return self._attend(x, or_zeros(shared_rel_pos_bias, x)[None])
+        return self._attend(x, or_zeros(shared_rel_pos_bias, x, RARE)[None])
 
 
 class SizedHuggingFaceAttention(Sized):
