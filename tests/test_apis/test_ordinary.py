@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lab.kind_coverage import FAMILIES, installed, randomise
-from long_form import few
+from long_form import LONG, few
 from mmkcr.apis import compress, slim
 from mmkcr.core.forward import flat_tensors
 from mmkcr.deploy.prepare import describe_selections
@@ -166,8 +166,10 @@ FORMS = [scripted, traced, exported, compiled, quantised, wrapped, reloaded, cop
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('form', FORMS)
-@every_network
+@pytest.mark.parametrize('name, form', [
+    (name, form) for name in PLAIN + GRAPHS for form in FORMS
+    if LONG or form not in (compiled, traced)
+    or name in ('timm ViT', 'Swin, head_channels', 'timm EVA-02, head_channels')])
 def test_what_the_dense_network_can_the_small_one_can(pairs, name, form):
     dense, small = pairs[name]
     x = images(name)

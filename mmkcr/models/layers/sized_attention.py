@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import channels_of_pairs
-from .optional import RARE, chosen, given, or_zeros, required
+from .optional import RARE, chosen, given, never, or_zeros, required
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -185,8 +185,8 @@ class SizedRotaryAttention(SizedAttention):
         q, k = (self.rotary(part, sin, cos).type_as(v)
                 for part in (self.q_norm(q), self.k_norm(k)))
         drop = self.attn_drop.p if self.training else 0.
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop, is_causal,
-                                             scale=self.scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop,
+                                             never(is_causal, 'is_causal'), scale=self.scale)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
 
 
