@@ -51,10 +51,8 @@ def multihead_attention(module: nn.Module) -> dict[str, Any]:
         raise Unsupported('a shortcut adds the values to the output of the attention')
     if type(module).__name__ != 'MultiheadAttention':
         raise Unsupported(f'`{type(module).__name__}` has no adapter')
-    fixed = getattr(module.scaled_dot_product_attention, 'keywords', {})  # option `qk_scale`
     return dict(projections=('qkv', ), output='proj', heads=module.num_heads,
-                width=module.head_dims, resize=_resize_multihead,
-                narrow=None if fixed else partial(take_over, _of_mmpretrain('NarrowQueries')))
+                width=module.head_dims, resize=_resize_multihead)
 
 
 def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:

@@ -114,9 +114,6 @@ class AttentionView:
         opened (Callable, optional): Takes the module; returns one that computes the same and calls
             its output projection as a module. Defaults to None: the module does so itself.
         rotary (RotaryView, optional): Positions that turn pairs of channels. Defaults to none.
-        narrow (Callable, optional): Takes the module; returns one that computes the same with
-            queries and keys of any width beside whole values, from the sizes of its projections.
-            Its scores are the products of queries and keys alone. Defaults to none.
     """
 
     path: str
@@ -133,7 +130,6 @@ class AttentionView:
     of_heads: Callable[[nn.Module], list[Axis]] | None = None
     opened: Callable[[nn.Module], nn.Module] | None = None
     rotary: RotaryView | None = None
-    narrow: Callable[[nn.Module], nn.Module] | None = None
 
 
 class Reads(NamedTuple):

@@ -7,7 +7,7 @@ They keep the class of their host's layer, so that it initialises them and knows
 import torch.nn.functional as F
 from mmpretrain.models.backbones.twins import LocallyGroupedSelfAttention
 from mmpretrain.models.backbones.xcit import XCA, ClassAttntion
-from mmpretrain.models.utils import MultiheadAttention, WindowMSA
+from mmpretrain.models.utils import WindowMSA
 from mmpretrain.models.utils.attention import BEiTAttention, WindowMSAV2
 from torch import Tensor
 
@@ -54,21 +54,6 @@ class SizedBEiTAttention(SizedAttention, BEiTAttention):
     def forward(self, x: Tensor, rel_pos_bias: Tensor | None = None) -> Tensor:
         """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
         return self._attend(x, or_zeros(rel_pos_bias, x, RARE)[None])
-
-
-class NarrowQueries(Sized, MultiheadAttention):
-    """mmpretrain's ``MultiheadAttention`` whose queries and keys are narrower than its values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend among tokens (B, N, C)."""
-        values = self.embed_dims  # H d
-        width = (self.qkv.out_features - values) // 2
-        q, k, v = self.qkv(x).split([width, width, values], -1)
-        q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
-        out = self.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.attn_drop if self.training else 0.)
-        out = self.proj(out.transpose(1, 2).flatten(2))
-        return self.out_drop(self.gamma1(self.proj_drop(out)))
 
 
 class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):

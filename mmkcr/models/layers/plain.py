@@ -1,8 +1,6 @@
 """Layers of ours as graphs of torch's own operators, which pickle and script without us."""
 
-from functools import partial
 from importlib import import_module
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, Optional
 
 import torch.nn.functional as F
@@ -16,7 +14,6 @@ from .sized_attention import Sized
 _TYPES = {Tensor | None: Optional[Tensor], tuple[int, int]: list[int], bool: bool}  # noqa: UP045
 #: Modules with classes of layers that become graphs; the last one imports mmpretrain.
 _HOMES = ('selection', 'norms', 'sized_attention', 'mmpretrain_attention')
-_SETTINGS = (bool, int, float, str, tuple, partial, FunctionType, BuiltinFunctionType)
 
 
 class _Tracer(fx.Tracer):
@@ -131,4 +128,4 @@ def _restored(module: nn.Module, held: nn.Identity) -> nn.Module:
 def _settings(module: nn.Module) -> dict[str, Any]:
     """Plain attributes: sizes, flags and the mode."""
     return {name: value for name, value in vars(module).items()
-            if isinstance(value, _SETTINGS) and not name.startswith('_')}
+            if isinstance(value, (bool, int, float, str, tuple)) and not name.startswith('_')}
