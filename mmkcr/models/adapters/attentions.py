@@ -343,7 +343,7 @@ def torch_attention(module: nn.Module) -> dict[str, Any]:
                           'of its own, or the batch first')
     return dict(path='attn', projections=(), output='attn.out_proj', heads=inner.num_heads,
                 width=inner.head_dim, called=False, extra=_along_torch,
-                opened=partial(_open, SizedMultiheadAttention),
+                opened=_open_torch,
                 resize=partial(_record, ('num_heads', ), ''),
                 why_no_width='its queries, keys and values are no layers')
 
@@ -355,6 +355,13 @@ def _along_torch(layer: nn.Module) -> list[Axis]:
 
 def _open(cls: type[nn.Module], layer: nn.Module) -> nn.Module:
     return layer if isinstance(layer, cls) else take_over(cls, layer)
+
+
+def _open_torch(layer: nn.Module) -> nn.Module:
+    if isinstance(layer, SizedMultiheadAttention):
+        return layer
+    drop = nn.Dropout(layer.dropout).train(layer.training)
+    return take_over(SizedMultiheadAttention, layer, drop=drop)
 
 
 @attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')

@@ -210,6 +210,7 @@ class SizedMultiheadAttention(Sized, nn.MultiheadAttention):
     """PyTorch's ``nn.MultiheadAttention``, with any number of heads of the dense width.
 
     It assumes that a mask is the same for all heads, as it is in the hosts.
+    ``drop`` is the layer that drops weights, where ``dropout`` is not 0.
     """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor,
@@ -224,8 +225,12 @@ class SizedMultiheadAttention(Sized, nn.MultiheadAttention):
         # (B dense heads, L, S) where it is repeated by head: any H of them will do
         images = 1 + (query.shape[1] - 1) * (mask.ndim == 3)
         mask = mask.reshape(images, -1, mask.shape[-2], mask.shape[-1])[:, :self.num_heads]
-        mask = chosen(given(attn_mask) | given(key_padding_mask), mask + padding, None)
-        out = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.)
+        if self.dropout:  # as a layer, which knows its mode in a graph, too
+            scores = (q * q.shape[-1]**-0.5) @ k.transpose(-2, -1) + (mask + padding)
+            out = self.drop(scores.softmax(-1)) @ v
+        else:
+            mask = chosen(given(attn_mask) | given(key_padding_mask), mask + padding, None)
+            out = F.scaled_dot_product_attention(q, k, v, mask)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from timm.models.eva import EvaAttention
 from timm.models.swin_transformer_v2 import WindowAttention
 from torch import nn
 
-from mmkcr.models.adapters.attentions import eva_attention, timm_attention
+from mmkcr.models.adapters.attentions import eva_attention, timm_attention, torch_attention
 from mmkcr.models.layers.mmpretrain_attention import (
     SizedBEiTAttention,
     SizedGroupedAttention,
@@ -128,3 +129,20 @@ def test_a_graph_with_optional_arguments_is_the_hosts_layer(name, data):
                                               inputs)))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-9)
+
+
+def test_a_graph_that_drops_weights_knows_its_mode():
+    host = nn.MultiheadAttention(16, 4, dropout=0.4).double()
+    plain = nn.Sequential(torch_attention(SimpleNamespace(attn=host))['opened'](
+        copy.deepcopy(host)))
+    make_plain(plain)
+    plain = pickle.loads(pickle.dumps(plain))
+    x = torch.randn(5, 3, 16, dtype=torch.float64)
+    found = []
+    for mode in (True, False):
+        for layer in (host, plain[0]):
+            torch.manual_seed(3)  # of what is dropped
+            found.append(layer.train(mode)(x, x, x)[0])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[3], found[2], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(found[0], found[2])
