@@ -1,5 +1,6 @@
 """Profiles of every site of a dense network, measured on calibration images."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -91,12 +92,15 @@ def _profile_group(dense: nn.Module, group: Sequence[Units], batches: Sequence[A
                                                   settings.least_images))
     rows = Rows(settings.rows, enough, count_images(batches))
     backward = looked.needed(layers.values(), enough, settings.backward_images, gradients=True)
-    batches = of_size(batches, size)
+    # no batch has images of both kinds: its size, which is of the free memory, changes nothing
+    edge = len(first_images(batches, backward))
+    parts = (of_size(part, size) for part in (batches[:edge], batches[edge:]) if len(part))
     # one pass: orders and bases of heads use the same activations
     with ExitStack() as stack:
         for one in group:
             stack.enter_context(one.observing())
-        bar = shown_images(batches, f'Orders of units{part}', settings)
+        bar = shown_images(itertools.chain.from_iterable(parts), f'Orders of units{part}',
+                           settings, count_images(batches))
         found = collect(dense, bar, forward, layers, rows, settings.logits, settings.seed,
                         looked.scales, {key: layer for key, layer in projections.items()
                                         if key not in layers}, backward)
@@ -150,7 +154,8 @@ def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tens
     profile.losses = scaled.flip(0).cummax(0).values.flip(0)
 
 
-def shown_images(batches: Sequence[Any], what: str, settings: CompressOptions) -> Iterable[Any]:
-    """Batches, with a bar that counts their images if the options want one."""
-    return shown(batches, f'{what}, images', count_images(batches), visible=settings.progress,
-                 size=images_of)
+def shown_images(batches: Iterable[Any], what: str, settings: CompressOptions,
+                 count: int | None = None) -> Iterable[Any]:
+    """Batches, with a bar that counts their images if the options want one; all by default."""
+    count = count_images(batches) if count is None else count
+    return shown(batches, f'{what}, images', count, visible=settings.progress, size=images_of)

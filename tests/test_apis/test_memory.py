@@ -57,7 +57,7 @@ def test_the_size_of_batches_changes_nothing_but_rounding(build, logits, sites, 
     for size in (1, 5, BATCH):
         forward, sizes = calls_of(monkeypatch, size)
         results.append(compress(build(), IMAGES, '80%', sites, forward=forward, logits=logits,
-                                **OPTIONS))
+                                backward_images=7, **OPTIONS))
         assert max(sizes) == size
     first = results[0]
     for other in results[1:]:
