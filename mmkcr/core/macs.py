@@ -126,6 +126,32 @@ def _is_composite(operator: Any) -> bool:
         operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
+class _Described(NamedTuple):
+    """What the cost of a product and its output's form depend on, of a tensor."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _Described(value.shape, value.stride(), value.dtype)
+    return tuple(value) if isinstance(value, list) else value
+
+
+@functools.lru_cache(maxsize=2**14)
+def _product(operator: Any, args: tuple, kwargs: tuple) -> tuple[_Described, int]:
+    """Its output and its FLOPs; layers of one shape repeat each other, in other networks too."""
+    def meta(value: Any) -> Any:  # this device infers the shape of the output alone
+        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device='meta') \
+            if isinstance(value, _Described) else value
+
+    args, kwargs = tuple(map(meta, args)), {key: meta(value) for key, value in kwargs}
+    out = operator(*args, **kwargs)
+    return _described(out), flop_registry[operator._overloadpacket](*args, **kwargs, out_val=out)
+
+
 @contextmanager
 def without_fast_path() -> Iterator[None]:
     """Within the block ``nn.MultiheadAttention`` is no single operator, which few others know."""
@@ -152,7 +178,6 @@ class _Counter(TorchDispatchMode):
         self._own: Counter[str] = Counter()
         self._modules: Counter[str] = Counter()
         self._operators: Counter[str] = Counter()
-        self._outputs: dict[str, tuple[Any, int]] = {}  # layers of one shape repeat each other
         self._running = ['']  # stack of module paths, the innermost last
         self._handles = []
         for path, module in model.named_modules():
@@ -190,17 +215,11 @@ class _Counter(TorchDispatchMode):
             if count is not None:
                 self._add(operator, count(*args, **kwargs))
             return out
-        device = next(value.device for value in args if isinstance(value, Tensor))
-        key = repr((func, kwargs, [
-            (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
-            for value in args]))
-        if key not in self._outputs:  # the meta device infers the shape of the output alone
-            out = func(*(value.to('meta') if isinstance(value, Tensor) else value
-                         for value in args), **kwargs)
-            self._outputs[key] = out, flop_registry[operator](*args, **kwargs, out_val=out)
-        out, flops = self._outputs[key]
+        out, flops = _product(func, tuple(map(_described, args)),
+                              tuple((key, _described(value)) for key, value in kwargs.items()))
         self._add(operator, flops)
-        return torch.zeros_like(out, device=device)
+        device = next(value.device for value in args if isinstance(value, Tensor))
+        return torch.empty_strided(out.shape, out.strides, dtype=out.dtype, device=device).zero_()
 
     def _add(self, operator: Any, flops: int) -> None:
         self._own[self._running[-1]] += flops

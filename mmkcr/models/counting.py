@@ -164,6 +164,8 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None
         structure.macs['part'] = 'model'  # a whole model has no separate backbone
     elif counted_part(subnet, part) is not subnet:
         structure.macs['part'] = 'backbone'
+    elif search_space(subnet).host is subnet:
+        structure.macs['backbone'] = structure.macs['subnet']
     else:
         structure.macs['backbone'] = backbone_macs(search_space(subnet).host,
                                                    structure.macs['input_shape'])
