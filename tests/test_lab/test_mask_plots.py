@@ -1,6 +1,5 @@
 """Plots: what is drawn, and that a file is whole or absent."""
 
-import matplotlib.image
 import numpy as np
 import pytest
 
@@ -33,38 +32,18 @@ def test_values_of_a_structure_and_of_scores():
     assert kept_shares(SCORES) == {'stages.0': 0.5, 'stages.1': 0.5}
 
 
-@pytest.mark.parametrize('suffix', ['png', 'pdf', 'svg'])
-def test_every_plot_writes_one_file(tmp_path, suffix):
-    plots = dict(
-        masks=lambda p: plot_channel_masks(STRUCTURE, p, 'title'),
-        scores=lambda p: plot_channel_masks(SCORES, p),
-        shares=lambda p: plot_kept_shares(dict(one=STRUCTURE, two=SCORES), p),
-        evolution=lambda p: plot_mask_evolution([('1', SCORES), ('2', STRUCTURE)], p),
-        histogram=lambda p: plot_gate_histograms(SCORES, p, temperature=0.5),
-        curve=lambda p: plot_curve(dict(a=[3., 2., 1.], b=[1.]), p, ylabel='KC', log=True))
+def test_every_plot_writes_one_file(tmp_path):
+    plots = {
+        'masks.png': lambda p: plot_channel_masks(STRUCTURE, p, 'title'),
+        'scores.pdf': lambda p: plot_channel_masks(SCORES, p),
+        'shares.svg': lambda p: plot_kept_shares(dict(one=STRUCTURE, two=SCORES), p),
+        'evolution.jpg': lambda p: plot_mask_evolution([('1', SCORES), ('2', STRUCTURE)], p),
+        'histogram.png': lambda p: plot_gate_histograms(SCORES, p, temperature=0.5),
+        'curve.svg': lambda p: plot_curve(dict(a=[3., 2., 1.], b=[1.]), p, ylabel='KC', log=True)}
     for name, plot in plots.items():
-        plot(tmp_path / 'deep' / f'{name}.{suffix}')
-    files = sorted(path.name for path in (tmp_path / 'deep').iterdir())
-    assert files == sorted(f'{name}.{suffix}' for name in plots)
+        plot(tmp_path / 'deep' / name)
+    assert {path.name for path in (tmp_path / 'deep').iterdir()} == {*plots}
     assert all(path.stat().st_size > 1000 for path in (tmp_path / 'deep').iterdir())
-
-
-def test_heat_map_shows_the_mask(tmp_path, monkeypatch):
-    """The pixels of the only panel, read back: one row of cells a site, dark where kept."""
-    axes = []
-    original = figures.Figure.savefig
-
-    def spy(figure, *args, **kwargs):
-        axes.extend(figure.axes)
-        return original(figure, *args, **kwargs)
-
-    monkeypatch.setattr(figures.Figure, 'savefig', spy)
-    plot_channel_masks(STRUCTURE, tmp_path / 'm.png')
-    drawn = axes[0].images[0].get_array()
-    np.testing.assert_array_equal(drawn.filled(-1), np.nan_to_num(
-        as_grid(site_values(STRUCTURE)), nan=-1))
-    assert [label.get_text() for label in axes[0].get_yticklabels()] == list(STRUCTURE.sites)
-    assert matplotlib.image.imread(tmp_path / 'm.png').std() > 0.1
 
 
 def test_histogram_counts_shares(tmp_path, monkeypatch):

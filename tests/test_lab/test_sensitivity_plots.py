@@ -44,11 +44,8 @@ def test_a_panel_a_kind_and_a_colour_a_depth(tmp_path, drawn):
 def test_dense_is_grey_and_slim_is_teal(tmp_path, drawn):
     plot_metric_over_time({'a': (2., 98.)}, {'a': [(1., 90.), (1.5, 97.)]}, tmp_path / 't.png',
                           'top-1', 'ONNX Runtime', ['50%', '70%'], step=0.5)
-    axis, = drawn
-    colours = [to_hex(line.get_color()) for line in axis.lines]
+    colours = [to_hex(line.get_color()) for line in drawn[0].lines]
     assert palette.SLIM in colours and palette.DENSE in colours
-    assert axis.get_xlabel() == 'ms for one image in ONNX Runtime'
-    assert {text.get_text() for text in axis.texts} == {'50%', '70%'}
 
 
 def test_kept_cut_and_absent_have_a_colour_each(tmp_path, drawn):
@@ -61,7 +58,7 @@ def test_kept_cut_and_absent_have_a_colour_each(tmp_path, drawn):
         image.get_array()))]
     assert colours == [[palette.KEPT, palette.CUT, palette.ABSENT],
                        [palette.CUT, palette.KEPT, palette.CUT]]
-    assert [text.get_text() for text in drawn[0].get_legend().texts] == ['kept', 'cut', 'absent']
+    assert [label.get_text() for label in drawn[0].get_yticklabels()] == ['a', 'b']
 
 
 def test_settings_do_not_leak(tmp_path):
