@@ -14,7 +14,6 @@ from PIL import Image
 
 import mmkcr  # noqa: F401  (makes torchvision importable for the hosts)
 from mmkcr.datasets import ClassSubset
-from mmkcr.evaluation.features import find_pipeline, with_pipeline
 from mmkcr.registry import DATASETS
 
 SEARCH_SET = Path(__file__).parents[2] / 'configs' / '_base_' / 'datasets' / 'imagenet100_bs64.py'
@@ -138,12 +137,3 @@ def test_another_sample_takes_the_place_of_a_rejected_one():
         ClassSubset(numbers(2, [0, 1], pipeline=[lambda info: None]), 2)[0]
     with pytest.raises(TypeError, match='expected a `BaseDataset` .* found a `RepeatDataset`'):
         ClassSubset(RepeatDataset(whole, 2), 2)
-
-
-def test_other_transforms_reach_the_wrapped_data_set():
-    """As a refresh of the basis does: training samples with the test transforms."""
-    subset = ClassSubset(numbers(3, [0, 1, 2, 0], pipeline=[lambda info: -1]), 3)
-    view = with_pipeline(subset, lambda info: info['number'])
-    assert [view[i] for i in range(4)] == [0, 1, 2, 3]
-    assert [subset[i] for i in range(4)] == [-1] * 4
-    assert find_pipeline(subset)(None) == -1
