@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
-from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
+from mmengine.registry import DATASETS, init_default_scope
 
 from lab.digit_questions import (
     ANSWERS,
@@ -247,7 +247,3 @@ def test_frequent_answers(tmp_path, capsys):
         tool.main([str(file), '--out', str(tmp_path / 'other.json')])
     assert not (tmp_path / 'other.json').exists()
     assert 'expected `annotations`' in capsys.readouterr().err
-
-
-def test_registered():
-    assert TRANSFORMS.get('mmkcr.LabelAnswer') is LabelAnswer

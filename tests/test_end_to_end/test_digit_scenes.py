@@ -1,6 +1,5 @@
 """The table of the digit scenes at a quarter of the schedules: bars, consistency, reuse, resume."""
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ from lab.digits import write_digits
 from lab.pipeline import Start, deployed
 from lab.scenes_job import EXPECTED, TASKS, ScenesOptions, ScenesPipeline
 from mmkcr.apis import count_macs
+from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure, count_params
 from mmkcr.engine.build import load_config, load_weights
 from mmkcr.engine.expected import check_expected
@@ -23,15 +23,6 @@ BACKBONE = REPO / 'tests/data/swin-mini_anywhere_digits.pth'
 every_task = pytest.mark.parametrize('task', TASKS)
 #: Minutes for each task.
 trained = pytest.mark.long
-
-
-@pytest.fixture(scope='module')
-def tool():
-    path = REPO / 'tools' / 'benchmarks' / 'digit_scenes.py'
-    spec = importlib.util.spec_from_file_location('digit_scenes_tool', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope='module')
@@ -49,11 +40,11 @@ def options(folder):
 
 
 @pytest.fixture(scope='module')
-def call(tool, options):
+def call(options):
     def run():
-        tool.main(['--work-dir', options.work_dir, '--data-root', options.data_root,
-                   '--backbone', options.backbone, '--factor', str(options.factor),
-                   '--tasks', *TASKS])
+        load_tool('benchmarks/digit_scenes').main([
+            '--work-dir', options.work_dir, '--data-root', options.data_root, '--backbone',
+            options.backbone, '--factor', str(options.factor), '--tasks', *TASKS])
         return json.loads((Path(options.work_dir) / 'summary.json').read_text())
     return run
 
@@ -109,15 +100,6 @@ def test_bars(summary, options):
         assert not check_expected(config, row['metrics'], EXPECTED[options.factor])
 
 
-@trained
-def test_tables_say_what_the_summary_says(summary, options):
-    text = (Path(options.work_dir) / 'table.md').read_text()
-    for row in summary['rows']:
-        number = row['miou'] if row['box_ap'] is None else row['box_ap']
-        assert (f'| {number:.1f} |' if row['box_ap'] is None else f'| {number:.3f} |') in text
-    assert summary['command'] in text and 'seed 0' in text
-
-
 def stamps(folder):
     return {path: path.stat().st_mtime_ns for path in Path(folder).rglob('*.pth')}
 
@@ -141,12 +123,3 @@ def test_a_run_that_was_stopped_goes_on(summary, options, task, tmp_path):
     moved = ScenesOptions(**{**vars(options), 'work_dir': str(tmp_path / 'work')})
     found = ScenesPipeline(task, moved).run(options.backbone)
     assert found['trainings']['retrain']['curves'] == result['curves']
-
-
-def test_bad_arguments(tool, tmp_path, capsys):
-    for wrong in (('--factor', '0'), ('--backbone', 'no/such.pth')):
-        with pytest.raises(SystemExit) as stop:
-            tool.main(['--work-dir', str(tmp_path / 'work'), *wrong])
-        error = capsys.readouterr().err
-        assert stop.value.code == 1 and error.startswith('error: expected')
-        assert error.count('\n') == 1 and not (tmp_path / 'work').exists()

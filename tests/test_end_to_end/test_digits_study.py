@@ -1,6 +1,5 @@
 """A study of 300 digits for an epoch or two: artefacts, and numbers of the built models."""
 
-import importlib.util
 import json
 import multiprocessing
 import shutil
@@ -19,6 +18,7 @@ from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from long_form import few
 from mmkcr.apis import count_macs
+from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure, count_params
 from mmkcr.models.feature_tap import FeatureTap
 
@@ -26,13 +26,6 @@ FORK = multiprocessing.get_context('fork')
 REPO = Path(__file__).parents[2]
 STUDY = REPO / 'configs/kcr/digits/kcr-study_quickstart_digits.yml'
 NETS = few(('vit-mini', 'swin-mini'), 'vit-mini')
-
-
-def tool():
-    spec = importlib.util.spec_from_file_location('study', REPO / 'tools' / 'study.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope='module')
@@ -52,9 +45,9 @@ def summary(folder):
     # 3 epochs of the dense model, 2 of the retrainings, the KCR term on in the second one; in
     # copies of this process: new ones are in the long form of test_lab/test_study.py
     with mock.patch.object(jobs.multiprocessing, 'get_context', lambda _: FORK):
-        tool().main([str(STUDY), '--work-dir', str(folder / 'work'),
-                     '--data-root', str(folder / 'digits'), '--epochs-factor', '0.0625',
-                     '--jobs', '2', '--nets', *NETS])
+        load_tool('study').main([
+            str(STUDY), '--work-dir', str(folder / 'work'), '--data-root', str(folder / 'digits'),
+            '--epochs-factor', '0.0625', '--jobs', '2', '--nets', *NETS])
     return json.loads((folder / 'work' / 'summary.json').read_text())
 
 
@@ -116,11 +109,3 @@ def test_accuracy_and_kc_are_those_of_the_checkpoint(summary, pipelines, net):
     values = np.linalg.svd(features, compute_uv=False)**2 / len(features)
     kc = min(h / 240 + np.sqrt(max(values[h:].sum(), 0) / 240) for h in range(len(values) + 1))
     assert row['kernel/kc'] == pytest.approx(kc, rel=1e-4)
-
-
-def test_bad_arguments(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        tool().main([str(STUDY), '--work-dir', str(tmp_path / 'work'), '--epochs-factor', '0'])
-    error = capsys.readouterr().err
-    assert stop.value.code == 1 and error.startswith('error: expected') and error.count('\n') == 1
-    assert not (tmp_path / 'work').exists()

@@ -28,9 +28,9 @@ for folder, lines in json.loads(sys.argv[1]):
         sys.exit()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-LOADER = dict(num_workers=0, persistent_workers=False, dataset=dict(indices=8))
-QUICK = dict(train_dataloader=dict(LOADER, batch_size=2), val_dataloader=LOADER,
-             test_dataloader=LOADER)
+LOADER = dict(num_workers=0, persistent_workers=False, dataset=dict(indices=2))
+QUICK = dict(train_dataloader=dict(LOADER, batch_size=2, dataset=dict(indices=8)),
+             val_dataloader=LOADER, test_dataloader=LOADER)
 EPOCH, ITERS = dict(train_cfg=dict(max_epochs=1)), dict(train_cfg=dict(max_iters=2))
 SCENES = 'swin-mini_search_1xb8_digit-scenes'
 NOT_STARTED = dict(model=dict(backbone=dict(init_cfg=None)))

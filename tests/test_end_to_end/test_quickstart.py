@@ -1,29 +1,22 @@
 """The quickstart: the packaged network is compressed, timed and drawn, with numbers that hold."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 from PIL import Image
 
+from lab.digits import DigitsOptions, write_digits
 from mmkcr import count_macs
+from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
-
-REPO = Path(__file__).parents[2]
-
-
-def tool():
-    spec = importlib.util.spec_from_file_location('quickstart', REPO / 'tools/quickstart.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_quickstart(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(REPO / 'tools'))
-    tool().main(['--work-dir', 'work'])
+    quickstart = load_tool('quickstart')
+    few = DigitsOptions(train_scenes=quickstart.IMAGES, val_scenes=24)
+    monkeypatch.setattr(quickstart, 'write_digits', lambda folder: write_digits(folder, few))
+    quickstart.main(['--work-dir', 'work'])
     said = capsys.readouterr().out
     slim = tmp_path / 'work/slim'
     model = build_model(load_config(slim / 'config.py'))

@@ -39,6 +39,9 @@ class Numbers(BaseDataset):
 
     METAINFO = dict(classes=('a', 'b', 'c'))
 
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs, serialize_data=False)  # which collects garbage every time
+
     def load_data_list(self):
         return [dict(value=i, gt_label=i % 3) for i in range(12)]
 

@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,9 @@ from PIL import Image
 from lab.digit_scenes import INK
 from lab.digit_sources import source_digits, split_sources
 from lab.digits import STAMP, DigitsOptions, write_digits
-from lab.folders import folder_digest
+from lab.folders import folder_digest, rebuild_folder
 
 COMMAND = Path(__file__).parents[2] / 'tools' / 'dataset_converters' / 'digits.py'
-
-
-def content(root):
-    """Digest of all the files but the stamp."""
-    return folder_digest(root, STAMP)
 
 
 def ink_crops():
@@ -77,16 +71,33 @@ def test_scenes_show_digits_of_their_part_only(digits_root):
 
 
 def test_same_options_same_bytes(digits_root, digits_options, tmp_path):
-    write_digits(tmp_path / 'again', digits_options)
-    assert content(tmp_path / 'again') == content(digits_root)
-    write_digits(tmp_path / 'again', replace(digits_options, seed=1))
-    assert content(tmp_path / 'again') != content(digits_root)
+    """Other options replace the folder."""
+    again = tmp_path / 'again'
+    write_digits(again, digits_options)
+    assert folder_digest(again, STAMP) == folder_digest(digits_root, STAMP)
+    assert write_digits(again, replace(digits_options, seed=1, size=16, val_scenes=3))
+    assert {path.name for path in (again / 'train').rglob('*.png')} != {
+        path.name for path in (digits_root / 'train').rglob('*.png')}
+    assert Image.open(next((again / 'val' / '0').iterdir())).size == (16, 16)
+    assert len(list((again / 'scenes' / 'images' / 'validation').iterdir())) == 3
+
+
+def write_small(folder):
+    """In the place of the digits: what is there is of :mod:`lab.folders`."""
+    (folder / 'train').mkdir()
+    (folder / 'train/3.png').write_text('three')
+    (folder / 'labels.json').write_text('{"3": "three"}')
+
+
+def rebuild(root, write=write_small, **options):
+    return rebuild_folder(root, write, r'train/\d\.png|labels\.json', STAMP, options)
 
 
 @pytest.fixture
-def copy(digits_root, tmp_path):
-    """A copy of the digits that a test may damage."""
-    return Path(shutil.copytree(digits_root, tmp_path / 'digits'))
+def small(tmp_path):
+    """A folder that a test may damage."""
+    assert rebuild(tmp_path / 'small')
+    return tmp_path / 'small'
 
 
 def snapshot(root):
@@ -94,66 +105,41 @@ def snapshot(root):
     return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in root.rglob('*')}
 
 
-def test_second_call_does_nothing(copy, digits_options):
-    before = snapshot(copy.parent)
-    assert not write_digits(copy, digits_options)
-    assert snapshot(copy.parent) == before
+def test_second_call_does_nothing(small):
+    before = snapshot(small.parent)
+    assert not rebuild(small)
+    assert snapshot(small.parent) == before
 
 
-def remove_a_file(root):
-    """Leave out one image."""
-    next((root / 'train' / '3').iterdir()).unlink()
+@pytest.mark.parametrize('name, damage', [
+    ('train/3.png', Path.unlink), (STAMP, Path.unlink),
+    ('labels.json', lambda path: path.write_text('{"3": ')),
+    (STAMP, lambda path: path.write_text('{"options"'))])
+def test_incomplete_folder_is_rebuilt(small, name, damage):
+    before = folder_digest(small, STAMP)
+    damage(small / name)
+    assert rebuild(small) and folder_digest(small, STAMP) == before
+    assert [path.name for path in small.parent.iterdir()] == ['small']  # nothing left behind
+    assert not rebuild(small)
 
 
-def truncate_a_file(root):
-    """Keep half of a json file."""
-    path = root / 'scenes' / 'annotations' / 'instances_training.json'
-    path.write_bytes(path.read_bytes()[:500])
-
-
-def remove_the_stamp(root):
-    """As if the writing had not ended."""
-    (root / STAMP).unlink()
-
-
-def break_the_stamp(root):
-    """Half a stamp."""
-    (root / STAMP).write_text('{"options"')
-
-
-@pytest.mark.parametrize(
-    'damage', [remove_a_file, truncate_a_file, remove_the_stamp, break_the_stamp])
-def test_incomplete_folder_is_rebuilt(copy, digits_root, digits_options, damage):
-    damage(copy)
-    assert write_digits(copy, digits_options)
-    assert content(copy) == content(digits_root)
-    assert [path.name for path in copy.parent.iterdir()] == ['digits']  # nothing left behind
-    assert not write_digits(copy, digits_options)
-
-
-def test_other_options_replace_the_folder(copy, digits_options):
-    assert write_digits(copy, replace(digits_options, size=16, val_scenes=3))
-    assert Image.open(next((copy / 'val' / '0').iterdir())).size == (16, 16)
-    assert len(list((copy / 'scenes' / 'images' / 'validation').iterdir())) == 3
-
-
-def test_foreign_files_are_not_touched(copy, digits_options):
-    (copy / 'train' / '3' / 'mine.txt').write_text('precious')
-    before = snapshot(copy.parent)
+def test_foreign_files_are_not_touched(small):
+    (small / 'train/mine.txt').write_text('precious')
+    before = snapshot(small.parent)
     with pytest.raises(FileExistsError, match='mine.txt'):
-        write_digits(copy, replace(digits_options, seed=1))
-    assert snapshot(copy.parent) == before
+        rebuild(small, seed=1)
+    assert snapshot(small.parent) == before
 
 
-def test_failed_writing_keeps_what_was_there(copy, digits_options, monkeypatch):
-    def fail(*_args):
+def test_failed_writing_keeps_what_was_there(small):
+    def fail(folder):
+        write_small(folder)
         raise OSError('no space left')
-    monkeypatch.setattr('lab.digits.write_scenes', fail)
-    before = snapshot(copy)
+    before = snapshot(small)
     with pytest.raises(OSError, match='no space left'):
-        write_digits(copy, replace(digits_options, seed=1))
-    assert snapshot(copy) == before
-    assert [path.name for path in copy.parent.iterdir()] == ['digits']
+        rebuild(small, fail, seed=1)
+    assert snapshot(small) == before
+    assert [path.name for path in small.parent.iterdir()] == ['small']
 
 
 @pytest.mark.parametrize('name, value', [

@@ -23,7 +23,7 @@ CONFIG = dict(
                   dict(type='mmkcr.WarmupSwitchHook', begin=90)])
 
 
-def test_the_grids_of_the_paper():
+def test_the_grids_of_the_papers():
     nine = [0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
     config = Config(CONFIG)
     assert preset_grid('lambda', config) == ('model.price.weight', nine)
@@ -32,10 +32,7 @@ def test_the_grids_of_the_paper():
     assert preset_grid('warmup', config)[1] == [30, 60, 90, 120, 150, 180]
     assert {name: preset.fraction for name, preset in PRESETS.items()} == dict(
         eta=0.1, rank=0.2, warmup=0.1, **{'lambda': 0.1, 'eta-ib': 0.1})
-
-
-def test_the_grid_of_dcs():
-    assert preset_grid('eta-ib', Config(CONFIG)) == (
+    assert preset_grid('eta-ib', config) == (
         'model.regularizers.ib.weight', [0.1, 0.5, 1, 5, 10, 50, 100])
 
 

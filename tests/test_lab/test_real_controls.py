@@ -1,19 +1,26 @@
 """Controls of the real network, on a small ViT of timm."""
 
+import pytest
 import timm
 import torch
+from mmpretrain.registry import MODELS
 
 from lab.corp import corp
 from lab.real_controls import METHODS, SAME_SIZES, control
 from lab.saliency import tokens
+from lab.torch_pruning import IMPORTANCES, PRUNED, torch_pruning_structure
+from mmkcr.apis.compress_files import task_outputs
+from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.models.counting import count_macs
+
+SHAPE = (3, 32, 32)
 
 
 def network():
     torch.manual_seed(0)
     model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, depth=3,
                               embed_dim=32, num_heads=2, num_classes=0, init_values=0.5)
-    return model.eval(), torch.randn(40, 3, 32, 32)
+    return model.eval(), torch.randn(40, *SHAPE)
 
 
 def lost(model, slim, images):
@@ -25,7 +32,7 @@ def lost(model, slim, images):
 def test_corp_keeps_what_stays_and_compensates_for_what_goes():
     model, images = network()
     whole, macs = corp(model, images, '100%')
-    assert macs['subnet'] == macs['dense'] == count_macs(model, (3, 32, 32))
+    assert macs['subnet'] == macs['dense'] == count_macs(model, SHAPE)
     assert lost(model, whole, images) < 1e-5
     slim, macs = corp(model, images, '70%')
     assert 0.68 * macs['dense'] < macs['subnet'] <= 0.7 * macs['dense']
@@ -55,3 +62,39 @@ def test_controls_have_as_many_units_as_the_closed_form():
 
 def test_every_method_has_a_name():
     assert set(SAME_SIZES) < set(METHODS) and len(set(METHODS.values())) == len(METHODS)
+
+
+def classifier(**backbone):
+    return MODELS.build(dict(
+        type='ImageClassifier', backbone=backbone, neck=dict(type='GlobalAveragePooling'),
+        head=dict(type='LinearClsHead', num_classes=10, in_channels=64)))
+
+
+@pytest.mark.parametrize('importance', IMPORTANCES)
+def test_torch_pruning_meets_the_budget_with_the_units_that_it_keeps(importance):
+    """The weights that stay are those of the dense network."""
+    model = classifier(
+        type='TIMMBackbone', model_name='vit_tiny_patch16_224', img_size=32, patch_size=8,
+        embed_dim=64, depth=3, num_heads=8, features_only=True, out_indices=(2, ))
+    batch = dict(inputs=torch.rand(8, *SHAPE))
+    dense = count_macs(model, SHAPE)
+    structure = torch_pruning_structure(model, PRUNED, dense // 2, [batch], importance)
+    result = refit_structure(model, structure, [batch], SHAPE, forward=task_outputs,
+                             refit='none', progress=False)
+    assert 0.45 * dense < count_macs(result.model, SHAPE) <= dense // 2
+    before, after = (network.backbone.timm_model.model.blocks[0].mlp.fc1.weight
+                     for network in (model, result.model))
+    kept = structure.sites['timm_model.model.blocks.0.mlp.mlp_hidden'].kept
+    assert torch.equal(before[list(kept)], after)
+    norms = before.square().sum(1)
+    lost = [unit for unit in range(len(norms)) if unit not in kept]
+    if importance == 'magnitude':  # of both layers: larger ones stay on the whole
+        assert norms[list(kept)].mean() > norms[lost].mean()
+
+
+def test_torch_pruning_refuses_other_networks():
+    model = classifier(type='VisionTransformer', arch=dict(
+        embed_dims=64, num_layers=1, num_heads=8, feedforward_channels=64), img_size=32)
+    with pytest.raises(ValueError, match='expected a ViT of timm for Torch-Pruning, found a '
+                       '`VisionTransformer`'):
+        torch_pruning_structure(model, ('heads', ), 1, [])

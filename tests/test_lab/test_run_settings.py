@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from mmengine.registry import DATASETS, init_default_scope
 
-from lab.digits import DigitsOptions, write_digits
 from lab.run_settings import hold_out_of_train
 from mmkcr.engine.build import load_config
 
@@ -17,22 +16,14 @@ TRAINED = {
     'ssl/kcr-moco-linear_vit-mini_1xb32_digits': range(0, 1437, 14)}
 
 
-@pytest.fixture(scope='module')
-def digits(tmp_path_factory):
-    """A folder with the digits."""
-    folder = tmp_path_factory.mktemp('digits') / 'digits'
-    write_digits(folder, DigitsOptions(train_scenes=1, val_scenes=1))
-    return str(folder)
-
-
 @pytest.mark.parametrize('name', TRAINED)
-def test_a_slice_of_the_training_digits(name, digits):
+def test_a_slice_of_the_training_digits(name, digits_root):
     """Measured on every fifth, trained on the others of those that the config has: no leak."""
     config = load_config(CONFIGS / f'{name}.py')
     loaders = [config[f'{part}_dataloader'] for part in ('train', 'val', 'test')
                if config.get(f'{part}_dataloader') is not None]
     for loader in loaders:
-        loader.dataset.data_root = digits
+        loader.dataset.data_root = str(digits_root)
     hold_out_of_train(config)
     init_default_scope('mmpretrain')
     train, *held_out = [DATASETS.build(dict(loader.dataset, pipeline=[])) for loader in loaders]

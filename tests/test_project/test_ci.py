@@ -26,21 +26,19 @@ def run(tmp_path, lint=0, test=0, says=''):
     return result
 
 
-@pytest.mark.parametrize('says', [
-    '=== 3 passed in 1.20s ===', '12 passed, 1 skipped, 2 warnings in 61.02s (0:01:01)'])
-def test_success_ends_with_the_closing_line(tmp_path, says):
-    result = run(tmp_path, says=says)
-    assert result.returncode == 0 and result.stdout.splitlines()[-1] == says
-
-
-@pytest.mark.parametrize('case', [
-    dict(says='=== no tests ran in 0.01s ==='),
-    dict(says='=== 4 skipped in 0.01s ==='),
-    dict(says=''),
-    dict(says='=== 1 failed, 3 passed in 1.20s ===', test=2),
-    dict(says='=== 3 passed in 1.20s ===', lint=1)])
-def test_failure(tmp_path, case):
-    assert run(tmp_path, **case).returncode != 0
+@pytest.mark.parametrize('says, lint, test, good', [
+    ('=== 3 passed in 1.20s ===', 0, 0, True),
+    ('12 passed, 1 skipped, 2 warnings in 61.02s (0:01:01)', 0, 0, True),
+    ('=== no tests ran in 0.01s ===', 0, 0, False),
+    ('=== 4 skipped in 0.01s ===', 0, 0, False),
+    ('', 0, 0, False),
+    ('=== 1 failed, 3 passed in 1.20s ===', 0, 2, False),
+    ('=== 3 passed in 1.20s ===', 1, 0, False)])
+def test_it_fails_unless_something_passed_and_nothing_failed(tmp_path, says, lint, test, good):
+    """And ends with the line that says so."""
+    result = run(tmp_path, lint, test, says)
+    assert (result.returncode == 0) == good
+    assert not good or result.stdout.splitlines()[-1] == says
 
 
 def versions(tmp_path, *args):

@@ -44,7 +44,6 @@ STEM = Path(SEARCH).stem
 #: What a tool writes: the option that names a folder or file and what it is without the option,
 #: then the files of a folder. {stem} is that of the first config, {run} the folder of its runs.
 WRITES = {
-    'arena': '--work-dir work_dirs/arena/* table.txt table.md summary.json',
     'compress': '--out {run}/compress config.py structure.json subnet.pth '
                 'sensitivity.json',
     'cross_validate': '--work-dir {run}/cross_validation summary.json',
@@ -222,7 +221,7 @@ def written(text):
     """Patterns of the files that a command writes."""
     tool, words = tool_of(text)
     option, *known = WRITES.get(tool, '').split() or ['']
-    if {'--help', '--check', '--report'} & {*words} or not option:
+    if {'--help', '--check'} & {*words} or not option:
         return []
     if option.isdigit():
         return [words[int(option)]]

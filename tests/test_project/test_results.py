@@ -1,18 +1,14 @@
 """Results are data: one schema, a source for every row, and pages that say what the files say."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location('result_tables',
-                                              ROOT / 'tools/model_zoo/result_tables.py')
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
+from mmkcr.cli.console import load_tool
+
+tool = load_tool('model_zoo/result_tables')
 ROWS = tool.read_results()
 
 

@@ -1,15 +1,14 @@
 """What the sizes of the project may grow to, and that the tool counts what is there."""
 
-import importlib.util
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from mmkcr.cli.console import load_tool
+
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location('sizes', ROOT / 'tools/benchmarks/sizes.py')
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
+tool = load_tool('benchmarks/sizes')
 
 
 @pytest.fixture(scope='module')

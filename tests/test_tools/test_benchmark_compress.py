@@ -11,7 +11,15 @@ from mmkcr.engine.build import build_model, load_config
 
 REPO = Path(__file__).parents[2]
 DENSE = REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py'
-TIMM = REPO / 'tools/lab/arena_stages/dense_timm-vit-nano.py'
+#: A network of timm: Torch-Pruning knows its attention.
+TIMM = f"""
+_base_ = '{DENSE}'
+model = dict(
+    backbone=dict(_delete_=True, type='TIMMBackbone', model_name='vit_tiny_patch16_224',
+                  img_size=32, patch_size=8, embed_dim=64, depth=3, num_heads=8,
+                  features_only=True, out_indices=(2, )),
+    neck=dict(type='GlobalAveragePooling'), head=dict(in_channels=64))
+"""
 
 
 class Found:
@@ -37,6 +45,9 @@ def test_a_detector_that_finds_nothing():
 @pytest.mark.parametrize('config, variants', [
     (DENSE, ['refit', 'random']), (TIMM, ['refit', 'torch_pruning', 'torch_pruning_refit'])])
 def test_table(run_tool, small_digits, tmp_path, config, variants):
+    if config == TIMM:
+        config = tmp_path / 'timm.py'
+        config.write_text(TIMM)
     options = [f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
                for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
                            'persistent_workers=False')]

@@ -1,7 +1,6 @@
 """The 1797 handwritten digits of scikit-learn, their split and their rendering."""
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -30,31 +29,15 @@ def split_sources(val_ratio: float = 0.2, seed: int = 0,
     Args:
         val_ratio (float): Share that is held out. Defaults to 0.2.
         seed (int): Seed of the draw. Defaults to 0.
-        train_slice (bool): See :func:`split_stratified`. Defaults to False.
+        train_slice (bool): A fifth of the digits to train on takes the place of those that are
+            held out, which then are in no part: for choosing hyper-parameters. Defaults to False.
 
     Returns:
         dict[str, np.ndarray]: Ascending source indices of ``train`` and ``val``, disjoint.
     """
     labels = source_digits()[1]
-    return split_stratified(labels, seed, train_slice, test_size=val_ratio)
-
-
-def split_stratified(labels: np.ndarray, seed: int, train_slice: bool = False,
-                     **sizes: Any) -> dict[str, np.ndarray]:
-    """Split images into those to train on and those that are held out.
-
-    Args:
-        labels (np.ndarray): Of all images (n,); every part has its share of each.
-        seed (int): Seed of the draw.
-        train_slice (bool): A fifth of the images to train on takes the place of those that are
-            held out, which then are in no part: for choosing hyper-parameters. Defaults to False.
-        **sizes: ``train_size`` or ``test_size`` of scikit-learn's ``train_test_split``.
-
-    Returns:
-        dict[str, np.ndarray]: Ascending indices of ``train`` and ``val``, disjoint.
-    """
     train, val = train_test_split(np.arange(len(labels)), random_state=seed, stratify=labels,
-                                  **sizes)
+                                  test_size=val_ratio)
     if train_slice:
         train, val = train_test_split(train, test_size=0.2, random_state=seed,
                                       stratify=labels[train])

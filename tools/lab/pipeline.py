@@ -105,8 +105,8 @@ class StagedPipeline:
             curves (dict[str, str]): As :data:`CURVES`.
 
         Returns:
-            dict: ``checkpoint``, ``epochs``, ``batches`` (forward and backward passes, for
-            weights or for gates), ``seconds``, ``curves`` and ``metrics`` of the last validation.
+            dict: ``checkpoint``, ``epochs``, ``seconds``, ``curves`` and ``metrics`` of the last
+            validation.
         """
         inputs = dict(config=config.to_dict(), start=start and start.digests())
         if start is not None:
@@ -128,7 +128,6 @@ class StagedPipeline:
                     runner.train()
                 scalars = runner.message_hub.log_scalars
                 return dict(checkpoint=find_latest_checkpoint(folder), epochs=runner.max_epochs,
-                            batches=_batches(runner),
                             seconds=round(time.perf_counter() - began, 1),
                             curves=_curves(runner, curves),
                             metrics={name.removeprefix('val/'): float(buffer.current())
@@ -247,11 +246,6 @@ def deployed(config: Config, start: Start) -> tuple[Config, nn.Module]:
     if start.structure is not None:
         set_structure(config, start.structure)
     return config, build_model(config)
-
-
-def _batches(runner: Runner) -> int:
-    """Batches that a training has seen; a bilevel one sees two an iteration."""
-    return runner.iter * (2 if hasattr(runner.train_loop, 'architecture_dataloader') else 1)
 
 
 def _curves(runner: Runner, wanted: Mapping[str, str]) -> dict[str, Any]:

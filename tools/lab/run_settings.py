@@ -115,7 +115,7 @@ def hold_out_of_train(config: Config) -> None:
 
     For choosing hyper-parameters without a look at the held-out images; the data are sorted by
     class. Scenes cannot be held out so, since several show the same digit: there
-    :func:`~lab.digit_sources.split_stratified` splits the digits before scenes are made. Of a
+    :func:`~lab.digit_sources.split_sources` splits the digits before scenes are made. Of a
     config that trains on some images only, such as those with labels, the others of these are left.
 
     Args:

@@ -52,14 +52,6 @@ def test_without_inputs_nothing_of_them_is_kept():
     assert set(metric.evaluate(12)) == {'information/i_labels', 'information/n'}
 
 
-def test_features_that_name_the_class_tell_log_c():
-    """Far apart, a cluster a class: I(X~, Y) = log C, and as much as any feature can tell."""
-    features, labels = torch.eye(4)[torch.arange(40) % 4] * 100, torch.arange(40) % 4
-    data = features, labels, torch.zeros(40, 3, 2, 2)
-    found = evaluate(InformationBottleneckMetric(4, normalize=False, inputs=False), data, 40)
-    assert found['information/i_labels'] == pytest.approx(torch.tensor(4.).log().item(), rel=1e-5)
-
-
 def test_a_missing_feature_is_one_sentence():
     with pytest.raises(ValueError, match='the field `features` .* add `FeatureTapHook`'):
         InformationBottleneckMetric(3, inputs=False).process(None, [dict(gt_label=1)])

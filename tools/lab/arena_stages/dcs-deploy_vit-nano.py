@@ -1,4 +1,0 @@
-# What DCS leaves, as one deploys it.
-_base_ = './tune_vit-nano.py'
-
-compression = dict(sites=['qk_mask', 'mlp_hidden'])

@@ -1,3 +1,0 @@
-_base_ = ['./tune_vit-nano.py', './timm_model.py']
-
-model = {{_base_.timm_model}}
