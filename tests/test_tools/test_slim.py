@@ -139,12 +139,6 @@ def test_averaged_weights_by_default_and_online_ones_on_request(run_tool, search
                                atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize('target', ['0.1', '900G', '1K'])
-def test_unreachable_target_names_the_range(refused, search_config, checkpoint, target):
-    line = refused('slim', search_config, checkpoint, '--target-macs', target)
-    assert 'within the reachable' in line and 'MACs, found' in line
-
-
 def test_refusals(refused, run_tool, search_config, checkpoint, tmp_path):
     junk = tmp_path / 'junk.pth'
     junk.write_text('no checkpoint')
@@ -160,6 +154,8 @@ def test_refusals(refused, run_tool, search_config, checkpoint, tmp_path):
         ((search_config, dense), f'expected a checkpoint of a search, as the config is one, found '
                                  f'`{dense}` without gates'),
         ((search_config, checkpoint, '--target-macs', 'much'), 'a target of MACs such as'),
+        *(((search_config, checkpoint, '--target-macs', target), 'within the reachable')
+          for target in ('0.1', '900G', '1K')),
         ((search_config, checkpoint, '--divisor', '0'), '`--divisor` of at least 1, found 0'),
         ((search_config, checkpoint, '--shape', '1', '2', '3'), 'one or two positive numbers'),
     ]:
