@@ -5,13 +5,14 @@ import re
 import shlex
 
 import pytest
+import torch
 
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import LatencyTable, Structure
 from mmkcr.core.machine import this_machine
 from mmkcr.deploy import latency_table
-from mmkcr.engine.build import load_config
+from mmkcr.engine.build import build_model, load_config
 
 TOOL = 'benchmarks/latency_table'
 
@@ -19,9 +20,6 @@ TOOL = 'benchmarks/latency_table'
 @pytest.fixture
 def dense(search_config, tmp_path):
     """Config and weights of a dense classifier."""
-    import torch
-
-    from mmkcr.engine.build import build_model
     config = load_config(search_config)
     config.model = config.model.architecture
     config.model.backbone.pop('gates')

@@ -122,15 +122,11 @@ def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkp
     (('--target-macs', '80%', '--repeats', 0), 'at least one repeat'),
     (('--target-macs', '80%', '--amp', 'bf16', '--runtime', 'openvino'), 'for PyTorch'),
     (('--target-macs', '80%', '--sites', 'nothing'), 'a kind of site among'),
+    (('--target-macs', '80%', '--where', 'layers.0'),  # it alone was left out without a word
+     'expected `--sites` with `--where layers.0`, found none'),
 ])
 def test_mistakes(refused, search_config, args, message):
     assert message in refused(TOOL, search_config, *args)
-
-
-def test_a_place_without_kinds_of_site(refused, search_config):
-    """`--where` alone was left out without a word."""
-    said = refused(TOOL, search_config, '--target-macs', '80%', '--where', 'layers.0', *FAST)
-    assert 'expected `--sites` with `--where layers.0`, found none' in said
 
 
 def test_macs_that_a_file_does_not_say(load_tool):
