@@ -64,13 +64,6 @@ def searched(tmp_path):
 
 
 @pytest.fixture(scope='module')
-def data(small_digits):
-    return ['--cfg-options', *(f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
-                               for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
-                                           'persistent_workers=False'))]
-
-
-@pytest.fixture(scope='module')
 def checkpoint(tmp_path_factory):
     """Of the digits' network; tests read it."""
     return random_checkpoint(load_config(DIGITS), tmp_path_factory.mktemp('dense') / 'dense.pth')

@@ -63,12 +63,10 @@ def test_both_sides_are_made_of_the_same_layers(pair_of, search_config):
 
 
 @pytest.mark.parametrize('part', ['model', 'backbone'])
-def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, search_config, part,
+def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, dense_config, part,
                                                              tmp_path):
-    config = load_config(search_config)
-    config.model = config.model.architecture
+    config = dense_config()
     config.model.backbone.type = 'VisionTransformer'
-    config.model.backbone.pop('gates')
     config.dump(tmp_path / 'host.py')
     pair = pair_of(tmp_path / 'host.py', '--target-macs', '80%', '--sites', 'mlp_hidden',
                    '--part', part)
@@ -79,19 +77,13 @@ def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, search_con
     assert changed and all('.ffn.layers.' in name for name in changed)
 
 
-def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkpoint, read_rows,
-                                                 read_json, tmp_path):
+def test_structure_and_config_give_the_same_pair(run_tool, search_config, dense_config, checkpoint,
+                                                 read_rows, read_json, tmp_path):
     run_tool('slim', search_config, checkpoint, '--target-macs', '80%', '--out', tmp_path / 'slim')
     structure = tmp_path / 'slim' / 'structure.json'
-    config = load_config(search_config)
-    config.model = config.model.architecture
-    config.model.backbone.pop('gates')
-    config.model.backbone.structure = str(structure)
-    deploy = tmp_path / 'deploy.py'
-    config.dump(deploy)
-    dense = tmp_path / 'dense.py'
-    config.model.backbone.pop('structure')
-    config.dump(dense)
+    dense, deploy = tmp_path / 'dense.py', tmp_path / 'deploy.py'
+    dense_config().dump(dense)
+    dense_config(structure).dump(deploy)
     run_tool(TOOL, deploy, *FAST)
     run_tool(TOOL, dense, deploy, *FAST)
     for name in ('dense', 'deploy'):

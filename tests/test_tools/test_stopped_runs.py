@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkcr.engine.build import build_model, load_config
+from mmkcr.engine.build import build_model
 from mmkcr.engine.resume import atomic_checkpoint
 from mmkcr.methods.search.price import MacsPrice
 from mmkcr.methods.search.regularized import RegularizedModel
@@ -125,15 +125,10 @@ def test_data_without_workers_and_a_run_without_its_pointer(load_tool, write_con
 
 
 @pytest.fixture(scope='module')
-def dense(tmp_path_factory, search_config):
+def dense(tmp_path_factory, dense_training):
     """A config of a training from other weights, and the model's own."""
     folder = tmp_path_factory.mktemp('dense')
-    config = load_config(search_config)
-    config.model = config.model.architecture
-    config.model.backbone.pop('gates')
-    config.train_cfg = dict(by_epoch=True, max_epochs=1)
-    config.optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
-    config.custom_hooks, config.param_scheduler = [], []
+    config = dense_training()
     config.dump(folder / 'dense.py')
     return folder, build_model(config).state_dict()
 

@@ -156,15 +156,10 @@ def test_every_command_has_a_row():
 
 
 @pytest.fixture(scope='session')
-def files(tmp_path_factory, small_digits, search_config, write_config, checkpoint):
+def files(tmp_path_factory, small_digits, search_config, dense_training, write_config, checkpoint):
     """Good files by the names in the rows."""
     folder = tmp_path_factory.mktemp('good')
-    config = load_config(search_config)
-    config.model = config.model.architecture
-    config.model.backbone.pop('gates')
-    config.train_cfg = dict(by_epoch=True, max_epochs=1)
-    config.optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
-    config.custom_hooks, config.param_scheduler = [], []
+    config = dense_training()
     for part, count in dict(train=1437, val=360).items():  # a few of every digit
         config[f'{part}_dataloader'].dataset.indices = list(range(0, count, 12))
     config.dump(folder / 'dense.py')
