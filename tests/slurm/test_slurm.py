@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmkcr.cli.console import load_tool
+
 REPO = Path(__file__).parents[2]
 BASE = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
 CLUSTER = Path(__file__).with_name('cluster.sh')
@@ -67,14 +69,16 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def runs(cluster, digits_root, tmp_path_factory):
-    """Work directories: of one process, and of the two tasks of a job."""
+    """Work directories: of this process alone, and of the two tasks of a job meanwhile."""
     root = tmp_path_factory.mktemp('jobs')
     config, found = root / 'slurm-search.py', (root / 'one', root / 'two')
     config.write_text(SEARCH.format(base=str(BASE), data=str(digits_root)))
-    finish([sys.executable, 'tools/train.py', config, '--work-dir', found[0], *batches_of(16)],
-           cluster)
-    finish(['bash', 'tools/slurm_train.sh', 'debug', 'kcr-search', config, found[1],
-            *batches_of(8)], cluster)
+    size = '--cfg-options', 'train_dataloader.batch_size='
+    job = submit(cluster, config, found[1], size[0], f'{size[1]}8')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)
+        load_tool('train').main([str(config), '--work-dir', str(found[0]), size[0], f'{size[1]}16'])
+    finish(job)
     return found
 
 
@@ -84,14 +88,18 @@ def free_port():
         return free.getsockname()[1]
 
 
-def batches_of(size):
-    return ['--cfg-options', f'train_dataloader.batch_size={size}']
+def submit(environment, config, work_dir, *words):
+    """A training as a job named after its folder; with REQUEUE it stays in the queue."""
+    command = ['bash', 'tools/slurm_train.sh', 'debug', work_dir.name, config, work_dir, *words]
+    return subprocess.Popen([str(word) for word in command], cwd=REPO, env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def finish(command, environment):
-    ended = subprocess.run([str(word) for word in command], cwd=REPO, env=environment,
-                           capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-3000:]
+def finish(job):
+    """What it printed."""
+    printed, _ = job.communicate(timeout=300)
+    assert job.returncode == 0, printed[-3000:]
+    return printed
 
 
 @pytest.fixture(scope='module')
@@ -102,12 +110,8 @@ def requeued(cluster, digits_root, tmp_path_factory):
     config = root / 'long-search.py'
     config.write_text(LONG.format(base=str(BASE), data=str(digits_root), epochs=EPOCHS))
     whole, broken = root / 'whole', root / 'broken'
-    finish(['bash', 'tools/slurm_train.sh', 'debug', 'whole', config, whole], cluster)
-    submitted = subprocess.run(
-        ['bash', 'tools/slurm_train.sh', 'debug', 'broken', str(config), str(broken)], cwd=REPO,
-        env=dict(cluster, REQUEUE='1', SLOW='0.4'), capture_output=True, text=True,
-        check=True).stdout
-    job = submitted.split()[-1]
+    finish(submit(cluster, config, whole))
+    job = finish(submit(dict(cluster, REQUEUE='1', SLOW='0.4'), config, broken)).split()[-1]
     wait_for(lambda: iterations(broken) >= 9, cluster)
     subprocess.run(['sbatch', '-p', 'urgent', '-n', '2', '-o', '/dev/null', '--wrap', 'sleep 1'],
                    env=cluster, check=True, capture_output=True)

@@ -58,6 +58,14 @@ def small_digits(written_digits):
 
 
 @pytest.fixture(scope='session')
+def data(small_digits):
+    """Last words of a command, which may be followed by more options of the config."""
+    return ['--cfg-options', *(f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
+                               for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
+                                           'persistent_workers=False'))]
+
+
+@pytest.fixture(scope='session')
 def write_config(small_digits, tmp_path_factory):
     """``write_config(extra)``: a file with the tiny search config and more lines."""
     folder = tmp_path_factory.mktemp('configs')
@@ -75,6 +83,35 @@ def write_config(small_digits, tmp_path_factory):
 def search_config(write_config):
     """The tiny search config's file."""
     return write_config()
+
+
+@pytest.fixture(scope='session')
+def dense_config(search_config):
+    """``dense_config(structure=None)``: of the network that is searched, or of a subnet of it."""
+    from mmkcr.engine.build import load_config
+
+    def make(structure=None):
+        config = load_config(search_config)
+        config.model = config.model.architecture
+        config.model.backbone.pop('gates')
+        if structure is not None:
+            config.model.backbone.structure = str(structure)
+        return config
+
+    return make
+
+
+@pytest.fixture(scope='session')
+def dense_training(dense_config):
+    """``dense_training()``: the same with a schedule of its own, of one epoch."""
+    def make():
+        config = dense_config()
+        config.train_cfg = dict(by_epoch=True, max_epochs=1)
+        config.optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
+        config.custom_hooks, config.param_scheduler = [], []
+        return config
+
+    return make
 
 
 @pytest.fixture(scope='session')

@@ -15,13 +15,13 @@ from lab.attention_profile import (
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.models import DWConvVisionTransformer
 
+TOOL = 'benchmarks/attention_block'
 ARGUMENTS = ['--sizes', 'small', '--grid', '12', '--repeats', '2', '--warmup', '0', '--threads',
              '1']
 
 
-def test_block_table(load_tool, tmp_path, capsys):
-    tool = load_tool('benchmarks/attention_block')
-    tool.main([*ARGUMENTS, '--out', str(tmp_path / 'b.json')])
+def test_block_table(run_tool, tmp_path):
+    printed = run_tool(TOOL, *ARGUMENTS, '--out', 'b.json')
     result = json.loads((tmp_path / 'b.json').read_text())
     rows = {row['mode']: row for row in result['blocks']}
     width, tokens, head = 384, 144, 64
@@ -34,7 +34,7 @@ def test_block_table(load_tool, tmp_path, capsys):
     assert all(row['seconds'] > 0 and len(row['samples']) == 2 for row in rows.values())
     assert rows['mhsa-naive']['memory'] > rows['mhsa']['memory'] > 0
     assert rows['ensembled-dwconv']['memory'] < rows['dwconv']['memory']
-    assert result['machine']['threads'] == 1 and 'dwconv' in capsys.readouterr().out
+    assert result['machine']['threads'] == 1 and 'dwconv' in printed
 
 
 @pytest.mark.parametrize('runtime', ['eager', 'onnxruntime'])
@@ -70,10 +70,8 @@ def test_blocks_of_the_paper():
 @pytest.mark.parametrize('arguments, message', [
     (['--repeats', '0'], 'repeats'), (['--clock', 'cpu'], '`--threads 1`'),
     (['--device', 'cuda'], 'expected a CUDA device')])
-def test_bad_input(load_tool, arguments, message, tmp_path, capsys, monkeypatch):
+def test_bad_input(refused, arguments, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    with pytest.raises(SystemExit) as stop:
-        load_tool('benchmarks/attention_block').main([*arguments, '--out', str(tmp_path / 'x')])
-    assert stop.value.code == 1 and message in capsys.readouterr().err
+    assert message in refused(TOOL, *arguments, '--out', 'x')
     with pytest.raises(ValueError, match="found 'mlp'"):
         attention_block('mlp', 'base', (2, 2))

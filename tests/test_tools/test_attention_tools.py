@@ -104,16 +104,11 @@ def test_tokens_become_maps():
     (['--head', '9'], '`--head` from 0 to'),
     (['--layer', '99'], '`--layer` among'),
     (['--images', '0'], '`--images` of at least 1, found 0')])
-def test_bad_arguments(args, message, models, load_tool, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        load_tool('analysis_tools/attention').main(
-            [*map(str, models['mobilevit-mini']), '--images', '2', '--shown', '1', *args])
-    error = capsys.readouterr().err
-    assert message in error and error.count('\n') == 1
+def test_bad_arguments(args, message, models, refused):
+    assert message in refused('analysis_tools/attention', *models['mobilevit-mini'], '--images', 2,
+                              '--shown', 1, *args)
 
 
-def test_a_config_without_a_checkpoint(models, load_tool, capsys):
-    with pytest.raises(SystemExit):
-        load_tool('analysis_tools/grad_cam').main([str(models['mobilevit-mini'][0])])
-    assert 'a checkpoint after every config, found 1 files' in capsys.readouterr().err
+def test_a_config_without_a_checkpoint(models, refused):
+    assert 'a checkpoint after every config, found 1 files' in refused(
+        'analysis_tools/grad_cam', models['mobilevit-mini'][0])

@@ -1,7 +1,6 @@
 """Users' mistakes: one sentence on stderr, an exit code that is not 0, nothing written."""
 
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
@@ -57,33 +56,27 @@ TRAINING = dict(
 )
 
 
-def matches(pattern, line):
-    import re
-    return re.search(pattern, line)
-
-
 @pytest.mark.parametrize('case', TRAINING)
 def test_training(refused, write_config, small_digits, case):
     lines, message = TRAINING[case]
     line = refused('train', write_config(lines.replace('{data!r}', repr(str(small_digits)))))
-    assert matches(message, line), line
+    assert re.search(message, line), line
 
 
-@pytest.fixture(scope='session')
-def swin_structure(tmp_path_factory):
-    """A structure of a Swin whose sites have other names."""
-    path = tmp_path_factory.mktemp('swin') / 'structure.json'
+def test_structure_of_another_backbone(refused, write_config, tmp_path):
+    """Of a Swin, whose sites have other names."""
+    path = tmp_path / 'structure.json'
     Structure.load(dict(
         format_version=1, method='kcr', backbone=dict(type='mmkcr.KCRSwinTransformer'),
         sites={'stages.0.blocks.0.ffn.mlp_channels': dict(total=32, kept=[1, 2])})).save(path)
-    return path
-
-
-def test_structure_of_another_backbone(refused, write_config, swin_structure):
-    lines = f"{BACKBONE}['gates'] = None\n{BACKBONE}['structure'] = {str(swin_structure)!r}\n"
+    lines = f"{BACKBONE}['gates'] = None\n{BACKBONE}['structure'] = {str(path)!r}\n"
     for tool in ('train', 'analysis_tools/get_flops'):
         line = refused(tool, write_config(lines))
         assert 'a structure for `KCRVisionTransformer`, found one for `KCRSwin' in line
+
+
+WIDE = f"{BACKBONE}['arch']['embed_dims'] = 48\n" \
+       "model['architecture']['head'] = dict(in_channels=48)\n"
 
 
 def test_structure_of_another_width(refused, run_tool, write_config, search_config, checkpoint,
@@ -91,36 +84,44 @@ def test_structure_of_another_width(refused, run_tool, write_config, search_conf
     """The message names the site."""
     run_tool('slim', search_config, checkpoint, '--out', tmp_path / 's')
     path = str(tmp_path / 's' / 'structure.json')
-    wide = f"{BACKBONE}['arch']['embed_dims'] = 48\nmodel['architecture']['head'] = dict(" \
-           f"in_channels=48)\n{BACKBONE}['gates'] = None\n{BACKBONE}['structure'] = {path!r}\n"
-    line = refused('analysis_tools/get_flops', write_config(wide))
+    line = refused('analysis_tools/get_flops', write_config(
+        f"{WIDE}{BACKBONE}['gates'] = None\n{BACKBONE}['structure'] = {path!r}\n"))
     assert '48 units at site `layers.0.ffn.mlp_channels`, found a structure for 32' in line
 
 
 def test_checkpoint_of_another_width(refused, write_config, checkpoint):
-    wide = f"{BACKBONE}['arch']['embed_dims'] = 48\nmodel['architecture']['head'] = dict(" \
-           "in_channels=48)\nmodel['regularizers']['kcr']['num_features'] = 48\n"
+    wide = WIDE + "model['regularizers']['kcr']['num_features'] = 48\n"
     config = write_config(wide)
-    for line in (refused('slim', config, checkpoint),
-                 refused('analysis_tools/channel_masks', config, checkpoint),
-                 refused('test', config, checkpoint),
-                 refused('train', write_config(wide + f'load_from = {checkpoint!r}\n'))):
+    for tool in ('slim', 'analysis_tools/channel_masks', 'test'):
+        line = refused(tool, config, checkpoint)
         assert 'mis-shaped' in line and 'KCRVisionTransformer' in line
+    line = refused('train', write_config(wide + f'load_from = {checkpoint!r}\n'))
+    assert 'mis-shaped' in line and 'KCRVisionTransformer' in line
 
 
 @pytest.mark.parametrize('target', ['5%', '3G'])
 def test_target_out_of_range(refused, search_config, checkpoint, target):
     line = refused('slim', search_config, checkpoint, '--target-macs', target)
-    assert matches(r'within the reachable [\d.e-]+G to [\d.e-]+G MACs, found', line)
+    assert re.search(r'within the reachable [\d.e-]+G to [\d.e-]+G MACs, found', line)
 
 
-def test_as_a_process(load_tool, tmp_path, checkpoint, search_config):
-    """What a shell sees: the exit code, one line on stderr; with --debug, what is not caught."""
+#: A tool as the shell starts it: its output is its lines on stdout and stderr.
+PROCESS = """
+import runpy, sys
+sys.argv = {command!r}
+try:
+    runpy.run_path(sys.argv[0], run_name='__main__')
+except SystemExit as ended:
+    print('status', ended.code)
+"""
+
+
+def test_as_a_process(after_torch, load_tool, tmp_path, checkpoint, search_config):
+    """What a shell sees: a status and one line; with --debug, what is not caught."""
     command = [str(REPO / 'tools/slim.py'), search_config, checkpoint, '--target-macs', '5%']
-    ended = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 1 and not list(tmp_path.iterdir())
-    (line, ) = ended.stderr.splitlines()
+    line, status = after_torch(PROCESS.format(command=command), tmp_path).splitlines()
     assert line.startswith('error: expected a target within the reachable')
+    assert status == 'status 1' and not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match='within the reachable'):  # Python prints its traceback
         load_tool('slim').main([*command[1:], '--debug'])
     assert not list(tmp_path.iterdir())

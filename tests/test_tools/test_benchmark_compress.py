@@ -44,13 +44,10 @@ def test_a_detector_that_finds_nothing():
 @pytest.mark.long
 @pytest.mark.parametrize('config, variants', [
     (DENSE, ['refit', 'random']), (TIMM, ['refit', 'torch_pruning', 'torch_pruning_refit'])])
-def test_table(run_tool, small_digits, tmp_path, config, variants):
+def test_table(run_tool, data, tmp_path, config, variants):
     if config == TIMM:
         config = tmp_path / 'timm.py'
         config.write_text(TIMM)
-    options = [f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
-               for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
-                           'persistent_workers=False')]
     seeds = []
     for seed in range(2):
         torch.manual_seed(seed)
@@ -59,7 +56,7 @@ def test_table(run_tool, small_digits, tmp_path, config, variants):
                    seeds[-1])
     printed = run_tool('benchmarks/compress', config, *seeds, '--metric', 'accuracy/top1',
                        '--targets', '0.5', '--variants', *variants, '--images', '16',
-                       '--out', 'out', '--cfg-options', *options)
+                       '--out', 'out', *data)
     found = json.loads((tmp_path / 'out/compress.json').read_text())
     assert found['seeds'] == 2
     dense, *rows = found['rows']

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 TOOL = 'analysis_tools/channel_masks'
@@ -25,19 +26,30 @@ def test_checkpoints_of_a_search(run_tool, make_checkpoint, search_config, tmp_p
     assert shares(printed) == {f'layers.{i}.ffn.mlp_channels': ['100.0%', '0.0%'] for i in range(2)}
 
 
-def test_temperature_is_that_of_the_last_trained_epoch(run_tool, load_tool, make_checkpoint,
-                                                       search_config, monkeypatch):
+@pytest.fixture
+def seen(load_tool, monkeypatch):
+    """What is drawn: labels of the evolution, the temperature, its curve."""
     module, seen = load_tool(TOOL), {}
+    monkeypatch.setattr(module, 'plot_mask_evolution',
+                        lambda masks, path: seen.update(labels=[label for label, _ in masks]))
     monkeypatch.setattr(module, 'plot_gate_histograms',
                         lambda scores, path, temperature: seen.update(tau=temperature))
-    monkeypatch.setattr(module, 'plot_curve', lambda curves, *_, **__: seen.update(curves))
-    run_tool(TOOL, search_config, make_checkpoint(search_config, epoch=4), '--format', 'svg')
+    monkeypatch.setattr(module, 'plot_curve', lambda curves, *_, **options: seen.update(
+        curves, **options))
+    return seen
+
+
+def test_temperature_is_that_of_the_last_trained_epoch(run_tool, make_checkpoint, search_config,
+                                                       seen):
+    """And checkpoints of one epoch have the names of their files."""
+    run_tool(TOOL, search_config, *(make_checkpoint(search_config, seed=seed, epoch=4)
+                                    for seed in (1, 2)), '--format', 'svg')
     assert math.isclose(seen['tau'], 4.5 * 0.9**3)  # epochs 0 to 3 are trained
     assert seen['temperature'] == [4.5]  # the tiny search has one epoch
+    assert len(set(seen['labels'])) == 2
 
 
-def test_runs_that_count_iterations(run_tool, load_tool, make_checkpoint, search_config,
-                                    monkeypatch, tmp_path):
+def test_runs_that_count_iterations(run_tool, make_checkpoint, search_config, tmp_path, seen):
     """Their checkpoints all say epoch 0; the temperature follows the iterations."""
     config = tmp_path / 'iterations.py'
     config.write_text(f"_base_ = {str(search_config)!r}\n"
@@ -51,27 +63,11 @@ def test_runs_that_count_iterations(run_tool, load_tool, make_checkpoint, search
         state['meta'].update(epoch=0, iter=iteration)
         paths.append(tmp_path / f'iter_{iteration}.pth')
         torch.save(state, paths[-1])
-    module, seen = load_tool(TOOL), {}
-    monkeypatch.setattr(module, 'plot_mask_evolution',
-                        lambda masks, path: seen.update(labels=[label for label, _ in masks]))
-    monkeypatch.setattr(module, 'plot_gate_histograms',
-                        lambda scores, path, temperature: seen.update(tau=temperature))
-    monkeypatch.setattr(module, 'plot_curve', lambda curves, *_, **options: seen.update(
-        curves, **options))
     printed = run_tool(TOOL, config, *paths)
     assert seen['labels'] == ['2', '10'] and seen['xlabel'] == 'iteration'
     assert seen['tau'] == 4. * 0.5**3  # iterations 0 to 9 are trained
     assert seen['temperature'] == [4. * 0.5**(i // 3) for i in range(12)]
     assert set(map(tuple, shares(printed).values())) == {('100.0%', '0.0%')}
-
-
-def test_checkpoints_of_one_epoch_have_the_names_of_their_files(
-        run_tool, load_tool, make_checkpoint, search_config, monkeypatch):
-    module, seen = load_tool(TOOL), []
-    monkeypatch.setattr(module, 'plot_mask_evolution', lambda masks, path: seen.extend(masks))
-    paths = [make_checkpoint(search_config, seed=seed, epoch=2) for seed in (1, 2)]
-    run_tool(TOOL, search_config, *paths)
-    assert len({label for label, _ in seen}) == 2
 
 
 def test_structure_files(run_tool, search_config, checkpoint, tmp_path, read_json):

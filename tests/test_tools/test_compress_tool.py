@@ -48,17 +48,38 @@ def random_checkpoint(config, path):
     return str(path)
 
 
-@pytest.fixture(scope='module')
-def data(small_digits):
-    return ['--cfg-options', *(f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
-                               for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
-                                           'persistent_workers=False'))]
+def save_half(model, kinds, path):
+    """A structure file of a search that keeps half of everything."""
+    space = Searchable(model.backbone, sites=kinds).search_space
+    space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
+                        ).save(path)
+    return path
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """``searched(*kinds)``: that of the digits' network."""
+    return lambda *kinds: save_half(build_model(load_config(DIGITS)), kinds,
+                                    tmp_path / 'searched.json')
 
 
 @pytest.fixture(scope='module')
 def checkpoint(tmp_path_factory):
     """Of the digits' network; tests read it."""
     return random_checkpoint(load_config(DIGITS), tmp_path_factory.mktemp('dense') / 'dense.pth')
+
+
+@pytest.fixture
+def call(checkpoint, data):
+    """``call(*words)``: those of a compression on 16 images that writes to ``slim``."""
+    return lambda *words, of=(DIGITS, checkpoint), out='slim': [
+        *map(str, of), '--images', '16', '--out', str(out), *map(str, words), *data]
+
+
+@pytest.fixture
+def compress(run_tool, call):
+    """``compress(*words)``: what such a call printed, in an empty folder."""
+    return lambda *words, **options: run_tool('compress', *call(*words, **options))
 
 
 @pytest.fixture(scope='module')
@@ -84,17 +105,23 @@ def tuned(checkpoint, data, load_tool, tmp_path_factory):
     return call, root / 'unbroken', printed.getvalue()
 
 
-def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, capsys, monkeypatch,
-                                                 forget_runs):
-    monkeypatch.chdir(tmp_path)
+def weights_of(folder, name='subnet.pth'):
+    return torch.load(folder / name, weights_only=False)['state_dict']
+
+
+def assert_same_weights(folder, other, name='subnet.pth'):
+    found, expected = weights_of(folder, name), weights_of(other, name)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+def test_from_a_checkpoint_to_an_ordinary_config(run_tool, data, tmp_path, forget_runs):
     checkpoint = random_checkpoint(load_config(SHIPPED), tmp_path / 'dense.pth')
-    load_tool('compress').main([SHIPPED, checkpoint, '--target-macs', '60%', '--images', '32',
-                                '--evaluate', *data])
-    printed = capsys.readouterr()
+    printed = run_tool('compress', SHIPPED, checkpoint, '--target-macs', '60%', '--images', 32,
+                       '--evaluate', *data)
     out = tmp_path / 'work_dirs/kcr-dense_vit-mini_1xb64_digits/compress'
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES
     assert not (out / '.progress').exists()
-    assert 'accuracy/top1' in printed.out
     structure = Structure.load(out / 'structure.json')
     sensitivity = json.loads((out / 'sensitivity.json').read_text())
     for name, site in structure.sites.items():
@@ -115,81 +142,45 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
     config.work_dir = str(tmp_path / 'test')
     forget_runs()
     metrics = Runner.from_cfg(config).test()
-    assert f'{metrics["accuracy/top1"]:.4g}' in printed.out
+    rows = [line for line in printed.splitlines() if 'accuracy/top1' in line and '│' in line]
+    assert f'{metrics["accuracy/top1"]:.4g}' in rows[0]
 
 
-@pytest.mark.parametrize('words', [
-    ['--target-macs', '45%'], ['--target-params', '70%', '--uniform', '--divisor', '4']])
-def test_another_budget_needs_no_new_pass(words, checkpoint, calibrated, load_tool, data, tmp_path,
-                                          capsys, monkeypatch):
-    """Whatever is limited, and however it is shared out: as a call that calibrates for itself."""
-    def weights(out, *words):
-        load_tool('compress').main([DIGITS, checkpoint, '--images', '16', '--out',
-                                    str(tmp_path / out), *words, *data])
-        return torch.load(tmp_path / out / 'subnet.pth', weights_only=True)['state_dict']
-
+def test_another_budget_needs_no_new_pass(calibrated, compress, tmp_path, capsys, monkeypatch):
+    """However it is shared out: as a call that calibrates for itself."""
+    words = ['--target-params', '70%', '--uniform', '--divisor', 4]
     shutil.copytree(calibrated[1], tmp_path / 'first')
-    fresh = weights('fresh', *words)
-    assert 'of an earlier call' not in capsys.readouterr().out
+    assert 'of an earlier call' not in compress(*words, out='fresh')
     # from here on a calibration fails
     monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
-    for call in (['other', *words, '--profiles', str(tmp_path / 'first')], ['first', *words]):
-        found = weights(*call)
-        assert 'Profiles of the sites are those of an earlier call' in capsys.readouterr().out
-        assert found.keys() == fresh.keys()
-        assert all(torch.equal(value, fresh[name]) for name, value in found.items())
+    for name in ('slim_openvino.onnx', 'slim_openvino_int8.onnx', 'dense_openvino.onnx'):
+        (tmp_path / 'first' / name).touch()
+    for out, more in (('other', ['--profiles', tmp_path / 'first']), ('first', [])):
+        printed = compress(*words, *more, out=out)
+        assert 'Profiles of the sites are those of an earlier call' in printed
+        # files of the network that was there before are named
+        assert ('Of an earlier network: slim_openvino.onnx, slim_openvino_int8.onnx.\n' in printed
+                ) == ('Of an earlier network' in printed) == (out == 'first')
+        assert_same_weights(tmp_path / out, tmp_path / 'fresh')
     with pytest.raises(SystemExit):  # for other images it begins anew
-        weights('first', *words, '--images', '17')
+        compress(*words, '--images', 17, out='first')
     assert "'NoneType' object is not callable" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('change, message', [
-    (['--images', '17'], 'found those of others (digest, images)'),
-    (['--sites', 'mlp_hidden'], 'found those of others (sites)'),
-    (['--rho', '0.1'], 'found those of others (options)'),
-    (['--profiles', 'nowhere'], 'in `nowhere`, found none')])
-def test_profiles_of_others_are_refused(change, message, calibrated, refused, data):
+@pytest.mark.parametrize('out, change, message', [
+    ('slim', ['--images', '17'], 'found those of others (digest, images)'),
+    ('slim', ['--sites', 'mlp_hidden'], 'found those of others (sites)'),
+    ('slim', ['--rho', '0.1'], 'found those of others (options)'),
+    ('slim', ['--profiles', 'nowhere'], 'in `nowhere`, found none'),
+    (None, ['--target-macs', '8%'], 'expected a target within'),
+    (None, ['--sites', 'mlp_hiden'], 'did you mean `mlp_hidden`')])
+def test_what_was_calibrated_is_left_alone(out, change, message, calibrated, refused, data):
+    """Profiles of others are refused, and a refused call in their folder keeps them."""
     call, first = calibrated
     before = sorted(first.rglob('*'))
-    assert message in refused('compress', *call, 'slim', '--profiles', first, *change, *data)
+    profiles = ['--profiles', first] if out else []
+    assert message in refused('compress', *call, out or first, *profiles, *change, *data)
     assert sorted(first.rglob('*')) == before
-
-
-@pytest.mark.parametrize('wrong', [['--target-macs', '8%'], ['--sites', 'mlp_hiden']])
-def test_a_refused_call_keeps_the_calibration_of_another(wrong, calibrated, refused, data):
-    call, first = calibrated
-    before = sorted(first.rglob('*'))
-    assert 'expected' in refused('compress', *call, first, *wrong, *data)
-    assert sorted(first.rglob('*')) == before
-
-
-def test_a_backbone_with_an_initial_checkpoint(load_tool, tmp_path):
-    """mmseg's argument: the subnet must not load the dense network's file."""
-    (tmp_path / 'config.py').write_text(f"""
-model = dict(
-    type='EncoderDecoder',
-    data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.] * 3, std=[60.] * 3,
-                           size=(64, 64)),
-    backbone=dict(type='SwinTransformer', pretrained='{tmp_path}/imagenet.pth',
-                  pretrain_img_size=64, embed_dims=16, depths=[1, 1, 1, 1], num_heads=[1, 2, 4, 8],
-                  window_size=4, mlp_ratio=2, out_indices=(0, 1, 2, 3)),
-    decode_head=dict(type='FCNHead', in_channels=128, in_index=3, channels=16, num_convs=1,
-                     num_classes=3),
-    test_cfg=dict(mode='whole'))
-default_scope = 'mmseg'
-test_dataloader = dict(batch_size=4, dataset=dict(type='BaseSegDataset', data_root='x', pipeline=[
-    dict(type='LoadImageFromFile'), dict(type='Resize', scale=(64, 64)),
-    dict(type='PackSegInputs')]))
-""")
-    checkpoint = random_checkpoint(load_config(tmp_path / 'config.py'), tmp_path / 'dense.pth')
-    load_tool('compress').main([
-        str(tmp_path / 'config.py'), checkpoint, '--target-macs', '80%', '--calibration',
-        write_images(tmp_path / 'images', [(64, 64)] * 8), '--images', '8', '--out',
-        str(tmp_path / 'slim')])
-    assert 'pretrained' not in (tmp_path / 'slim/config.py').read_text().replace(
-        'pretrain_img_size', '')
-    assert 'pretrained' not in (tmp_path / 'slim/structure.json').read_text()
-    build_model(load_config(tmp_path / 'slim/config.py')).init_weights()
 
 
 LINEAR = dict(type='LinearClsHead', num_classes=4, in_channels=96)
@@ -199,34 +190,30 @@ LINEAR = dict(type='LinearClsHead', num_classes=4, in_channels=96)
                                              in_channels=96),
                                   dict(type='MultiTaskHead', in_channels=96,
                                        task_heads=dict(one=LINEAR, two=LINEAR))])
-def test_outputs_that_are_no_scores_of_one_set_of_classes(head, load_tool, data, tmp_path, capsys):
+def test_outputs_that_are_no_scores_of_one_set_of_classes(head, compress, tmp_path):
     """No softmax is taken of features or numbers, and no task is left out."""
     config = load_config(DIGITS)
     config.model.head = head
     config.dump(tmp_path / 'dense.py')
     checkpoint = random_checkpoint(config, tmp_path / 'dense.pth')
-    load_tool('compress').main([str(tmp_path / 'dense.py'), checkpoint, '--target-macs', '60%',
-                                '--images', '16', '--out', str(tmp_path / 'slim'), *data])
-    assert 'with the same class' not in capsys.readouterr().out
+    printed = compress('--target-macs', '60%', of=(tmp_path / 'dense.py', checkpoint))
+    assert 'Outputs on' in printed and 'have the same class' not in printed
     sensitivity = json.loads((tmp_path / 'slim/sensitivity.json').read_text())
     assert all(found['losses'][0] > 1e-6 for found in sensitivity.values())
 
 
-def test_a_missing_quantiser_is_told_first(checkpoint, refused, data, tmp_path, monkeypatch):
+def test_a_missing_quantiser_is_told_first(call, refused, tmp_path, monkeypatch):
     monkeypatch.setitem(QUANTIZERS, 'onnxruntime', 'no_such_package')
-    said = refused('compress', DIGITS, checkpoint, '--target-macs', '60%', '--int8', 'onnxruntime',
-                   '--out', tmp_path / 'slim', *data)
-    assert 'pip install no_such_package' in said and not (tmp_path / 'slim').exists()
+    said = refused('compress', *call('--target-macs', '60%', '--int8', 'onnxruntime'))
+    assert 'pip install no_such_package' in said
 
 
 @pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
-def test_files_in_int8_are_evaluated_too(checkpoint, run_tool, data, tmp_path, runtime):
+def test_files_in_int8_are_evaluated_too(checkpoint, compress, run_tool, data, tmp_path, runtime):
     pytest.importorskip(PACKAGES[runtime])
     pytest.importorskip(QUANTIZERS[runtime])
-    out = tmp_path / 's'
-    metrics = tmp_path / 'metrics.json'
-    printed = run_tool('compress', DIGITS, checkpoint, '--target-macs', '40%', '--images', 16,
-                       '--evaluate', '--int8', runtime, '--out', out, *data)
+    out, metrics = tmp_path / 'slim', tmp_path / 'metrics.json'
+    printed = compress('--target-macs', '40%', '--evaluate', '--int8', runtime)
     line = next(line for line in printed[printed.index('difference from dense'):].splitlines()
                 if 'accuracy/top1' in line)
     values = iter(re.findall(r'\d[\d.]*', line.partition('top1')[2]))  # dense, slim, both in int8
@@ -249,21 +236,10 @@ def test_files_in_int8_are_evaluated_too(checkpoint, run_tool, data, tmp_path, r
     assert said == pytest.approx(tested(out / 'config.py', out / 'subnet.pth'), abs=0.3)
 
 
-def test_files_of_an_earlier_network_are_named(checkpoint, run_tool, data, tmp_path):
-    out = tmp_path / 's'
-    call = ['compress', DIGITS, checkpoint, '--images', 16, '--out', out, *data]
-    assert 'Of an earlier network' not in run_tool(*call, '--target-macs', '80%')
-    for name in ('slim_openvino.onnx', 'slim_openvino_int8.onnx', 'dense_openvino.onnx'):
-        (out / name).touch()
-    assert ('Of an earlier network: slim_openvino.onnx, slim_openvino_int8.onnx.\n'
-            in run_tool(*call, '--target-macs', '60%'))
-
-
-def test_files_that_take_other_images_do_not_cost_the_report(checkpoint, load_tool, data, tmp_path,
-                                                             capsys, monkeypatch):
+def test_files_that_take_other_images_do_not_cost_the_report(compress, load_tool, monkeypatch):
     """Files in int8 have one size, and mmdet's and mmseg's test images have several."""
     tool = load_tool('compress')
-    files, evaluate = tool.compress_files, tool.evaluate
+    files = tool.compress_files
 
     def with_file(*args, **kwargs):
         found = files(*args[:-3], None, *args[-2:], **kwargs)
@@ -272,14 +248,12 @@ def test_files_that_take_other_images_do_not_cost_the_report(checkpoint, load_to
     def refusing(config, checkpoint, work_dir, onnx=None, runtime='onnxruntime'):
         if onnx is not None:
             raise ValueError('expected images that `dense.onnx` takes')
-        return evaluate(config, checkpoint, work_dir)
+        return {'accuracy/top1': 50.}
 
     for name, value in dict(compress_files=with_file, evaluate=refusing,
                             require_quantizer=lambda _: None).items():
         monkeypatch.setattr(tool, name, value)
-    tool.main([DIGITS, checkpoint, '--target-macs', '60%', '--images', '16', '--evaluate',
-               '--int8', 'onnxruntime', '--out', str(tmp_path / 'slim'), *data])
-    printed = capsys.readouterr().out
+    printed = compress('--target-macs', '60%', '--evaluate', '--int8', 'onnxruntime')
     assert 'accuracy/top1' in printed and 'Wrote' in printed
     assert 'were not evaluated: expected images that `dense.onnx` takes' in printed
 
@@ -299,14 +273,14 @@ def address(tmp_path, monkeypatch):
         server.shutdown()
 
 
-def test_the_config_and_the_address_of_a_run_elsewhere(run_tool, data, tmp_path, address):
+def test_the_config_and_the_address_of_a_run_elsewhere(compress, run_tool, tmp_path, address):
     """A config that was written by a resumed run of several processes, and weights to download."""
     config = load_config(DIGITS)
     config.update(launcher='pytorch', resume=True)
     config.dump(tmp_path / 'dumped.py')
     random_checkpoint(config, tmp_path / 'dense.pth')
-    printed = run_tool('compress', 'dumped.py', address('dense.pth'), '--target-macs', '60%',
-                       '--images', 16, '--evaluate', '--out', 'slim', *data)
+    printed = compress('--target-macs', '60%', '--evaluate',
+                       of=(tmp_path / 'dumped.py', address('dense.pth')))
     assert 'accuracy/top1' in printed
     written = load_config('slim/config.py')
     assert (written.launcher, written.resume) == ('none', False)
@@ -318,14 +292,15 @@ def test_the_config_and_the_address_of_a_run_elsewhere(run_tool, data, tmp_path,
     assert len(list(tmp_path.glob('dumped-????????.pth'))) == 1 and 'MB of' in printed
 
 
-def test_a_budget_of_bytes(checkpoint, load_tool, data, tmp_path, capsys):
-    load_tool('compress').main([DIGITS, checkpoint, '--target-bytes', '0.7MB', '--images', '16',
-                                '--out', str(tmp_path / 'slim'), *data])
-    state = torch.load(tmp_path / 'slim/subnet.pth', weights_only=True)['state_dict']
-    found = sum(value.numel() * value.element_size() for value in state.values())
+def test_a_budget_of_bytes(run_tool, call, tmp_path):
+    """Of the test set its transforms alone are read."""
+    printed = run_tool('compress', *call('--target-bytes', '0.7MB'),
+                       'test_dataloader.dataset.data_root=nowhere')
+    found = sum(value.numel() * value.element_size()
+                for value in weights_of(tmp_path / 'slim').values())
     said = Structure.load(tmp_path / 'slim/structure.json').provenance
     assert 0.68e6 < found == said['bytes']['subnet'] <= 7e5 and said['target'] == '0.7MB'
-    assert f'{found / 1e6:.4g}' in capsys.readouterr().out
+    assert f'{found / 1e6:.4g}' in printed
 
 
 def write_images(folder, sizes):
@@ -344,16 +319,14 @@ DENSE_TASKS = [
       'model.neck.in_channels': [12, 24, 48, 96], 'model.test_cfg.rpn.max_per_img': 50,
       'model.roi_head.bbox_head.fc_out_channels': 64,
       'test_dataloader.dataset.pipeline.1.scale': (224, 160)}),
-    ('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
-     {'model.backbone.embed_dims': 16, 'model.backbone.num_layers': (1, 1, 1, 1),
-      'model.decode_head.in_channels': [16, 32, 80, 128],
-      'test_dataloader.dataset.pipeline.1.scale': (224, 128)}),
-    # mmseg does not hand its head the sizes of the images
+    # mmseg does not hand its head the sizes of the images; its backbones have initial weights in
+    # an argument of their own, which the subnet must not load
     ('mmseg::mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py',
      {'model.backbone.embed_dims': 12, 'model.backbone.depths': (1, 1, 1, 1),
       'model.decode_head.in_channels': [12, 24, 48, 96], 'model.decode_head.num_queries': 10,
       'model.decode_head.pixel_decoder.encoder.num_layers': 1,
       'model.decode_head.transformer_decoder.num_layers': 1,
+      'model.backbone.pretrained': 'no/such.pth',
       'test_dataloader.dataset.pipeline.1.scale': (224, 128)}),
     # its detector adds entries to the config of its head
     ('mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py',
@@ -367,69 +340,50 @@ DENSE_TASKS = [
 
 
 @pytest.mark.parametrize('config, options', DENSE_TASKS)
-def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch, capsys,
-                               whole_model):
-    """From an empty folder, with a folder of images."""
-    monkeypatch.chdir(tmp_path)
+def test_the_hosts_own_configs(config, options, run_tool, tmp_path, whole_model):
+    """From an empty folder, with a folder of images; MACs of the whole are those of the parts."""
     folder = write_images(tmp_path / 'images', [(60, 90), (90, 60), (70, 70)])
     options['model.backbone.init_cfg'] = None
     checkpoint = random_checkpoint(load_config(config, options), tmp_path / 'dense.pth')
-    load_tool('compress').main([
-        config, checkpoint, '--target-macs', '80%', '--calibration', folder, '--images', '3',
-        '--shape', '128', '160', '--out', 'slim', '--cfg-options',
-        *(f'{key}={value}'.replace(' ', '') for key, value in options.items())])
+
+    def compress(out, *words):
+        return run_tool('compress', config, checkpoint, *words, '--calibration', folder, '--images',
+                        3, '--shape', 128, 160, '--out', out, '--cfg-options', *(
+                            f'{key}={value}'.replace(' ', '') for key, value in options.items()))
+
+    printed = compress('slim', '--target-macs', '80%')
     model = build_model(load_config('slim/config.py'))
     load_checkpoint(model, 'slim/subnet.pth', strict=True)
+    model.backbone.init_weights()
     structure = Structure.load('slim/structure.json')
     assert structure.macs['subnet'] <= 0.8 * structure.macs['dense']
     assert count_macs(model.backbone, (3, 128, 160)) == structure.macs['subnet']
     whole = sum(count_parts(model, (3, 128, 160)).values())
     dense = whole + structure.macs['dense'] - structure.macs['subnet']
-    printed = capsys.readouterr().out
     assert whole > structure.macs['subnet'] and whole_model(printed) == [
         f'{dense / 1e9:.4g}', f'{whole / 1e9:.4g}', f'{whole / dense:.1%}']
     assert f'went to {whole / dense:.1%} of its MACs: `--scope model`' in printed
     assert ('pixels of the' in printed) == config.startswith('mmseg')
     assert ('The second stage is counted for' in printed) == ('mask-rcnn' in config)
+    if 'mask-rcnn' in config:  # those of a given structure have its proposals, too
+        save_half(build_model(load_config(config, options)), ['mlp_hidden'], 'half.json')
+        printed = compress('given', '--structure', 'half.json')
+        assert 'The second stage is counted for' in printed
+        whole = sum(count_parts(build_model(load_config('given/config.py')),
+                                (3, 128, 160)).values())
+        assert whole_model(printed) == [
+            f'{dense / 1e9:.4g}', f'{whole / 1e9:.4g}', f'{whole / dense:.1%}']
 
 
-def test_macs_of_the_whole_of_a_given_structure(load_tool, tmp_path, capsys, whole_model):
-    """Those of detectors with the number of proposals, as of a single budget."""
-    folder = write_images(tmp_path / 'images', [(60, 90), (90, 60), (70, 70)])
-    config, options = DENSE_TASKS[0]
-    options = {**options, 'model.backbone.init_cfg': None}
-    dense = load_config(config, options)
-    checkpoint, given = random_checkpoint(dense, tmp_path / 'dense.pth'), tmp_path / 'given.json'
-    space = Searchable(build_model(dense).backbone, sites=['mlp_hidden']).search_space
-    space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
-                        ).save(given)
-    load_tool('compress').main([
-        config, checkpoint, '--structure', str(given), '--calibration', folder, '--images', '3',
-        '--shape', '128', '160', '--out', str(tmp_path / 'out'),
-        '--cfg-options', *(f'{key}={value}'.replace(' ', '') for key, value in options.items())])
-    printed = capsys.readouterr().out
-    assert 'The second stage is counted for' in printed
-    model = build_model(load_config(tmp_path / 'out/config.py'))
-    whole, macs = (sum(count_parts(network, (3, 128, 160)).values())
-                   for network in (build_model(dense), model))
-    assert whole_model(printed) == [
-        f'{whole / 1e9:.4g}', f'{macs / 1e9:.4g}', f'{macs / whole:.1%}']
-
-
-def test_a_dense_network_with_several_initialisations():
-    """As mmpretrain's Swin has them; only what would be loaded goes."""
-    name = 'mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py'
-    config = load_config(name)
-    found = without_initial_weights(config).model
+def test_a_dense_network_with_initial_weights():
+    """Only what would be loaded goes."""
+    config = load_config('mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py')
+    found = without_initial_weights(config).model  # several initialisations
     assert [each['type'] for each in found.init_cfg] == ['TruncNormal', 'Constant']
     config.model.init_cfg.append(dict(type='Pretrained', checkpoint='no/such.pth'))
     assert without_initial_weights(config).model.init_cfg == found.init_cfg
-
-
-def test_a_dense_network_with_initial_weights_without_a_type():
-    """As mmdet's PVT has them."""
     config = load_config('mmdet::pvt/retinanet_pvtv2-b0_fpn_1x_coco.py')
-    assert set(config.model.backbone.init_cfg) == {'checkpoint'}
+    assert set(config.model.backbone.init_cfg) == {'checkpoint'}  # without a type
     assert 'init_cfg' not in without_initial_weights(config).model.backbone
 
 
@@ -501,23 +455,12 @@ def test_a_held_out_image_that_is_not_finite_writes_nothing(wrong, refused, monk
     assert 'expected finite outputs of the dense network on held-out' in refused('compress', *words)
 
 
-def test_only_the_training_images_are_read(checkpoint, load_tool, data, tmp_path):
-    """Of the test set its transforms alone."""
-    data = [word for word in data if not word.startswith('test_dataloader.dataset')]
-    load_tool('compress').main([DIGITS, checkpoint, '--target-macs', '60%', '--images', '16',
-                                '--out', str(tmp_path / 'slim'), *data,
-                                'test_dataloader.dataset.data_root=nowhere'])
-    assert (tmp_path / 'slim/config.py').is_file()
-
-
-def test_images_for_a_config_without_a_test_set(checkpoint, load_tool, tmp_path, capsys):
+def test_images_for_a_config_without_a_test_set(checkpoint, refused, tmp_path):
     (tmp_path / 'config.py').write_text(f"_base_ = '{DIGITS}'\n"
                                         'test_dataloader = test_cfg = test_evaluator = None\n')
-    with pytest.raises(SystemExit):
-        load_tool('compress').main([
-            str(tmp_path / 'config.py'), checkpoint, '--target-macs', '60%', '--calibration',
-            write_images(tmp_path / 'images', [(32, 32)])])
-    assert 'expected a config with `test_dataloader`, whose' in capsys.readouterr().err
+    assert 'expected a config with `test_dataloader`, whose' in refused(
+        'compress', tmp_path / 'config.py', checkpoint, '--target-macs', '60%', '--calibration',
+        write_images(tmp_path / 'images', [(32, 32)]))
 
 
 @pytest.mark.parametrize('lines, options, message', [
@@ -601,11 +544,17 @@ def killed(place, count, *words):
         os._exit(1)
 
 
-def weights_of(path):
-    return torch.load(path, weights_only=False)['state_dict']
+@pytest.fixture
+def refuse_to_begin_anew(monkeypatch):
+    """``refuse_to_begin_anew()``: from then on a calibration or a refit fails."""
+    def refuse():
+        monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
+        monkeypatch.setattr(import_module('mmkcr.closed_form.refit_blocks').Refits, 'fit', None)
+    return refuse
 
 
-def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, tuned, tmp_path, monkeypatch):
+def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, tuned, tmp_path,
+                                                    refuse_to_begin_anew):
     """Nothing that was finished is done again, and it ends as if it had not been killed."""
     call, unbroken, _ = tuned
     assert not (unbroken / '.progress').exists()
@@ -618,120 +567,87 @@ def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, tuned, tmp_path, 
     killed(POINTER, 1, *call(tmp_path / 'slim'))
     first = tmp_path / 'slim/finetune/epoch_1.pth'
     before = first.stat().st_mtime_ns
-    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
-    monkeypatch.setattr(import_module('mmkcr.closed_form.refit_blocks').Refits, 'fit', None)
+    refuse_to_begin_anew()
     load_tool('compress').main(call(tmp_path / 'slim'))
     assert first.stat().st_mtime_ns == before
-    for name in ('subnet.pth', 'finetune/epoch_2.pth'):
-        found, expected = (weights_of(out / name) for out in (tmp_path / 'slim', unbroken))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(value, expected[key]) for key, value in found.items())
+    assert_same_weights(tmp_path / 'slim', unbroken)
+    assert_same_weights(tmp_path / 'slim', unbroken, 'finetune/epoch_2.pth')
     assert not (tmp_path / 'slim/.progress').exists()
 
 
 @pytest.mark.parametrize('writes, name', few(
     ((1, '.profiles/.part-*-profiles.*'), (6, '.part-*-subnet.*')), (6, '.part-*-subnet.*')))
-def test_killed_while_it_writes(checkpoint, writes, name, load_tool, data, tmp_path):
+def test_killed_while_it_writes(writes, name, call, run_tool, tmp_path):
     """The file is absent, and what was half written goes with the next call."""
-    out = tmp_path / 's'
-    call = [DIGITS, checkpoint, '--target-macs', '50%', '--images', '16', '--out', str(out), *data]
-    killed('torch:save', writes, *call)
+    out = tmp_path / 'slim'
+    killed('torch:save', writes, *call('--target-macs', '50%', out=out))
     assert list(out.glob(name))
-    load_tool('compress').main(call)
+    run_tool('compress', *call('--target-macs', '50%', out=out))
     assert not list(out.rglob('.part-*'))
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES
 
 
-@pytest.fixture
-def searched(tmp_path):
-    """A structure file of a search that keeps half of everything."""
-    space = Searchable(build_model(load_config(DIGITS)).backbone, sites=['mlp_hidden', 'heads']
-                       ).search_space
-    space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
-                        ).save(tmp_path / 'searched.json')
-    return str(tmp_path / 'searched.json')
-
-
-@pytest.mark.parametrize('words', few((('--target-macs', '50%'), ('--structure', )),
-                                      ('--structure', )), ids=' '.join)
-def test_killed_in_the_evaluation(checkpoint, words, load_tool, data, tmp_path, monkeypatch, capsys,
-                                  searched):
+@pytest.mark.parametrize('option', few(('--target-macs', '--structure'), '--structure'))
+def test_killed_in_the_evaluation(option, call, run_tool, tmp_path, searched,
+                                  refuse_to_begin_anew):
     """The repeated call compresses nothing again, and leaves nothing to go on from."""
-    call = [DIGITS, checkpoint, *words, *([searched] if words == ('--structure', ) else []),
-            '--images', '16', '--evaluate', '--out', str(tmp_path / 'slim'), *data]
-    killed('mmengine.runner:Runner.test', 1, *call)
-    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
-    monkeypatch.setattr(import_module('mmkcr.closed_form.refit_blocks').Refits, 'fit', None)
-    load_tool('compress').main(call)
-    assert 'accuracy/top1' in capsys.readouterr().out
+    given = '50%' if option == '--target-macs' else searched('mlp_hidden', 'heads')
+    words = call(option, given, '--evaluate', out=tmp_path / 'slim')
+    killed('mmengine.runner:Runner.test', 1, *words)
+    refuse_to_begin_anew()
+    assert 'accuracy/top1' in run_tool('compress', *words)
     assert not list((tmp_path / 'slim').rglob('.progress*'))
 
 
-def test_killed_in_the_refit_of_a_structure(checkpoint, load_tool, data, tmp_path, monkeypatch,
-                                            searched):
-
-    def call(out):
-        return [DIGITS, checkpoint, '--structure', searched, '--images', '16', '--out',
-                str(tmp_path / out), *data]
-
-    load_tool('compress').main(call('unbroken'))
-    killed(BLOCK, 2, *call('slim'))
+def test_killed_in_the_refit_of_a_structure(call, compress, tmp_path, monkeypatch, searched):
+    structure = searched('mlp_hidden', 'heads')
+    compress('--structure', structure, out='unbroken')
+    killed(BLOCK, 2, *call('--structure', structure, out=tmp_path / 'slim'))
     assert [path.name for path in (tmp_path / 'slim').iterdir()] == ['.progress']
     saved, save = [], CompressProgress.save_block
     monkeypatch.setattr(CompressProgress, 'save_block', lambda self, block, layers: (
         saved.append(block), save(self, block, layers)))
-    load_tool('compress').main(call('slim'))
+    compress('--structure', structure, out=tmp_path / 'slim')
     assert saved == ['layers.2', 'layers.3']
-    found, expected = (weights_of(tmp_path / out / 'subnet.pth') for out in ('slim', 'unbroken'))
-    assert all(torch.equal(value, expected[key]) for key, value in found.items())
+    assert_same_weights(tmp_path / 'slim', tmp_path / 'unbroken')
     assert not (tmp_path / 'slim/.progress').exists()
 
 
-def test_a_structure_with_masks_gives_a_config_with_masks(checkpoint, load_tool, data, tmp_path):
-    space = Searchable(build_model(load_config(DIGITS)).backbone, sites=['qk_mask', 'mlp_channels']
-                       ).search_space
-    space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
-                        ).save(tmp_path / 'searched.json')
-    load_tool('compress').main([DIGITS, checkpoint, '--structure', str(tmp_path / 'searched.json'),
-                                '--images', '16', '--out', str(tmp_path / 'slim'), *data])
-    model = build_model(load_config(tmp_path / 'slim/config.py'))
-    load_checkpoint(model, str(tmp_path / 'slim/subnet.pth'), strict=True)
+def test_a_structure_with_masks_gives_a_config_with_masks(compress, searched):
+    compress('--structure', searched('qk_mask', 'mlp_channels'))
+    model = build_model(load_config('slim/config.py'))
+    load_checkpoint(model, 'slim/subnet.pth', strict=True)
     masks = [value for name, value in model.state_dict().items() if name.endswith('mask.bias')]
     assert len(masks) == 4 and all((bias == 2).all() for bias in masks)
 
 
 @pytest.mark.parametrize('cost, targets', few(
-    (('macs', ('80%', '0.5', '80%')), ('bytes', ('0.9MB', '90%'))),
-    ('macs', ('80%', '0.5', '80%'))))
-def test_several_targets_share_one_calibration(checkpoint, cost, targets, load_tool, data, tmp_path,
+    (('macs', ('60%', '0.5', '60%')), ('bytes', ('0.9MB', '90%'))),
+    ('macs', ('60%', '0.5', '60%'))))
+def test_several_targets_share_one_calibration(cost, targets, compress, calibrated, tmp_path,
                                                capsys, monkeypatch):
     """A folder each, as one call each; what cannot be reached is refused before any other."""
-
-    def call(out, *targets):
-        load_tool('compress').main([DIGITS, checkpoint, f'--target-{cost}', *targets, '--images',
-                                    '16', '--out', str(tmp_path / out), *data])
-
     calls, module = [], import_module('mmkcr.closed_form.compression')
     profile = module.profile_sites
     monkeypatch.setattr(module, 'profile_sites',
                         lambda *args: (calls.append(args), profile(*args))[1])
-    call('slim', *targets)
+    assert 'outputs differ by' in compress(f'--target-{cost}', *targets)
     assert len(calls) == 1
-    assert 'outputs differ by' in capsys.readouterr().out
     folders = {target: f'{cost}-{target.strip("%")}' for target in targets}
     assert {path.name for path in (tmp_path / 'slim').iterdir()} == {*folders.values()}
     for target, folder in folders.items():
-        call('single', target)
-        found, expected = (Structure.load(tmp_path / out / 'structure.json')
-                           for out in (f'slim/{folder}', 'single'))
+        single = calibrated[1] if (cost, target) == ('macs', '60%') else tmp_path / folder
+        if not single.exists():
+            compress(f'--target-{cost}', target, out=single)
+        found, expected = (Structure.load(out / 'structure.json')
+                           for out in (tmp_path / 'slim' / folder, single))
         assert found.sites == expected.sites
-        found, expected = (weights_of(tmp_path / out / 'subnet.pth')
-                           for out in (f'slim/{folder}', 'single'))
-        assert all(torch.equal(value, expected[key]) for key, value in found.items())
+        assert_same_weights(tmp_path / 'slim' / folder, single)
     with pytest.raises(SystemExit):
-        call('refused', targets[-1], '1%')
+        compress(f'--target-{cost}', targets[-1], '1%', out='refused')
     assert 'expected a target within the reachable' in capsys.readouterr().err
-    assert not (tmp_path / 'refused').exists() or not list((tmp_path / 'refused').iterdir())
+    refused = tmp_path / 'refused'
+    assert not refused.exists() or not list(refused.iterdir())
 
 
 def test_orders_are_refused(tmp_path):
@@ -744,13 +660,11 @@ def test_orders_are_refused(tmp_path):
 
 
 @pytest.mark.long
-def test_rank_correlations_of_complexity_over_subnets(checkpoint, load_tool, data, tmp_path,
-                                                      capsys):
+def test_rank_correlations_of_complexity_over_subnets(run_tool, call, tmp_path):
     """Blocks of two budgets, drawn; every subnet is measured on the same images."""
-    load_tool('analysis_tools/kc_correlation').main([
-        DIGITS, checkpoint, '--budgets', '60%', '30%', '--subnets', '8', '--images', '16',
-        '--out', str(tmp_path / 'out'), *data])
-    assert "Spearman's rho" in capsys.readouterr().out
+    printed = run_tool('analysis_tools/kc_correlation', *call(
+        '--budgets', '60%', '30%', '--subnets', 8, out='out'))
+    assert "Spearman's rho" in printed
     found = json.loads((tmp_path / 'out/kc_correlation.json').read_text())
     assert len(found['rows']) == 9 and len(found['correlations']) == 16
     dense, *subnets = found['rows']

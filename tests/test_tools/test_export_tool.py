@@ -9,21 +9,16 @@ import pytest
 from long_form import few
 from mmkcr.core import Structure
 from mmkcr.deploy.latency import PairTiming
-from mmkcr.engine.build import load_config
 
 TOOL = 'deployment/export_onnx'
 
 
 @pytest.fixture(scope='module')
-def deploy(load_tool, search_config, checkpoint, tmp_path_factory):
+def deploy(load_tool, search_config, dense_config, checkpoint, tmp_path_factory):
     """Config and checkpoint of a subnet, which tests read."""
     tmp_path = tmp_path_factory.mktemp('deploy')
     load_tool('slim').main([search_config, checkpoint, '--out', str(tmp_path / 'slim')])
-    config = load_config(search_config)
-    config.model = config.model.architecture
-    config.model.backbone.pop('gates')
-    config.model.backbone.structure = str(tmp_path / 'slim/structure.json')
-    config.dump(tmp_path / 'deploy.py')
+    dense_config(tmp_path / 'slim/structure.json').dump(tmp_path / 'deploy.py')
     return tmp_path / 'deploy.py', tmp_path / 'slim/subnet.pth'
 
 

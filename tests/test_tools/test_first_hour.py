@@ -9,22 +9,20 @@ from hypothesis import strategies as st
 
 from mmkcr.apis import inferencer
 from mmkcr.core.words import did_you_mean
-from mmkcr.engine.build import build_model, load_config, trained_weights
+from mmkcr.engine.build import build_model, trained_weights
 from mmkcr.models.sites.base import KINDS
 
 EXPORT = 'deployment/export_onnx'
 
 
 @pytest.fixture
-def slim(run_tool, search_config, checkpoint, tmp_path):
+def slim(run_tool, search_config, dense_config, checkpoint, tmp_path):
     """Folder of a subnet with its config, which names the weights, and of the dense network."""
     run_tool('slim', search_config, checkpoint, '--out', tmp_path / 'slim')
-    config = load_config(search_config)
-    config.model = config.model.architecture
-    config.model.backbone.pop('gates')
+    config = dense_config()
     config.dump(tmp_path / 'slim/dense.py')
     torch.save(dict(state_dict=build_model(config).state_dict()), tmp_path / 'slim/dense.pth')
-    config.model.backbone.structure = str(tmp_path / 'slim/structure.json')
+    config = dense_config(tmp_path / 'slim/structure.json')
     config.load_from = str(tmp_path / 'slim/subnet.pth')
     config.dump(tmp_path / 'slim/config.py')
     return tmp_path / 'slim'

@@ -20,6 +20,7 @@ HOSTS = dict(
     mmpretrain='mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py',
     mmdet='mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
     mmseg='mmseg::swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py')
+SEGFORMER = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'
 # a user's config of mmpretrain, which does not import this package
 USER = """
 default_scope = 'mmpretrain'
@@ -34,6 +35,7 @@ model = dict(
 data = dict(
     batch_size=32, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(type='CustomDataset', data_root={data!r}, data_prefix='val',
+                 indices=list(range(0, 360, 2)),
                  pipeline=[dict(type='LoadImageFromFile'), dict(type='PackInputs')]))
 train_dataloader = val_dataloader = test_dataloader = data
 del data
@@ -52,14 +54,19 @@ def user_config(small_digits, tmp_path, monkeypatch):
     return 'vit.py'
 
 
+def written(stage='search', method='kcr'):
+    """The file that a stage is written to beside ``vit.py``."""
+    return 'compress_vit.py' if stage == 'compress' else f'{method}-{stage}_vit.py'
+
+
 @pytest.mark.parametrize('host', HOSTS)
 def test_a_search_on_the_hosts_own_config(run_tool, host):
     out = run_tool('init', HOSTS[host], '--target-macs', '60%')
-    written, = Path().glob('*.py')
-    assert out.endswith(f'Wrote {written}\n') and written.name.startswith('kcr-search_')
-    lines = [line for line in written.read_text().splitlines() if not line.startswith('#')]
+    path, = Path().glob('*.py')
+    assert out.endswith(f'Wrote {path}\n') and path.name.startswith('kcr-search_')
+    lines = [line for line in path.read_text().splitlines() if not line.startswith('#')]
     assert len(lines) == 2  # what a user would have to write
-    config = load_config(written)
+    config = load_config(path)
     assert config.model.price.target == '60%' and config.default_scope == host
     assert config.model.price.get('part') == (None if host == 'mmpretrain' else 'backbone')
     model = build_model(config)
@@ -120,59 +127,44 @@ def test_from_a_users_checkpoint_to_a_fine_tuned_subnet(run_tool, user_config):
         == 3 * trained['meta']['iter'] // 2
 
 
-def test_weights_of_the_dense_model_do_not_come_first(run_tool, user_config):
-    """A base that starts from some, as mmdet's on Cityscapes do."""
+def test_what_the_base_says_of_its_own_run_is_left_alone(run_tool, user_config):
+    """Weights that it starts from, as mmdet's on Cityscapes do; its folder, as configs from a work
+    directory name it, where the search's checkpoints replaced the dense ones; and its imports,
+    though two bases may not have one key."""
     with open(user_config, 'a') as file:
-        file.write("load_from = 'dense.pth'\n")
-    for stage, weights in dict(search='dense.pth', compress='subnet.pth').items():
+        file.write("load_from = 'dense.pth'\nwork_dir = './work_dirs/mine'\nresume = True\n"
+                   "custom_imports = dict(imports=['colorsys'])\n")
+    for stage in ('search', 'retrain', 'compress'):
         run_tool('init', user_config, '--stage', stage)
-        written = {'compress': 'compress_vit.py'}.get(stage, f'kcr-{stage}_vit.py')
-        assert Path(load_config(written).load_from).name == weights
-
-
-def test_the_run_of_the_host_is_left_alone(run_tool, user_config):
-    """A config from a work directory names it: the search's checkpoints replaced the dense ones."""
-    with open(user_config, 'a') as file:
-        file.write("work_dir = './work_dirs/mine'\nresume = True\n")
-    for stage, name in (('search', 'kcr-search_vit'), ('retrain', 'kcr-retrain_vit'),
-                        ('compress', 'compress_vit')):
-        run_tool('init', user_config, '--stage', stage)
-        config = load_config(f'{name}.py', compressed=False)
-        assert (config.work_dir, config.resume) == (f'work_dirs/{name}', False)
+        path = written(stage)
+        config, built = load_config(path, compressed=False), load_config(path)
+        assert (config.work_dir, config.resume) == (f'work_dirs/{path[:-3]}', False)
+        assert built.custom_imports.imports == ['colorsys', 'mmkcr']
         if stage == 'compress':  # where `mmkcr compress` writes for this config
             assert config.compression.structure == 'work_dirs/mine/compress/structure.json'
+        if stage != 'retrain':
+            assert Path(built.load_from).name == dict(search='dense.pth',
+                                                      compress='subnet.pth')[stage]
 
 
 @pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('stage', ['search', 'retrain'])
 def test_every_method_writes_both_stages(run_tool, user_config, method, stage):
     run_tool('init', user_config, '--method', method, '--stage', stage, '--target-macs', '60%')
-    text = Path(f'{method}-{stage}_vit.py').read_text()
+    text = Path(written(stage, method)).read_text()
     assert f"'mmkcr::_base_/methods/{method}_{stage}.py'" in text
     if stage == 'search':
         assert ('--target-macs' in text) == (method in ('kcr', 'dcs'))  # of slimming
-        assert build_model(load_config(f'{method}-{stage}_vit.py')).gates()
-
-
-@pytest.mark.parametrize('stage', ['search', 'retrain', 'compress'])
-def test_a_config_that_has_imports_of_its_own(run_tool, user_config, stage):
-    """Two bases may not have one key, and the config's own imports stay."""
-    with open(user_config, 'a') as file:
-        file.write("custom_imports = dict(imports=['colorsys'])\n")
-    run_tool('init', user_config, '--stage', stage)
-    written = {'compress': 'compress_vit.py'}.get(stage, f'kcr-{stage}_vit.py')
-    config = load_config(written)
-    assert config.custom_imports.imports == ['colorsys', 'mmkcr']
+        assert build_model(load_config(written(stage, method))).gates()
 
 
 @pytest.mark.parametrize('method, path', [
     ('dcs', 'dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-scenes.py'),
     ('dwconv', 'dwconv/segmentation/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes.py')])
-def test_a_backbone_of_the_method_keeps_its_kinds(run_tool, tmp_path, monkeypatch, method, path):
-    monkeypatch.chdir(tmp_path)
+def test_a_backbone_of_the_method_keeps_its_kinds(run_tool, method, path):
     run_tool('init', f'mmkcr::{path}', '--method', method, '--target-macs', '90%')
-    written, = Path().glob('*.py')
-    config = load_config(written)
+    found, = Path().glob('*.py')
+    config = load_config(found)
     inner = config.model.architecture.backbone
     assert inner.type.startswith('mmkcr.DCS' if method == 'dcs' else 'mmkcr.DWConv')
     assert search_space(build_model(config)).method == method
@@ -199,11 +191,11 @@ def test_a_file_that_is_there_stays(run_tool, user_config, capsys):
     assert Path('kcr-search_vit.py').read_text() != 'mine'
 
 
-def test_a_backbone_that_does_not_fit(refused, tmp_path):
-    line = refused('init', 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
-                   '--method', 'dcs')
+def test_a_backbone_that_does_not_fit(refused, search_config):
+    line = refused('init', SEGFORMER, '--method', 'dcs')
     assert '`MixVisionTransformer` (`qk_mask`: ' in line
     assert line.endswith('take `--method kcr` or `--method ofb` or `--stage compress`')
+    assert 'expected the config of a dense model' in refused('init', search_config)
     line = refused('init', 'mmpretrain::resnet/resnet18_8xb32_in1k.py')
     assert 'found `ResNet` (`mlp_channels`: ' in line and 'take' not in line
 
@@ -215,34 +207,23 @@ def test_a_target_that_the_search_would_refuse(refused, user_config, method):
 
 
 def test_a_target_of_the_whole_segmentor(refused, run_tool):
-    """Most MACs of UPerNet are not of its backbone."""
-    assert '(reachable: 9' in refused('init', HOSTS['mmseg'], '--part', 'model')
-    run_tool('init', HOSTS['mmseg'], '--part', 'model', '--target-macs', '97%')
-    written, = Path().glob('*.py')
-    assert load_config(written).model.price.get('part') is None
+    """Most MACs of SegFormer are not of its backbone's channels."""
+    assert '(reachable: 8' in refused('init', SEGFORMER, '--part', 'model', '--target-macs', '60%')
+    run_tool('init', SEGFORMER, '--part', 'model', '--target-macs', '97%')
+    found, = Path().glob('*.py')
+    assert load_config(found).model.price.get('part') is None
 
 
-def test_a_config_that_has_a_method_already(refused, search_config):
-    assert 'expected the config of a dense model' in refused('init', search_config)
-
-
-def test_gates_without_a_search_are_refused(refused, user_config):
+def test_gates_and_searches_belong_together(refused, user_config, search_config):
+    user = Path(user_config).resolve()
     path = Path('gated.py').resolve()
-    path.write_text(f"_base_ = {str(Path(user_config).resolve())!r}\n"
-                    "custom_imports = dict(imports=['mmkcr'])\n"
+    path.write_text(f"_base_ = {str(user)!r}\ncustom_imports = dict(imports=['mmkcr'])\n"
                     "model = dict(backbone=dict(type='mmkcr.KCRVisionTransformer', "
                     "gates=dict(type='mmkcr.GumbelChannelGate')))\n")
-    line = refused('train', path)
     assert 'expected `gates` of `KCRVisionTransformer` in an `mmkcr.SearchModel`, found ' \
-        '`ImageClassifier`' in line
-
-
-def test_search_needs_gates(refused, user_config):
-    assert 'found none in' in refused('search', Path(user_config).resolve())
-
-
-def test_dense_models_and_searches_pass(search_config, user_config):
-    for config in (search_config, user_config):
+        '`ImageClassifier`' in refused('train', path)
+    assert 'found none in' in refused('search', user)
+    for config in (search_config, user):  # dense models and searches pass
         refuse_gates_without_search(build_model(load_config(config)))
 
 

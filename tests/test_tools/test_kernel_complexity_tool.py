@@ -1,6 +1,5 @@
 """tools/analysis_tools/kernel_complexity.py on a tiny mmpretrain classifier."""
 
-import importlib.util
 import json
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from lab.kernel_analysis import kernel_statistics, training_steps
 from mmkcr.engine.build import build_model, load_config
 
 ROOT = Path(__file__).parents[2]
-TOOL = ROOT / 'tools/analysis_tools/kernel_complexity.py'
+TOOL = 'analysis_tools/kernel_complexity'
 
 CONFIG = """
 default_scope = 'mmpretrain'
@@ -37,13 +36,10 @@ val_dataloader = dict(batch_size=4, num_workers=0, sampler=dict(type='DefaultSam
 """
 
 
-@pytest.fixture(scope='module')
-def tool():
+@pytest.fixture
+def tool(load_tool):
     """The command as a module."""
-    spec = importlib.util.spec_from_file_location('kernel_complexity_tool', TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool(TOOL)
 
 
 @pytest.fixture
@@ -69,21 +65,6 @@ def files(tmp_path):
     return str(config), checkpoints, model
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """Figures that were drawn, before they are written."""
-    figures, original = [], analysis.saved_figure
-
-    @contextmanager
-    def kept(*args, **kwargs):
-        with original(*args, **kwargs) as (figure, axes):
-            yield figure, axes
-            figures.append(axes)
-
-    monkeypatch.setattr(analysis, 'saved_figure', kept)
-    return figures
-
-
 def computed(model, folder):
     """Features (n, d) and mean squared error of the images of a folder, one at a time."""
     features, squared = [], []
@@ -105,17 +86,16 @@ def complexity(f):
     return min(h / n + np.sqrt(values[h:].sum() / n) for h in range(min(f.shape) + 1))
 
 
-def test_figure_1(tool, files, tmp_path, capsys, drawn):
-    """Losses of both sets, over epochs, against the bounds that follow from the training set."""
+def test_table_of_figure_1(run_tool, files, tmp_path):
+    """Losses of both sets over epochs, and the bounds that follow from the training set."""
     config, checkpoints, model = files
-    tool.main([config, *checkpoints, '--out', str(tmp_path / 'out/kc'), '--landmarks', '14'])
+    printed = run_tool(TOOL, config, *checkpoints, '--out', 'out/kc', '--landmarks', 14)
     rows = json.loads((tmp_path / 'out/kc.json').read_text())
     assert [(row['epoch'], row['split'], row['n']) for row in rows] == [
         (1, 'train', 20), (1, 'val', 14), (2, 'train', 20), (2, 'val', 14)]  # 2 x 10 to train
     train, val = rows[::2], rows[1::2]
     assert train[0]['kc'] != train[1]['kc']
     assert (tmp_path / 'out/kc.png').stat().st_size > 1000
-    printed = capsys.readouterr().out
     assert f'| epoch_1.pth | 1 | train | 20 | {train[0]["landmarks"]} | ' \
         f'{train[0]["kc"]:.5g} |' in printed
 
@@ -125,37 +105,45 @@ def test_figure_1(tool, files, tmp_path, capsys, drawn):
     held_out, error_val = computed(model, tmp_path / 'val')
     assert train[0]['kc'] == pytest.approx(kc, rel=1e-4)
     assert abs(error_val - error) > 1e-3 and abs(complexity(held_out) / kc - 1) > 1e-2
-    assert drawn and len(drawn) == 1
-    left, right = drawn[0]
-    lines = {line.get_label(): line.get_ydata() for line in left.lines}
-    assert set(lines) == {'squared error, training images', 'squared error, validation images'}
-    assert lines['squared error, training images'][0] == pytest.approx(error, rel=1e-4)
-    assert lines['squared error, validation images'][0] == pytest.approx(error_val, rel=1e-4)
-    assert [list(line.get_xdata()) for line in left.lines] == [[1, 2], [1, 2]]
-    bands = {band.get_label(): band.get_paths()[0].vertices for band in left.collections}
-    assert set(bands) == {f'KCR bounds of the training set, {kind}' for kind in ('KC', 'A-KC')}
-    for kind, key, exact in (('KC', 'kc', kc), ('A-KC', 'a_kc', None)):
-        of_first = bands[f'KCR bounds of the training set, {kind}']
-        heights = of_first[of_first[:, 0] == 1][:, 1]
-        reach = train[0][key] + 3 / 20 if exact is None else exact + 3 / 20
-        assert (heights.min(), heights.max()) == pytest.approx(
-            (error - reach, error + reach), rel=1e-4)
-    assert [line.get_ydata()[0] for line in right.lines] == [train[0]['kc'], train[0]['a_kc']]
+    assert train[0]['squared_error'] == pytest.approx(error, rel=1e-4)
+    assert val[0]['squared_error'] == pytest.approx(error_val, rel=1e-4)
+    for name, key in (('kcr', 'kc'), ('a_kcr', 'a_kc')):
+        reach = train[0][key] + 3 / 20
+        assert [train[0][f'{name}_{end}'] for end in ('lower', 'upper')] == pytest.approx(
+            [error - reach, error + reach], rel=1e-4)
     # with few landmarks A-KC is another number, and its band the wider one
     assert 0 < train[0]['landmarks'] < 20 and train[0]['a_kc'] > train[0]['kc']
-    assert [row['squared_error'] for row in val] == pytest.approx(
-        list(lines['squared error, validation images']))
 
 
-@pytest.mark.parametrize('split, curves, bands', [
-    ('train', ['squared error, training images'], 2),
-    ('val', ['squared error, validation images'], 0)])  # the theorem has none of this set
-def test_one_split_has_no_curve_of_the_other(tool, files, tmp_path, drawn, split, curves, bands):
-    config, checkpoints, _ = files
-    tool.main([config, *checkpoints, '--split', split, '--out', str(tmp_path / 'kc')])
-    (left, right), = drawn
-    assert [line.get_label() for line in left.lines] == curves
-    assert len(left.collections) == bands and len(right.lines) == 2
+@pytest.mark.parametrize('splits', ['train val', 'train', 'val'])
+def test_curves_of_figure_1(splits, tmp_path, monkeypatch):
+    """Of the splits that were asked for, and the bands of the training set."""
+    rows, drawn, original = [], [], analysis.saved_figure
+    for number, (epoch, split) in enumerate((epoch, split) for epoch in (1, 2)
+                                            for split in splits.split()):
+        rows.append(dict(epoch=epoch, split=split, squared_error=number, kc=2, a_kc=3, kcr_lower=-1,
+                         kcr_upper=number + 5, a_kcr_lower=-2, a_kcr_upper=number + 7))
+
+    @contextmanager
+    def kept(*args, **kwargs):
+        with original(*args, **kwargs) as (figure, axes):
+            yield figure, axes
+            drawn.extend(axes)
+
+    monkeypatch.setattr(analysis, 'saved_figure', kept)
+    analysis.plot_bounds(rows, tmp_path / 'kc.png')
+    left, right = drawn
+    train, val = ([row for row in rows if row['split'] == split] for split in ('train', 'val'))
+    assert {line.get_label(): [*line.get_ydata()] for line in left.lines} == {
+        f'squared error, {label} images': [row['squared_error'] for row in found]
+        for label, found in (('training', train), ('validation', val)) if found}
+    assert all([*line.get_xdata()] == [1, 2] for line in left.lines)
+    bands = [band.get_paths()[0].vertices[:, 1] for band in left.collections]
+    # the theorem has none of the validation set
+    assert [(band.min(), band.max()) for band in bands] == [
+        (train[0][f'{name}_lower'], train[1][f'{name}_upper'])
+        for name in ('kcr', 'a_kcr') if train]
+    assert [[*line.get_ydata()] for line in right.lines] == [[2, 2], [3, 3]]
 
 
 def test_default_landmarks_are_at_most_those_of_the_paper(monkeypatch):
@@ -209,17 +197,16 @@ def test_layer_is_that_of_the_config(tool, monkeypatch, stage, part, tmp_path):
     assert widths == [1600, 1600, 256]
 
 
-def test_checkpoints_of_a_run_that_counts_iterations(tool, files, tmp_path, capsys):
+def test_checkpoints_of_a_run_that_counts_iterations(run_tool, files, tmp_path):
     """They all say epoch 0."""
     config, checkpoints, _ = files
     for path, iteration in zip(checkpoints, (160000, 8000)):
         state = torch.load(path, weights_only=False)
         torch.save(dict(state, meta=dict(epoch=0, iter=iteration)), path)
-    tool.main([config, *checkpoints, '--out', str(tmp_path / 'kc')])
+    printed = run_tool(TOOL, config, *checkpoints, '--out', 'kc')
     rows = json.loads((tmp_path / 'kc.json').read_text())
     assert [(row['iteration'], row.get('epoch')) for row in rows] == [
         (8000, None), (8000, None), (160000, None), (160000, None)]
-    printed = capsys.readouterr().out
     assert '| checkpoint | iteration | split |' in printed
     assert '| epoch_2.pth | 160000 | val |' in printed
     assert (tmp_path / 'kc.png').is_file()
@@ -240,9 +227,9 @@ def test_how_far_checkpoints_were_trained(metas, expected):
     assert training_steps(metas) == expected
 
 
-def test_one_checkpoint_on_val(tool, files, tmp_path):
+def test_one_checkpoint_on_val(run_tool, files, tmp_path):
     config, checkpoints, _ = files
-    tool.main([config, checkpoints[0], '--split', 'val', '--out', str(tmp_path / 'kc')])
+    run_tool(TOOL, config, checkpoints[0], '--split', 'val', '--out', 'kc')
     row, = json.loads((tmp_path / 'kc.json').read_text())
     assert row['n'] == 14 and row['split'] == 'val'
     assert not (tmp_path / 'kc.png').exists()
@@ -254,11 +241,6 @@ def test_one_checkpoint_on_val(tool, files, tmp_path):
     (['--rank-ratio', '2'], 'rank ratio in (0, 1], found `2.0`'),
     (['--cfg-options', 'train_dataloader=None'], 'expected a config with `train_dataloader`'),
 ])
-def test_bad_input_is_one_sentence_and_nothing_is_written(tool, files, tmp_path, capsys, extra,
-                                                          message):
+def test_bad_input_is_one_sentence_and_nothing_is_written(refused, files, extra, message):
     config, checkpoints, _ = files
-    with pytest.raises(SystemExit) as caught:
-        tool.main([config, checkpoints[0], '--out', str(tmp_path / 'out/kc'), *extra])
-    assert caught.value.code == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / 'out').exists()
+    assert message in refused(TOOL, config, checkpoints[0], '--out', 'out/kc', *extra)

@@ -5,26 +5,22 @@ import re
 import shlex
 
 import pytest
+import torch
 
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import LatencyTable, Structure
 from mmkcr.core.machine import this_machine
 from mmkcr.deploy import latency_table
-from mmkcr.engine.build import load_config
+from mmkcr.engine.build import build_model
 
 TOOL = 'benchmarks/latency_table'
 
 
 @pytest.fixture
-def dense(search_config, tmp_path):
+def dense(dense_config, tmp_path):
     """Config and weights of a dense classifier."""
-    import torch
-
-    from mmkcr.engine.build import build_model
-    config = load_config(search_config)
-    config.model = config.model.architecture
-    config.model.backbone.pop('gates')
+    config = dense_config()
     config.dump(tmp_path / 'dense.py')
     torch.save(dict(state_dict=build_model(config).state_dict()), tmp_path / 'dense.pth')
     return tmp_path / 'dense.py', tmp_path / 'dense.pth'

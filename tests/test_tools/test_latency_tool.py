@@ -63,12 +63,10 @@ def test_both_sides_are_made_of_the_same_layers(pair_of, search_config):
 
 
 @pytest.mark.parametrize('part', ['model', 'backbone'])
-def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, search_config, part,
+def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, dense_config, part,
                                                              tmp_path):
-    config = load_config(search_config)
-    config.model = config.model.architecture
+    config = dense_config()
     config.model.backbone.type = 'VisionTransformer'
-    config.model.backbone.pop('gates')
     config.dump(tmp_path / 'host.py')
     pair = pair_of(tmp_path / 'host.py', '--target-macs', '80%', '--sites', 'mlp_hidden',
                    '--part', part)
@@ -79,19 +77,13 @@ def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, search_con
     assert changed and all('.ffn.layers.' in name for name in changed)
 
 
-def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkpoint, read_rows,
-                                                 read_json, tmp_path):
+def test_structure_and_config_give_the_same_pair(run_tool, search_config, dense_config, checkpoint,
+                                                 read_rows, read_json, tmp_path):
     run_tool('slim', search_config, checkpoint, '--target-macs', '80%', '--out', tmp_path / 'slim')
     structure = tmp_path / 'slim' / 'structure.json'
-    config = load_config(search_config)
-    config.model = config.model.architecture
-    config.model.backbone.pop('gates')
-    config.model.backbone.structure = str(structure)
-    deploy = tmp_path / 'deploy.py'
-    config.dump(deploy)
-    dense = tmp_path / 'dense.py'
-    config.model.backbone.pop('structure')
-    config.dump(dense)
+    dense, deploy = tmp_path / 'dense.py', tmp_path / 'deploy.py'
+    dense_config().dump(dense)
+    dense_config(structure).dump(deploy)
     run_tool(TOOL, deploy, *FAST)
     run_tool(TOOL, dense, deploy, *FAST)
     for name in ('dense', 'deploy'):
@@ -122,15 +114,11 @@ def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkp
     (('--target-macs', '80%', '--repeats', 0), 'at least one repeat'),
     (('--target-macs', '80%', '--amp', 'bf16', '--runtime', 'openvino'), 'for PyTorch'),
     (('--target-macs', '80%', '--sites', 'nothing'), 'a kind of site among'),
+    (('--target-macs', '80%', '--where', 'layers.0'),  # it alone was left out without a word
+     'expected `--sites` with `--where layers.0`, found none'),
 ])
 def test_mistakes(refused, search_config, args, message):
     assert message in refused(TOOL, search_config, *args)
-
-
-def test_a_place_without_kinds_of_site(refused, search_config):
-    """`--where` alone was left out without a word."""
-    said = refused(TOOL, search_config, '--target-macs', '80%', '--where', 'layers.0', *FAST)
-    assert 'expected `--sites` with `--where layers.0`, found none' in said
 
 
 def test_macs_that_a_file_does_not_say(load_tool):

@@ -4,33 +4,31 @@ import json
 
 import pytest
 
+TOOL = 'benchmarks/refit'
 
-def test_table_and_file(load_tool, tmp_path, capsys):
-    tool = load_tool('benchmarks/refit')
-    out = tmp_path / 'r.json'
-    tool.main(['--widths', '24', '9', '--tokens', '100', '--groups', '4', '--threads', '1',
-               '--clock', 'cpu', '--out', str(out)])
-    result = json.loads(out.read_text())
+
+def test_table_and_file(run_tool, tmp_path):
+    printed = run_tool(TOOL, '--widths', 24, 9, '--tokens', 100, '--groups', 4, '--threads', 1,
+                       '--clock', 'cpu', '--out', 'r.json')
+    result = json.loads((tmp_path / 'r.json').read_text())
     assert [row['width'] for row in result['rows']] == [9, 24]
     assert [row['kept'] for row in result['rows']] == [2, 3]  # of 3 and 6 units
     for row in result['rows']:
         assert min(row[part] for part in ('moments', 'forward', 'backward', 'refit')) > 0
         assert 0 < row['lost'] < 1 and row['memory'] > 2**20
-    assert 'order, backward' in capsys.readouterr().out and 'torch' in result['machine']
+    assert 'order, backward' in printed and 'torch' in result['machine']
 
 
-def test_orders_are_compared(load_tool, tmp_path, capsys):
-    tool = load_tool('benchmarks/refit')
-    out = tmp_path / 'r.json'
-    tool.main(['--compare', '32', '--out', str(out)])
-    rows = json.loads(out.read_text())['rows']
+def test_orders_are_compared(run_tool, load_tool, tmp_path):
+    printed, tool = run_tool(TOOL, '--compare', 32, '--out', 'r.json'), load_tool(TOOL)
+    rows = json.loads((tmp_path / 'r.json').read_text())['rows']
     assert [row['problem'] for row in rows] == list(tool.PROBLEMS)
     for row in rows:
         assert len(row['ratios']) == len(tool.SHARES)
         assert all(.5 < ratio < 2 for ratio in row['ratios'])
         # the error is what units leave, so more of them leave less
         assert row['errors'] == sorted(row['errors'], reverse=True)
-    assert 'low rank' in capsys.readouterr().out
+    assert 'low rank' in printed
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -38,8 +36,5 @@ def test_orders_are_compared(load_tool, tmp_path, capsys):
     (['--clock', 'cpu'], '`--threads 1` on the CPU for `--clock cpu`, found threads None on cpu'),
     (['--widths', '0'], 'widths, tokens and groups of at least 1'),
 ])
-def test_mistakes(load_tool, tmp_path, capsys, arguments, message):
-    out = tmp_path / 'r.json'
-    with pytest.raises(SystemExit):
-        load_tool('benchmarks/refit').main([*arguments, '--out', str(out)])
-    assert message in capsys.readouterr().err and not out.exists()
+def test_mistakes(refused, arguments, message):
+    assert message in refused(TOOL, *arguments, '--out', 'r.json')

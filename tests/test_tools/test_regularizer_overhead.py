@@ -1,22 +1,15 @@
 """regularizer_overhead.py: what it times is what it says, and it writes its record."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-TOOL = Path(__file__).parents[2] / 'tools/benchmarks/regularizer_overhead.py'
 
-
-@pytest.fixture(scope='module')
-def tool():
+@pytest.fixture
+def tool(load_tool):
     """The command as a module."""
-    spec = importlib.util.spec_from_file_location('regularizer_overhead', TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool('benchmarks/regularizer_overhead')
 
 
 @pytest.fixture
@@ -82,12 +75,8 @@ def test_one_term_by_the_clock_of_the_process(tool, tiny_models, tmp_path, monke
         return found
 
     monkeypatch.setattr(tool, 'in_a_fresh_process', waiting)
-    threads = torch.get_num_threads()
-    try:
-        tool.main(['--quick', '--terms', 'ib', '--threads', '1', '--clock', 'cpu', '--out',
-                   str(tmp_path / 'ib')])
-    finally:
-        torch.set_num_threads(threads)
+    tool.main(['--quick', '--terms', 'ib', '--threads', '1', '--clock', 'cpu', '--out',
+               str(tmp_path / 'ib')])
     result = json.loads((tmp_path / 'ib.json').read_text())
     assert [step['term'] for step in result['steps']] == ['ib'] and result['clock'] == 'cpu'
     assert result['refresh'] is None and result['clusters']['seconds_again'] > 0
@@ -95,10 +84,9 @@ def test_one_term_by_the_clock_of_the_process(tool, tiny_models, tmp_path, monke
     assert 'IB, MobileViT-S' in text and 'KCR' not in text and 'clock: cpu' in text
 
 
-def test_the_clock_of_the_process_needs_one_thread(tool, capsys):
-    with pytest.raises(SystemExit):
-        tool.main(['--quick', '--clock', 'cpu', '--threads', '2'])
-    assert 'expected `--threads 1`' in capsys.readouterr().err
+def test_the_clock_of_the_process_needs_one_thread(refused):
+    assert 'expected `--threads 1`' in refused(
+        'benchmarks/regularizer_overhead', '--quick', '--clock', 'cpu', '--threads', 2)
 
 
 def test_a_worker_process_measures_too(tool):

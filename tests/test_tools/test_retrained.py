@@ -139,27 +139,28 @@ def test_a_search_that_was_sliced_is_evaluated(backbone, load_tool, small_digits
                             '--work-dir', str(tmp_path / 'run')])
 
 
-@pytest.mark.parametrize('which', ['deploy', 'retrain'])
-def test_loads_exactly(within, which):
-    _, deploy, retrain, checkpoint = within
-    model = build_model(load_config(deploy if which == 'deploy' else retrain))
-    content = load_weights(model, checkpoint)
-    state, loaded = content['state_dict'], find_task(model).state_dict()
-    assert set(loaded) == {key for key in state if not key.startswith('regularizers.')}
-    assert all(torch.equal(value, state[key]) for key, value in loaded.items())
+def test_loads_exactly(within):
+    _, *configs, checkpoint = within
+    for config in configs:
+        model = build_model(load_config(config))
+        content = load_weights(model, checkpoint)
+        state, loaded = content['state_dict'], find_task(model).state_dict()
+        assert set(loaded) == {key for key in state if not key.startswith('regularizers.')}
+        assert all(torch.equal(value, state[key]) for key, value in loaded.items())
 
 
+#: In the short form each with one method, in turn.
 COMMANDS = {
-    'test': ['{config}', '{checkpoint}', '--work-dir', 'tested'],
     'deployment/export_onnx': ['{config}', '{checkpoint}', '--out', 'subnet.onnx'],
+    'test': ['{config}', '{checkpoint}', '--work-dir', 'tested'],
     'analysis_tools/attention': ['{config}', '{checkpoint}', '--images', '2', '--shown', '1'],
     'analysis_tools/grad_cam': ['{config}', '{checkpoint}', '--shown', '1'],
     'analysis_tools/kernel_complexity': ['{config}', '{checkpoint}', '--split', 'val'],
-    'analysis_tools/information_bottleneck': ['--run', 'own', '{config}', '{checkpoint}',
-                                              '--split', 'val'],
+    'publish': ['{config}', '{checkpoint}', '--out', 'published'],
     'analysis_tools/get_flops': ['{config}'],
     'benchmarks/latency': ['{config}', '--repeats', '2', '--warmup', '1', '--batch-size', '1'],
-    'publish': ['{config}', '{checkpoint}', '--out', 'published'],
+    'analysis_tools/information_bottleneck': ['--run', 'own', '{config}', '{checkpoint}',
+                                              '--split', 'val'],
 }
 HELD_OUT = ['--cfg-options', 'val_dataloader.num_workers=0', 'test_dataloader.num_workers=0',
             'val_dataloader.dataset.indices=20', 'test_dataloader.dataset.indices=20']
@@ -167,10 +168,7 @@ HELD_OUT = ['--cfg-options', 'val_dataloader.num_workers=0', 'test_dataloader.nu
 
 @pytest.mark.parametrize('tool', COMMANDS)
 def test_every_command_takes_it(within, retrained, tool):
-    """Also with the retraining's config, where its model is a wrapper.
-
-    In the short form one method for each command, in turn.
-    """
+    """Also with the retraining's config, where its model is a wrapper."""
     run, deploy, retrain, checkpoint = within
     kind = list(KINDS)[list(COMMANDS).index(tool) % len(KINDS)]
     if not LONG and not retrained[0].name.startswith(kind):
@@ -183,9 +181,9 @@ def test_every_command_takes_it(within, retrained, tool):
 
 def test_published_file(within, tmp_path):
     """Only weights and plain values, named by its hash, equal for equal models."""
-    run, deploy, retrain, checkpoint = within
-    printed = run('publish', deploy, checkpoint, '--out', tmp_path, '--name', 'slim')
-    (path, ) = tmp_path.iterdir()
+    run, deploy, _, checkpoint = within
+    printed = run('publish', deploy, checkpoint, '--out', tmp_path / 'one', '--name', 'slim')
+    (path, ) = (tmp_path / 'one').iterdir()
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert path.name == f'slim-{digest[:8]}.pth' and path.name in printed
     content = torch.load(path, weights_only=True)  # PyTorch's own list of what is harmless
@@ -197,21 +195,20 @@ def test_published_file(within, tmp_path):
     again = publish(deploy, checkpoint, tmp_path / 'again', 'slim')
     assert again.path.name == path.name and again.path.read_bytes() == path.read_bytes()
 
-
-def test_published_file_is_model_and_structure_in_one(within, tmp_path):
-    run, deploy, _, checkpoint = within
-    path = publish(deploy, checkpoint, tmp_path).path
+    # it is model and structure in one
     found = Structure.load(path)
     assert found.sites == Structure.load(load_config(deploy).model.backbone.structure).sites
-    alone = ['--cfg-options', f'model.backbone.structure={path}']
-    expected = run('test', deploy, checkpoint, '--work-dir', tmp_path / 'a', '--out',
-                   tmp_path / 'a.json', '--out-item', 'metrics', *HELD_OUT)
-    run('test', deploy, path, '--work-dir', tmp_path / 'b', '--out', tmp_path / 'b.json',
-        '--out-item', 'metrics', *HELD_OUT, alone[1])
-    assert (tmp_path / 'a.json').read_text() == (tmp_path / 'b.json').read_text() != expected
+    results = []
+    for name, weights, words in (('a', checkpoint, ()),
+                                 ('b', path, (f'model.backbone.structure={path}', ))):
+        out = tmp_path / f'{name}.json'
+        run('test', deploy, weights, '--work-dir', tmp_path / name, '--out', out, '--out-item',
+            'metrics', *HELD_OUT, *words)
+        results.append(out.read_text())
+    assert results[0] == results[1] and 'accuracy/top1' in results[0]
     model = MODELS.build(dict(found.backbone, structure=str(path)))
-    load_task(model, {key.removeprefix('backbone.'): value for key, value in torch.load(path)[
-        'state_dict'].items() if key.startswith('backbone.')}, str(path))
+    load_task(model, {key.removeprefix('backbone.'): value for key, value
+                      in content['state_dict'].items() if key.startswith('backbone.')}, str(path))
 
 
 def test_a_search_is_not_published(refused, search_config, checkpoint):

@@ -20,6 +20,7 @@ from mmkcr.models.head_choice import select_heads
 
 REPO = Path(__file__).parents[2]
 CONFIG = str(REPO / 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py')
+TOOL = 'analysis_tools/score_heads'
 
 
 @pytest.mark.parametrize('blockwise, which, replaced', [
@@ -65,12 +66,10 @@ def dense(tmp_path):
     return model, str(tmp_path / 'epoch_16.pth')
 
 
-def test_from_checkpoint_to_a_training(load_tool, roots, dense, tmp_path, capsys):
+def test_from_checkpoint_to_a_training(run_tool, roots, dense, tmp_path):
     model, checkpoint = dense
-    tool = load_tool('analysis_tools/score_heads')
-    tool.main([CONFIG, checkpoint, '--images', '24', '--replace', '4', '--out', str(tmp_path),
-               *roots])
-    out = capsys.readouterr().out
+    out = run_tool(TOOL, CONFIG, checkpoint, '--images', 24, '--replace', 4, '--out', tmp_path,
+                   *roots)
     assert 'layers.7.attn' in out and 'structure.json' in out
     scores = json.loads((tmp_path / 'scores.json').read_text())
     means = {site: sum(score) / 4 for site, score in scores['scores'].items()}
@@ -97,7 +96,7 @@ def edited(structure, operator):
     return dataclasses.replace(structure, sites=sites)
 
 
-def test_dense_weights_for_a_learned_selection(load_tool, dense, tmp_path, capsys, monkeypatch):
+def test_dense_weights_for_a_learned_selection(run_tool, dense, tmp_path, monkeypatch):
     """Two-stage DSP: the structure is that of the file, and no image is read."""
     model = build_model(load_config(CONFIG))
     sites = list(model.backbone.sites())
@@ -107,10 +106,8 @@ def test_dense_weights_for_a_learned_selection(load_tool, dense, tmp_path, capsy
     learned = edited(learned, 'ensembled-dwconv-folded')
     learned.save(tmp_path / 'learned.json')
     monkeypatch.setattr('lab.replace_heads.split_loader', None)
-    load_tool('analysis_tools/score_heads').main(
-        [CONFIG, dense[1], '--structure', str(tmp_path / 'learned.json'), '--out',
-         str(tmp_path / 'out')])
-    assert 'MACs (G)' in capsys.readouterr().out
+    assert 'MACs (G)' in run_tool(TOOL, CONFIG, dense[1], '--structure', 'learned.json', '--out',
+                                  'out')
     found = Structure.load(tmp_path / 'out/structure.json')
     assert found.sites == edited(learned, 'ensembled-dwconv').sites
     assert found.macs['subnet'] < found.macs['dense']
@@ -120,12 +117,11 @@ def test_dense_weights_for_a_learned_selection(load_tool, dense, tmp_path, capsy
                        model.backbone.layers[1].attn.qkv.weight[128:])
 
 
-def test_blocks_and_scores_are_as_good_as_scoring(load_tool, roots, dense, tmp_path, monkeypatch):
+def test_blocks_and_scores_are_as_good_as_scoring(run_tool, roots, dense, tmp_path, monkeypatch):
     """What one call has scored, others choose from without an image."""
-    main = load_tool('analysis_tools/score_heads').main
 
     def written(name, *arguments):
-        main([CONFIG, dense[1], '--out', str(tmp_path / name), *arguments])
+        run_tool(TOOL, CONFIG, dense[1], '--out', tmp_path / name, *arguments)
         state = torch.load(tmp_path / name / 'subnet.pth', weights_only=False)['state_dict']
         return Structure.load(tmp_path / name / 'structure.json').sites, state
 
@@ -158,25 +154,21 @@ def test_blocks_and_scores_are_as_good_as_scoring(load_tool, roots, dense, tmp_p
     (['--device', 'cuda'], 'expected a CUDA device'),
     (['--launcher', 'pytorch'], 'the environment variable `RANK`'),
 ])
-def test_bad_input_is_one_sentence(load_tool, arguments, message, roots, dense, tmp_path, capsys,
-                                   monkeypatch):
+def test_bad_input_is_one_sentence(refused, arguments, message, roots, dense, monkeypatch):
     monkeypatch.delenv('RANK', raising=False)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    tool = load_tool('analysis_tools/score_heads')
-    with pytest.raises(SystemExit) as stop:
-        tool.main([CONFIG, dense[1], '--out', str(tmp_path / 'out'), *arguments, *roots])
-    error = capsys.readouterr().err.strip().splitlines()
-    assert stop.value.code == 1 and message in error[-1] and error[-1].startswith('error: ')
-    assert not (tmp_path / 'out').exists()
+    assert message in refused(TOOL, CONFIG, dense[1], '--out', 'out', *arguments, *roots)
 
 
-def test_too_many_are_refused_before_the_data_is_read(load_tool, roots, dense, monkeypatch, capsys):
+def test_before_the_data_is_read(refused, roots, dense, tmp_path, monkeypatch):
+    """Too many heads, and a file where the folder should be."""
     monkeypatch.setattr('lab.replace_heads.split_loader', None)
-    with pytest.raises(SystemExit):
-        load_tool('analysis_tools/score_heads').main(
-            [CONFIG, dense[1], '--replace', '33', '--scattered', '--cfg-options',
-             *roots[1:]])
-    assert '0 to 32 heads to replace, found 33' in capsys.readouterr().err
+    assert '0 to 32 heads to replace, found 33' in refused(
+        TOOL, CONFIG, dense[1], '--replace', 33, '--scattered', *roots)
+    (tmp_path / 'out').write_text('mine')
+    assert f'found a file at `{tmp_path / "out"}`' in refused(
+        TOOL, CONFIG, dense[1], '--images', 4, '--out', tmp_path / 'out', *roots)
+    assert (tmp_path / 'out').read_text() == 'mine'
 
 
 def rank_job(rank, port, main, arguments):
@@ -193,7 +185,7 @@ def test_two_processes_are_one(load_tool, roots, dense, tmp_path, capfd):
     def arguments(name):
         return [CONFIG, dense[1], '--images', '25', '--replace', '4', '--out', str(tmp_path / name)]
 
-    main = load_tool('analysis_tools/score_heads').main
+    main = load_tool(TOOL).main
     main([*arguments('one'), *roots])
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
@@ -210,16 +202,6 @@ def test_two_processes_are_one(load_tool, roots, dense, tmp_path, capfd):
     assert one == two and one['images'] == 25
     kept = [Structure.load(tmp_path / name / 'structure.json').sites for name in names]
     assert kept[0] == kept[1]
-
-
-def test_a_file_where_the_folder_should_be(load_tool, roots, dense, tmp_path, capsys):
-    (tmp_path / 'out').write_text('mine')
-    with pytest.raises(SystemExit):
-        load_tool('analysis_tools/score_heads').main(
-            [CONFIG, dense[1], '--images', '4', '--out', str(tmp_path / 'out'), *roots])
-    error = capsys.readouterr().err
-    assert f'found a file at `{tmp_path / "out"}`' in error
-    assert (tmp_path / 'out').read_text() == 'mine'
 
 
 SEGMENTATION = REPO / 'configs/dwconv/segmentation'
@@ -254,7 +236,7 @@ def write_scenes(root, config, sizes):
                                          ('coco-stuff', [(512, 512), (336, 336)])],
                          ids=['ade20k', 'coco-stuff'])
 def test_shipped_segmentors_are_scored_on_the_windows_that_they_slide(
-        data, sizes, load_tool, make_checkpoint, tmp_path, capsys, monkeypatch):
+        data, sizes, run_tool, make_checkpoint, tmp_path, monkeypatch):
     """Images of several sizes, ratio kept; the network slides windows of 336 px over them."""
     path = tmp_path / 'small.py'
     base = SEGMENTATION / f'dwconv-fcn_dinov2-vit-base_dense_8xb2_{data}.py'
@@ -263,12 +245,11 @@ def test_shipped_segmentors_are_scored_on_the_windows_that_they_slide(
     grids, run = [], HeadStatistics._counts
     monkeypatch.setattr(HeadStatistics, '_counts', lambda self, name, images: grids.append(
         (name, tuple(self.grid.hw), images)) or run(self, name, images))
-    load_tool('analysis_tools/score_heads').main(
-        [str(path), make_checkpoint(path), '--images', str(len(sizes)), '--out',
-         str(tmp_path / 'out'), '--replace', '1', '--cfg-options',
-         *(f'{part}_dataloader.dataset.data_root={tmp_path / "data"}'
-           for part in ('train', 'val')),
-         'val_dataloader.num_workers=0', 'val_dataloader.persistent_workers=False'])
+    run_tool(TOOL, path, make_checkpoint(path), '--images', len(sizes), '--out', 'out',
+             '--replace', 1, '--cfg-options', *(
+                 f'{part}_dataloader.dataset.data_root={tmp_path / "data"}'
+                 for part in ('train', 'val')),
+             'val_dataloader.num_workers=0', 'val_dataloader.persistent_workers=False')
     scores = json.loads((tmp_path / 'out/scores.json').read_text())['scores']
     assert list(scores) == [f'layers.{i}.attn.head_operator' for i in range(3)]
     assert all(score > 0 for found in scores.values() for score in found)
@@ -277,4 +258,3 @@ def test_shipped_segmentors_are_scored_on_the_windows_that_they_slide(
     wanted = 6 + 6 + 4 if data == 'ade20k' else 4 + 4
     assert {hw for _, hw, _ in grids} == {(24, 24)} and sum(windows) == wanted
     assert Structure.load(tmp_path / 'out/structure.json').sites
-    capsys.readouterr()

@@ -13,14 +13,7 @@ CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
 @pytest.fixture
-def data(small_digits):
-    return [f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
-            for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
-                        'persistent_workers=False')]
-
-
-@pytest.fixture
-def scored(load_tool, data, tmp_path):
+def scored(run_tool, data, tmp_path):
     """``scored(config, *kinds)``: the file of the scores of a dense network of random weights."""
 
     def run(config, *kinds):
@@ -28,26 +21,24 @@ def scored(load_tool, data, tmp_path):
         for parameter in model.parameters():
             parameter.data += 0.05 * torch.randn(parameter.shape)
         save_checkpoint(dict(state_dict=model.state_dict()), str(tmp_path / 'dense.pth'))
-        load_tool('compress').main([str(config), str(tmp_path / 'dense.pth'), '--target-macs',
-                                    '95%', '--sites', *kinds, '--images', '16', '--out',
-                                    str(tmp_path / 'scores'), '--cfg-options', *data])
+        run_tool('compress', config, tmp_path / 'dense.pth', '--target-macs', '95%', '--sites',
+                 *kinds, '--images', 16, '--out', tmp_path / 'scores', *data)
         return tmp_path / 'scores/sensitivity.json'
 
     return run
 
 
 @pytest.fixture
-def begun(load_tool, data, tmp_path, forget_runs):
+def begun(run_tool, data, tmp_path, forget_runs):
     """``begun(config, scores)``: state of a search of one epoch; rates of 0 keep the gates."""
 
     def run(config, scores, *rates):
         forget_runs()
-        load_tool('search').main([
-            str(config), '--init', str(scores), '--work-dir', str(tmp_path / 'search'),
-            '--cfg-options', f'load_from={tmp_path / "dense.pth"}', 'train_cfg.max_epochs=1',
-            *(f'optim_wrapper.{rate}=0.' for rate in rates), 'param_scheduler=[]',
-            'train_dataloader.dataset.indices=64', 'train_dataloader.batch_size=16',
-            'val_dataloader.dataset.indices=16', *data])
+        run_tool('search', config, '--init', scores, '--work-dir', tmp_path / 'search', *data,
+                 f'load_from={tmp_path / "dense.pth"}', 'train_cfg.max_epochs=1',
+                 *(f'optim_wrapper.{rate}=0.' for rate in rates), 'param_scheduler=[]',
+                 'train_dataloader.dataset.indices=64', 'train_dataloader.batch_size=16',
+                 'val_dataloader.dataset.indices=16')
         return torch.load(tmp_path / 'search/epoch_1.pth', weights_only=False)['state_dict']
 
     return run

@@ -1,4 +1,4 @@
-"""The commands on a segmentor: search, slim, train, test, count, export, and users' mistakes."""
+"""The commands on a segmentor: search, slim, train, test, and users' mistakes."""
 
 import json
 import pickle
@@ -28,12 +28,6 @@ train_dataloader = loader
 val_dataloader = loader
 test_dataloader = loader
 train_cfg = dict(max_iters=2, val_interval=2)
-tta_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='TestTimeAug', transforms=[
-        [dict(type='Resize', scale_factor=r, keep_ratio=True) for r in (0.5, 1.25)],
-        [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0., 1.)],
-        [dict(type='LoadAnnotations')], [dict(type='PackSegInputs')]])]
 """
 
 
@@ -67,8 +61,8 @@ def config_of(scenes, tmp_path_factory):
     return write
 
 
-def test_search_slim_train_test_export(run_tool, config_of, rates_by_layer, scales_of, whole_model,
-                                       tmp_path):
+def test_search_slim_train_test(run_tool, config_of, rates_by_layer, scales_of, whole_model,
+                                tmp_path):
     """As a new user goes through it, with two iterations each."""
     search = config_of('search')
     run_tool('train', search, '--work-dir', tmp_path / 'search')
@@ -93,19 +87,9 @@ def test_search_slim_train_test_export(run_tool, config_of, rates_by_layer, scal
     kept = find_backbone(model).get_buffer('kept_units')
     assert torch.equal(trained['backbone.kept_units'], kept)
     assert scales_of(checkpoint) == {0.5**depth for depth in range(6)}  # stem, 4 blocks, heads
-    found = {}
-    for name, flags in dict(plain=(), augmented=('--tta', )).items():
-        run_tool('test', slim, tmp_path / 'run' / 'iter_2.pth', '--work-dir', tmp_path / name,
-                 '--out', tmp_path / f'{name}.json', '--out-item', 'metrics', *flags)
-        found[name] = json.loads((tmp_path / f'{name}.json').read_text())
-        assert 0 <= found[name]['mIoU'] <= 100
-    printed = run_tool('analysis_tools/get_flops', slim, '--json')
-    counted = json.loads(printed)
-    assert counted['macs'] == count_macs(model, (3, 128, 128))
-    assert counted['input_shape'] == [3, 128, 128]
-    printed = run_tool('deployment/export_onnx', slim, tmp_path / 'run' / 'iter_2.pth',
-                       '--out', tmp_path / 'segmentor.onnx')
-    assert 'height and width dynamic' in printed and '1x3x192x128' in printed
+    run_tool('test', slim, tmp_path / 'run' / 'iter_2.pth', '--work-dir', tmp_path / 'tested',
+             '--out', tmp_path / 'metrics.json', '--out-item', 'metrics')
+    assert 0 <= json.loads((tmp_path / 'metrics.json').read_text())['mIoU'] <= 100
 
 
 def test_multi_scale_and_flip(run_tool, config_of, scenes, tmp_path):
@@ -144,11 +128,11 @@ def view(model, image, flip):
 # ---- bad input ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('head', ['decode_head', 'auxiliary_head'])
-def test_num_classes_that_disagree(refused, config_of, head):
-    line = refused('train', config_of('dense', f"model['{head}'] = dict(num_classes=11)\n"))
-    assert f'`num_classes` 10 of `{head}`, the number of classes of the training set ' \
-           '(`BaseSegDataset`), found 11' in line
+def test_num_classes_that_disagree(refused, config_of):
+    for head in ('decode_head', 'auxiliary_head'):
+        line = refused('train', config_of('dense', f"model['{head}'] = dict(num_classes=11)\n"))
+        assert f'`num_classes` 10 of `{head}`, the number of classes of the training set ' \
+               '(`BaseSegDataset`), found 11' in line
 
 
 @pytest.mark.parametrize('stage, workers', [('dense', 0), ('search', 1)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkcr.engine.build import build_model, load_config
+from mmkcr.engine.build import build_model
 from mmkcr.engine.resume import atomic_checkpoint
 from mmkcr.methods.search.price import MacsPrice
 from mmkcr.methods.search.regularized import RegularizedModel
@@ -109,36 +109,26 @@ def test_an_image_that_cannot_be_read_is_named(stopped, small_digits, tmp_path, 
     assert Path(found) in images[::20]
 
 
-def test_data_without_workers_from_the_command_line(load_tool, write_config, tmp_path):
-    """Configs keep their workers, and without any there are none to keep."""
+def test_data_without_workers_and_a_run_without_its_pointer(load_tool, write_config, tmp_path,
+                                                            forget_runs):
+    """Configs keep their workers, and without any there are none to keep; the last checkpoint is
+    found."""
     lines = EVERY + 'train_dataloader.update(num_workers=2, persistent_workers=True)\n'
-    load_tool('train').main([write_config(lines), '--work-dir', str(tmp_path / 'run'),
-                             '--cfg-options', 'train_dataloader.num_workers=0'])
-    assert (tmp_path / 'run/last_checkpoint').is_file()
-
-
-def test_without_the_pointer_the_last_checkpoint_is_found(load_tool, write_config, tmp_path,
-                                                          forget_runs):
-    work, config = tmp_path / 'run', write_config(EVERY)
-    load_tool('train').main([config, '--work-dir', str(work)])
+    work, options = tmp_path / 'run', ['--cfg-options', 'train_dataloader.num_workers=0']
+    call = [write_config(lines), '--work-dir', str(work)]
+    load_tool('train').main([*call, *options])
     before = checkpoints(work)
     (work / 'last_checkpoint').unlink()
     forget_runs()
-    load_tool('train').main([config, '--work-dir', str(work), '--resume',
-                             '--cfg-options', 'train_cfg.max_epochs=2'])
+    load_tool('train').main([*call, '--resume', *options, 'train_cfg.max_epochs=2'])
     assert max(checkpoints(work).values()) == 2 * max(before.values())
 
 
 @pytest.fixture(scope='module')
-def dense(tmp_path_factory, search_config):
+def dense(tmp_path_factory, dense_training):
     """A config of a training from other weights, and the model's own."""
     folder = tmp_path_factory.mktemp('dense')
-    config = load_config(search_config)
-    config.model = config.model.architecture
-    config.model.backbone.pop('gates')
-    config.train_cfg = dict(by_epoch=True, max_epochs=1)
-    config.optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
-    config.custom_hooks, config.param_scheduler = [], []
+    config = dense_training()
     config.dump(folder / 'dense.py')
     return folder, build_model(config).state_dict()
 

@@ -10,17 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.logging import MessageHub, MMLogger
-from mmengine.registry import DefaultScope
-from mmengine.visualization import Visualizer
 
+from mmkcr.cli import test as testing
+from mmkcr.cli import train as training
 from mmkcr.core import locked
 from mmkcr.engine.build import load_config
 from mmkcr.engine.processes import join_processes
@@ -56,25 +53,22 @@ optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))
 default_hooks = dict(visualization=dict(type='VisualizationHook'))
 custom_hooks = [dict(type='mmkcr.ExactResumeHook')]
 """
+ONE_EPOCH = ('--cfg-options', 'train_cfg.max_epochs=1')
 
 
 @pytest.fixture(scope='module')
-def tools():
-    """Both commands as modules."""
+def run(load_tool, forget_runs):
+    """``run('train', *args)``, as in a process of its own."""
+    def run(name, *args):
+        forget_runs()
+        load_tool(name).main([str(arg) for arg in args])
+    return run
 
-    def load(name):
-        module = import_module(f'mmkcr.cli.{name}')
-        return SimpleNamespace(main=in_own_process(module.main), parser=module.main.parser,
-                               config=getattr(module, f'{name}ing_config'))
 
-    def in_own_process(main):
-        def run(argv):  # what MMEngine keeps by name and second is for one run a process
-            for manager in (DefaultScope, MessageHub, MMLogger, Visualizer):
-                manager._instance_dict.clear()
-            return main(argv)
-        return run
-
-    return {name: load(name) for name in ('train', 'test')}
+@pytest.fixture(scope='module')
+def train(run, config_path):
+    """``train(folder, *options)``: a run in a folder."""
+    return lambda folder, *words: run('train', config_path, '--work-dir', folder, *words)
 
 
 @pytest.fixture(scope='module')
@@ -85,80 +79,78 @@ def config_path(small_digits, tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture(scope='module')
+def once(train, tmp_path_factory):
+    """Work directory of one epoch, which tests read."""
+    folder = tmp_path_factory.mktemp('once')
+    train(folder, *ONE_EPOCH)
+    return folder
+
+
 @pytest.fixture
-def trained(tools, config_path, tmp_path):
-    """Work directory of one epoch."""
-    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'run'), '--cfg-options',
-                         'train_cfg.max_epochs=1'])
+def trained(once, tmp_path):
+    """The same to write to."""
+    shutil.copytree(once, tmp_path / 'run')
+    (tmp_path / 'run/last_checkpoint').write_text(str(tmp_path / 'run/epoch_1.pth'))
     return tmp_path / 'run'
 
 
 @pytest.fixture(scope='module')
-def whole(tools, config_path, tmp_path_factory):
+def whole(train, tmp_path_factory):
     """Weights of an unbroken run."""
     folder = tmp_path_factory.mktemp('whole')
-    tools['train'].main([config_path, '--work-dir', str(folder)])
+    train(folder)
     return weights(folder)
 
 
-def test_no_worker_is_left(tools, config_path, tmp_path):
+def weights(folder):
+    path = Path((folder / 'last_checkpoint').read_text())
+    return torch.load(path, weights_only=False)['state_dict']
+
+
+def assert_equal(one, two):
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_no_worker_is_left(train, run, config_path, tmp_path):
     """A process that pins memory waits five seconds for each when it ends."""
-    before, run = set(multiprocessing.active_children()), tmp_path / 'run'
-    options = ['--cfg-options', 'train_cfg.max_epochs=1', *(
+    before = set(multiprocessing.active_children())
+    options = [*ONE_EPOCH, *(
         f'{name}_dataloader.{option}' for name in ('train', 'val', 'test')
         for option in ('num_workers=1', 'persistent_workers=True'))]
-    tools['train'].main([config_path, '--work-dir', str(run), *options])
+    train(tmp_path / 'run', *options)
     assert set(multiprocessing.active_children()) == before
-    tools['test'].main([config_path, str(run / 'epoch_1.pth'), *options])
+    run('test', config_path, tmp_path / 'run/epoch_1.pth', '--work-dir', tmp_path, *options)
     assert set(multiprocessing.active_children()) == before
     with pytest.raises(SystemExit):
-        tools['train'].main([config_path, '--work-dir', str(tmp_path / 'fails'), *options,
-                             'optim_wrapper.optimizer.lr=1e30'])
+        train(tmp_path / 'fails', *options, 'optim_wrapper.optimizer.lr=1e30')
     assert set(multiprocessing.active_children()) == before
 
 
-@pytest.fixture
-def refused(tools, capsys, monkeypatch, tmp_path):
-    """Runs a command in an empty folder; gives its one sentence; logs alone are left behind."""
-
-    def run(name, *args):
-        folder = tmp_path / 'empty'
-        folder.mkdir(exist_ok=True)
-        monkeypatch.chdir(folder)
-        with pytest.raises(SystemExit) as ended:
-            tools[name].main(list(args))
-        assert ended.value.code == 1
-        assert not [path for path in folder.rglob('*') if path.is_file() and not re.search(
-            r'/\d{8}_\d{6}/', str(path))]
-        (line, ) = [line for line in capsys.readouterr().err.splitlines()
-                    if line.startswith('error: ')]
-        return line
-
-    return run
-
-
-def test_train_resume_test(tools, config_path, trained, tmp_path):
-    tools['train'].main([config_path, '--work-dir', str(trained), '--resume'])
+def test_train_resume_test(train, run, config_path, trained, tmp_path):
+    train(trained, '--resume')
     assert (trained / 'last_checkpoint').read_text().endswith('epoch_2.pth')
     metrics, predictions = tmp_path / 'metrics.json', tmp_path / 'predictions.pkl'
-    args = [config_path, str(trained / 'epoch_2.pth'), '--work-dir', str(tmp_path / 'test')]
-    tools['test'].main([*args, '--out', str(metrics), '--out-item', 'metrics'])
-    tools['test'].main([*args, '--out', str(predictions)])
+    args = [config_path, trained / 'epoch_2.pth', '--work-dir', tmp_path / 'test']
+    run('test', *args, '--out', metrics, '--out-item', 'metrics')
+    run('test', *args, '--out', predictions)
     samples = pickle.loads(predictions.read_bytes())
     right = [int(sample['pred_label']) == int(sample['gt_label']) for sample in samples]
     assert len(right) == 12
-    assert json.loads(metrics.read_text())['accuracy/top1'] == pytest.approx(
-        100 * sum(right) / 12, abs=1e-4)
+    top1 = json.loads(metrics.read_text())['accuracy/top1']
+    assert top1 == pytest.approx(100 * sum(right) / 12, abs=1e-4)
+    # views that are augmented have metrics too
+    run('test', *args, '--tta', '--out', metrics, '--out-item', 'metrics')
+    assert 0 <= json.loads(metrics.read_text())['accuracy/top1'] <= 100
 
 
-@pytest.mark.parametrize('option, near', [
-    ('train_cgf.max_epochs=1', 'train_cfg'), ('modle.head.topk=1', 'model'),
-    ('loadfrom=a', 'load_from'),
-    ('optimwrapper.optimizer.lr=1', 'optim_wrapper')])
-def test_a_slip_in_an_option(config_path, refused, option, near):
+def test_a_slip_in_an_option(config_path, refused):
     """MMEngine would add an entry that nobody reads."""
-    line = refused('train', config_path, '--cfg-options', option)
-    assert f'found `{option.split(".")[0].split("=")[0]}`; did you mean `{near}`?' in line
+    for option, near in (('train_cgf.max_epochs=1', 'train_cfg'), ('modle.head.topk=1', 'model'),
+                         ('loadfrom=a', 'load_from'),
+                         ('optimwrapper.optimizer.lr=1', 'optim_wrapper')):
+        line = refused('train', config_path, '--cfg-options', option)
+        assert f'found `{re.split("[.=]", option)[0]}`; did you mean `{near}`?' in line
 
 
 def test_options_that_a_config_does_not_have(config_path):
@@ -167,16 +159,14 @@ def test_options_that_a_config_does_not_have(config_path):
     assert {name: config[name] for name in options} == options
 
 
-def test_resume_with_another_config(tools, config_path, trained, refused):
+def test_resume_with_another_config(train, config_path, trained, refused):
     """What makes another run is refused before anything is written; the rest is named."""
-    before = sorted(trained.rglob('*'))
-    line = refused('train', config_path, '--work-dir', str(trained), '--resume', '--cfg-options',
+    before = sorted(trained.glob('*.p*'))
+    line = refused('train', config_path, '--work-dir', trained, '--resume', '--cfg-options',
                    'model.architecture.head.cal_acc=True')
     assert '`model.architecture.head.cal_acc` was not there and is True, and 0 more' in line
-    assert sorted(trained.glob('*.p*')) == [path for path in before if path.parent == trained
-                                            and path.suffix.startswith('.p')]
-    tools['train'].main([config_path, '--work-dir', str(trained), '--resume', '--cfg-options',
-                         'optim_wrapper.optimizer.lr=0.5'])
+    assert sorted(trained.glob('*.p*')) == before
+    train(trained, '--resume', '--cfg-options', 'optim_wrapper.optimizer.lr=0.5')
     # the epochs too: the first run was told of one
     named = {line.split('another config: ')[1] for path in trained.glob('*/*.log')
              for line in path.read_text().splitlines() if 'another config: ' in line}
@@ -185,60 +175,45 @@ def test_resume_with_another_config(tools, config_path, trained, refused):
         "`optim_wrapper.optimizer.lr` was 0.1 and is 0.5: the checkpoint's is used."}
 
 
-def test_check_of_what_a_config_expects(tools, config_path, trained, tmp_path, capsys):
-    metrics, tests = tmp_path / 'metrics.json', {}
-    args = [str(trained / 'epoch_1.pth'), '--work-dir', str(tmp_path / 'test')]
-    tools['test'].main([config_path, *args, '--out', str(metrics), '--out-item', 'metrics'])
-    top1 = json.loads(metrics.read_text())['accuracy/top1']
+def test_check_of_what_a_config_expects(run, config_path, once, tmp_path, capsys):
+    args = [once / 'epoch_1.pth', '--work-dir', tmp_path / 'test']
+    run('test', config_path, *args, '--out', tmp_path / 'metrics.json', '--out-item', 'metrics')
+    top1 = json.loads((tmp_path / 'metrics.json').read_text())['accuracy/top1']
     for name, value in (('met', top1 + 0.9), ('missed', top1 + 1.1)):
-        tests[name] = tmp_path / f'{name}.py'
-        tests[name].write_text(
+        (tmp_path / f'{name}.py').write_text(
             f'_base_ = {config_path!r}\nexpected = {{"accuracy/top1": ({value}, 1.)}}\n')
-    tools['test'].main([str(tests['met']), *args, '--check'])
+    run('test', tmp_path / 'met.py', *args, '--check')
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        tools['test'].main([str(tests['missed']), *args, '--check'])
+        run('test', tmp_path / 'missed.py', *args, '--check')
     assert ended.value.code == 1
-    assert f'error: expected `accuracy/top1` of {top1 + 1.1} +/- 1.0, found' in \
-        capsys.readouterr().err
+    assert f'error: expected `accuracy/top1` of {value} +/- 1.0, found' in capsys.readouterr().err
 
 
-def test_rates_by_layer(tools, config_path, rates_by_layer, scales_of, tmp_path):
-    flags = rates_by_layer(0.5)
-    tools['train'].main([config_path, '--work-dir', str(tmp_path), *flags, 'train_cfg.max_epochs=1',
-                         'optim_wrapper.optimizer.weight_decay=0.1'])
+def test_rates_by_layer(train, rates_by_layer, scales_of, tmp_path):
+    train(tmp_path, *rates_by_layer(0.5), 'train_cfg.max_epochs=1',
+          'optim_wrapper.optimizer.weight_decay=0.1')
     checkpoint = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)
     assert scales_of(checkpoint) == {1., 0.5, 0.25}  # head, block, stem
 
 
-def test_resumed_from_a_file_and_unbroken_are_equal(tools, config_path, trained, whole, tmp_path):
-    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'other'), '--resume',
-                         str(trained / 'epoch_1.pth'), '--no-validate'])
-    resumed = weights(tmp_path / 'other')
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+def test_resumed_from_a_file_and_unbroken_are_equal(train, once, whole, tmp_path):
+    train(tmp_path / 'other', '--resume', once / 'epoch_1.pth', '--no-validate')
+    assert_equal(whole, weights(tmp_path / 'other'))
 
 
-def weights(folder):
-    path = Path((folder / 'last_checkpoint').read_text())
-    return torch.load(path, weights_only=False)['state_dict']
-
-
-def test_resume_before_the_first_checkpoint_begins_from_load_from(tools, config_path, trained,
-                                                                  tmp_path):
+def test_resume_before_the_first_checkpoint_begins_from_load_from(train, once, tmp_path):
     """As a batch system does it, which starts every job with ``--resume``."""
-    start = ['--cfg-options', f'load_from={trained / "epoch_1.pth"}', 'train_cfg.max_epochs=1']
-    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'begun'), *start])
-    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'resumed'), '--resume', *start])
-    begun, resumed = weights(tmp_path / 'begun'), weights(tmp_path / 'resumed')
-    assert all(torch.equal(value, resumed[name]) for name, value in begun.items())
-    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'scratch'), '--cfg-options',
-                         'train_cfg.max_epochs=1'])
-    scratch = weights(tmp_path / 'scratch')
+    start = [*ONE_EPOCH, f'load_from={once / "epoch_1.pth"}']
+    train(tmp_path / 'begun', *start)
+    train(tmp_path / 'resumed', '--resume', *start)
+    begun, scratch = weights(tmp_path / 'begun'), weights(once)
+    assert_equal(begun, weights(tmp_path / 'resumed'))
     assert not all(torch.equal(value, scratch[name]) for name, value in begun.items())
 
 
 @pytest.mark.parametrize('change', ['moved', 'no_pointer', 'broken_pointer'])
-def test_resume_finds_the_latest_checkpoint(tools, config_path, trained, whole, tmp_path, change):
+def test_resume_finds_the_latest_checkpoint(train, trained, whole, tmp_path, change):
     folder = tmp_path / 'other' if change == 'moved' else trained
     if change == 'moved':
         shutil.move(trained, folder)
@@ -247,12 +222,11 @@ def test_resume_finds_the_latest_checkpoint(tools, config_path, trained, whole, 
         shutil.copy(folder / 'epoch_1.pth', folder / 'mine.pth')
     else:
         (folder / 'last_checkpoint').write_text(str(folder / 'epoch_7.pth'))
-    tools['train'].main([config_path, '--work-dir', str(folder), '--resume'])
-    resumed = weights(folder)
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    train(folder, '--resume')
+    assert_equal(whole, weights(folder))
 
 
-def test_told_to_end(tools, config_path, whole, tmp_path, monkeypatch):
+def test_told_to_end(train, whole, tmp_path, monkeypatch):
     """A run that gets SIGTERM saves within the epoch, and ends with 143; then it goes on."""
     folder = tmp_path / 'told'
     from mmkcr.methods.search.regularized import RegularizedModel
@@ -266,12 +240,11 @@ def test_told_to_end(tools, config_path, whole, tmp_path, monkeypatch):
 
     monkeypatch.setattr(RegularizedModel, 'train_step', train_step)
     with pytest.raises(SystemExit) as ended:
-        tools['train'].main([config_path, '--work-dir', str(folder), '--resume'])
+        train(folder, '--resume')
     assert ended.value.code == 143 and len(steps) == 2
     assert (folder / 'last_checkpoint').read_text() == str(folder / 'preempted.pth')
-    tools['train'].main([config_path, '--work-dir', str(folder), '--resume'])
-    resumed = weights(folder)
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    train(folder, '--resume')
+    assert_equal(whole, weights(folder))
     assert not (folder / 'preempted.pth').exists()
 
 
@@ -301,8 +274,12 @@ def test_told_to_end(tools, config_path, whole, tmp_path, monkeypatch):
     ('test', ['{config}', 'x.pth', '--runtime', 'onnxruntime'], 'expected `--onnx` with the file'),
     ('test', ['{config}', 'x.pth', '--show-dir', 'x', '--cfg-options',
               'default_hooks.visualization=None'], 'expected a checkpoint at `x.pth`'),
+    ('train', ['{config}', '--amp'], 'expected a GPU for `--amp`, found none'),
+    ('test', ['{config}', 'x.pth', '--amp'], 'expected a GPU for `--amp`, found none'),
 ])
-def test_mistakes_are_one_sentence_and_leave_nothing(refused, config_path, name, args, message):
+def test_mistakes_are_one_sentence_and_leave_nothing(refused, config_path, name, args, message,
+                                                     monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     line = refused(name, *(arg.replace('{config}', config_path) for arg in args))
     assert message in line
 
@@ -320,41 +297,26 @@ def test_broken_image(refused, config_path, tmp_path):
     assert 'Traceback' not in line
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine without a GPU')
-@pytest.mark.parametrize('name', ['train', 'test'])
-def test_mixed_precision_needs_a_gpu(refused, config_path, name):
-    line = refused(name, config_path, *['x.pth'] * (name == 'test'), '--amp')
-    assert line == 'error: expected a GPU for `--amp`, found none'
-
-
-@pytest.mark.parametrize('change, message', [
-    (lambda state: state.pop('head.fc.weight'), 'found none of its entry `head.fc.weight`'),
-    (lambda state: state.update({'head.fc.bias': torch.zeros(3)}),
-     'found `head.fc.bias` of shape [3], not [10]'),
-])
-def test_checkpoint_that_does_not_fit(refused, config_path, trained, tmp_path, change, message):
-    checkpoint = torch.load(trained / 'epoch_1.pth', weights_only=False)
-    change(checkpoint['state_dict'])
-    torch.save(checkpoint, tmp_path / 'other.pth')
-    assert message in refused('test', config_path, str(tmp_path / 'other.pth'))
-    assert message in refused('train', config_path, '--resume', str(tmp_path / 'other.pth'))
-
-
-def test_head_of_other_classes_is_fine_to_start_from(tools, config_path, trained, tmp_path):
-    checkpoint = torch.load(trained / 'epoch_1.pth', weights_only=False)
-    checkpoint['state_dict']['head.fc.bias'] = torch.zeros(3)
-    torch.save(checkpoint, tmp_path / 'other.pth')
-    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'fine'), '--cfg-options',
-                         f'load_from={tmp_path / "other.pth"}', 'train_cfg.max_epochs=1'])
+def test_checkpoint_that_does_not_fit(train, refused, config_path, once, tmp_path):
+    """A head of other classes is fine to start from."""
+    for change, message in (
+            (lambda state: state.pop('head.fc.weight'), 'none of its entry `head.fc.weight`'),
+            (lambda state: state.update({'head.fc.bias': torch.zeros(3)}),
+             'found `head.fc.bias` of shape [3], not [10]')):
+        checkpoint = torch.load(once / 'epoch_1.pth', weights_only=False)
+        change(checkpoint['state_dict'])
+        torch.save(checkpoint, tmp_path / 'other.pth')
+        assert message in refused('test', config_path, tmp_path / 'other.pth')
+        assert message in refused('train', config_path, '--resume', tmp_path / 'other.pth')
+    train(tmp_path / 'fine', *ONE_EPOCH, f'load_from={tmp_path / "other.pth"}')
     assert (tmp_path / 'fine/epoch_1.pth').is_file()
 
 
-def test_earlier_runs_survive_a_mistake(tools, config_path, trained):
+def test_earlier_runs_survive_a_mistake(train, trained):
     before = {path: path.is_file() and path.read_bytes() for path in trained.rglob('*')}
     time.sleep(1)  # a start's folder is named by its second
     with pytest.raises(SystemExit):
-        tools['train'].main([config_path, '--work-dir', str(trained), '--cfg-options',
-                             'model.type=Nothing'])
+        train(trained, '--cfg-options', 'model.type=Nothing')
     after = {path: path.is_file() and path.read_bytes() for path in trained.rglob('*')}
     assert before.items() <= after.items()
     (log, ) = (path for path in after.keys() - before.keys() if path.suffix == '.log')
@@ -364,25 +326,24 @@ def test_earlier_runs_survive_a_mistake(tools, config_path, trained):
     assert own in new and own.is_dir()  # the folder of that start alone
 
 
-def test_a_run_of_another_process_in_the_folder(tools, config_path, trained, refused):
+def test_a_run_of_another_process_in_the_folder(config_path, trained, refused):
     """What it writes meanwhile stays, and it is named."""
     with locked(trained):
-        line = refused('train', config_path, '--work-dir', str(trained), '--resume')
+        line = refused('train', config_path, '--work-dir', trained, '--resume')
     assert f'found that process {os.getpid()} of' in line and str(trained) in line
 
 
-def test_errors_within_the_run_keep_their_traceback_and_logs(tools, config_path, tmp_path,
-                                                             monkeypatch):
+def test_errors_within_the_run_keep_their_traceback_and_logs(train, tmp_path, monkeypatch):
     from mmkcr.methods.search.regularized import RegularizedModel
     monkeypatch.setattr(RegularizedModel, 'parse_losses',
                         lambda *_: (_ for _ in ()).throw(ValueError('a bug')))
     with pytest.raises(RuntimeError, match='the run stopped: a bug'):
-        tools['train'].main([config_path, '--work-dir', str(tmp_path / 'run')])
+        train(tmp_path / 'run')
     assert list((tmp_path / 'run').glob('*/*.log'))
 
 
 @pytest.mark.parametrize('scope', ['mmpretrain', 'mmdet', 'mmseg'])
-def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
+def test_flags_in_every_task(config_path, scope, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     config = Config.fromfile(config_path)
     config.default_scope, config.auto_scale_lr = scope, dict(base_batch_size=8)
@@ -390,8 +351,7 @@ def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
     part = dict(optimizer=dict(type='SGD', lr=0.1))
     config.optim_wrapper = dict(constructor='mmkcr.SearchOptimWrapperConstructor',
                                 weights=part, architecture=part)
-    parse = tools['train'].parser().parse_args
-    merged = tools['train'].config(config.copy(), parse(
+    merged = training.training_config(config.copy(), training.main.parser().parse_args(
         [config_path, '--amp', '--auto-scale-lr', '--no-pin-memory']))
     parts = [merged.optim_wrapper[name] for name in ('weights', 'architecture')]
     assert all((p.type, p.loss_scale) == ('AmpOptimWrapper', 'dynamic') for p in parts)
@@ -400,7 +360,7 @@ def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
     assert (loader.pin_memory, loader.persistent_workers) == (False, True)
     assert not merged.val_dataloader.persistent_workers  # it has no workers
     assert ('collate_fn' in loader) == (scope == 'mmpretrain')
-    merged = tools['test'].config(config.copy(), tools['test'].parser().parse_args(
+    merged = testing.testing_config(config.copy(), testing.main.parser().parse_args(
         [config_path, 'x.pth', '--amp', '--show-dir', 'shown', '--interval', '3']))
     hook = merged.default_hooks.visualization
     assert merged.test_cfg.fp16 and hook.interval == 3 and merged.load_from == 'x.pth'
@@ -409,18 +369,11 @@ def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
     assert hook.enable if scope == 'mmpretrain' else hook.draw
 
 
-def test_time_augmentation(tools, config_path, trained, tmp_path):
-    out = tmp_path / 'metrics.json'
-    tools['test'].main([config_path, str(trained / 'epoch_1.pth'), '--tta', '--out', str(out),
-                        '--out-item', 'metrics', '--work-dir', str(tmp_path / 'tta')])
-    assert 0 <= json.loads(out.read_text())['accuracy/top1'] <= 100
-
-
-def test_flags_are_those_of_mmpretrain(tools):
+def test_flags_are_those_of_mmpretrain():
     import mmpretrain
     folder = Path(mmpretrain.__file__).parent / '.mim/tools'
-    for name in ('train', 'test'):
-        known = set(tools[name].parser()._option_string_actions)
+    for name, module in dict(train=training, test=testing).items():
+        known = set(module.main.parser()._option_string_actions)
         text = (folder / f'{name}.py').read_text()
         theirs = {word.strip("',") for word in text.split() if word.startswith("'--")}
         assert len(theirs) >= 9 and theirs <= known
@@ -476,42 +429,38 @@ def test_slurm_arguments(fake):
     assert {'--job-name=job', '--ntasks=4', '--gres=gpu:8', '--ntasks-per-node=8',
             '--cpus-per-task=5', '--time=1', '--exclusive'} <= set(words)
     assert words[-5:] == ['a b.py', 'c.pth', '--out', 'd e', '--launcher=slurm']
+    # a requeued job gives its tasks their processors
+    for given, count in ((dict(SLURM_CPUS_PER_TASK='5'), 5), ({}, 1)):
+        run = run_script('requeue', 'train.py', **fake('srun'), **given)
+        assert words_of(run)[0] == f'--cpus-per-task={count}'
 
 
-def test_arguments_of_several_nodes(fake):
+def test_arguments_of_several_nodes(fake, tmp_path):
+    """And processes have time to save."""
     words = words_of(run_script(
         'dist_train', 'a b.py', '4', '--resume', **fake('python'), NNODES='3', NODE_RANK='2',
         MASTER_ADDR='first', PORT='12345'))
     assert {'--nnodes=3', '--node_rank=2', '--master_addr=first', '--master_port=12345',
             '--nproc_per_node=4'} <= set(words)
     assert words[-4:] == ['a b.py', '--resume', '--launcher', 'pytorch']
-
-
-@pytest.mark.parametrize(('given', 'seconds'), [
-    ({}, 120), (dict(GRACE='300'), 300), (dict(TORCH_ELASTIC_SHUTDOWN_TIMEOUT='9'), 9)])
-def test_processes_have_time_to_save(fake, tmp_path, given, seconds):
-    environment = fake('python')
     (tmp_path / 'python').write_text('#!/bin/sh\necho $TORCH_ELASTIC_SHUTDOWN_TIMEOUT\n')
-    run = run_script('dist_train', 'a.py', '2', **environment, **given)
-    assert run.stdout.split() == [str(seconds)]
+    for given, seconds in (({}, 120), (dict(GRACE='300'), 300),
+                           (dict(TORCH_ELASTIC_SHUTDOWN_TIMEOUT='9'), 9)):
+        run = run_script('dist_train', 'a.py', '2', PATH=f'{tmp_path}:/usr/bin:/bin', **given)
+        assert run.stdout.split() == [str(seconds)]
 
 
-def test_a_requeued_job_gives_its_tasks_their_processors(fake, tmp_path):
-    for given, count in ((dict(SLURM_CPUS_PER_TASK='5'), 5), ({}, 1)):
-        run = run_script('requeue', 'train.py', **fake('srun'), **given)
-        assert words_of(run)[0] == f'--cpus-per-task={count}'
+def test_a_requeued_job_has_no_resume_of_its_own(fake, tmp_path):
+    def run(*words):
+        return run_script('slurm_train', 'debug', 'name', 'a.py', str(tmp_path / 'work'), *words,
+                          **fake('sbatch'), REQUEUE='1')
 
-
-@pytest.mark.parametrize('resume', [['--resume'], ['--resume', 'a.pth'], ['--resume=a.pth']])
-def test_a_requeued_job_has_no_resume_of_its_own(fake, tmp_path, resume):
-    run = run_script('slurm_train', 'debug', 'name', 'a.py', str(tmp_path / 'work'), *resume,
-                     **fake('sbatch'), REQUEUE='1')
-    (line, ) = run.stderr.splitlines()
-    assert run.returncode == 2 and f'found `{resume[0]}`' in line and 'load_from=' in line
-    assert not (tmp_path / 'work').exists()
-    run = run_script('slurm_train', 'debug', 'name', 'a.py', str(tmp_path / 'work'), '--amp',
-                     **fake('sbatch'), REQUEUE='1')
-    assert words_of(run)[-2:] == ['--amp', '--resume']
+    for resume in (['--resume'], ['--resume', 'a.pth'], ['--resume=a.pth']):
+        refused = run(*resume)
+        (line, ) = refused.stderr.splitlines()
+        assert refused.returncode == 2 and f'found `{resume[0]}`' in line and 'load_from=' in line
+        assert not (tmp_path / 'work').exists()
+    assert words_of(run('--amp'))[-2:] == ['--amp', '--resume']
 
 
 @pytest.mark.parametrize(('script', 'environment', 'message'), [

@@ -119,6 +119,8 @@ OPTIONS = {
     '--nets': ['nothing'], '--rows': ['nothing']}
 #: Known to be wrong after an evaluation alone: what was measured until then stays.
 LATE = ('--metric', )
+#: Begins with the first of any number of configs, in a process of its own, before it sees the rest.
+ANY_NUMBER = ('benchmarks/full_size', )
 #: Calls that are wrong otherwise: what a run is asked for.
 MORE = {
     'train': ['{dense} --work-dir {out} --cfg-options train_cfg.max_epochs=0',
@@ -153,15 +155,12 @@ def test_every_command_has_a_row():
 
 
 @pytest.fixture(scope='session')
-def files(tmp_path_factory, small_digits, search_config, write_config, checkpoint):
+def files(tmp_path_factory, small_digits, search_config, dense_training, write_config, checkpoint):
     """Good files by the names in the rows."""
     folder = tmp_path_factory.mktemp('good')
-    config = load_config(search_config)
-    config.model = config.model.architecture
-    config.model.backbone.pop('gates')
-    config.train_cfg = dict(by_epoch=True, max_epochs=1)
-    config.optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
-    config.custom_hooks, config.param_scheduler = [], []
+    config = dense_training()
+    for part, count in dict(train=1437, val=360).items():  # a few of every digit
+        config[f'{part}_dataloader'].dataset.indices = list(range(0, count, 12))
     config.dump(folder / 'dense.py')
     model = build_model(config)
     state = model.state_dict()
@@ -271,73 +270,73 @@ def offered(main):
     return found
 
 
+def good(words, files):
+    """Words of a row with the files for those in braces."""
+    return [re.sub(r'\{(\w+)\}', lambda m: str(files.get(m[1], m[1])), word) for word in words]
+
+
 def calls(tool, files, wrong, options):
     """Wrong calls of a command, as lists of words."""
-    def good(words):
-        return [re.sub(r'\{(\w+)\}', lambda m: str(files.get(m[1], m[1])), word) for word in words]
-
     rows = [row.split() for row in ROWS[tool].split(' | ')]
     for row in rows:
         for place, word in enumerate(row):
             kind = KINDS.get(word.strip('{}'))
             values = wrong.get(kind, ()) if word not in row[:place] else ()
             for value in (*values, files['nan']) if kind == 'checkpoint' else values:
-                yield [*good(row[:place]), str(value), *good(row[place + 1:])]
-    row = rows[0]
+                yield [*good(row[:place], files), str(value), *good(row[place + 1:], files)]
+    row = good(rows[0], files)
     for option, values in OPTIONS.items():
         for value in values if option in options or option == '--no-such-option' else ():
-            yield [*good(row), option, *value.replace('%%', '%').split()]
+            yield [*row, option, *value.replace('%%', '%').split()]
     for option, action in options.items():
         if action.choices or action.type in (int, float):
-            yield [*good(row), option, 'nothing']
+            yield [*row, option, 'nothing']
     if '--device' in options and not torch.cuda.is_available():
-        yield [*good(row), '--device', 'cuda']
-    yield [*good(row), 'many', 'words', 'too', 'many']
+        yield [*row, '--device', 'cuda']
+    if tool not in ANY_NUMBER:
+        yield [*row, 'many', 'words', 'too', 'many']
     for more in MORE.get(tool, ()):
-        yield good(more.split())
-
-
-def complaint(main, words, folder, capsys):
-    """What is wrong with the way in which a call is refused; None if nothing is."""
-    capsys.readouterr()
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    try:
-        main(words)
-        status = 0
-    except SystemExit as ended:
-        status = ended.code
-    except TooLongError:
-        return f'took more than {SECONDS} s'
-    except BaseException as error:
-        return f'{type(error).__name__}: {error}'
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    lines = [line for line in capsys.readouterr().err.splitlines()
-             if not line.startswith('Downloading: ')]
-    # the log of a run that did not start says why
-    found = [path for path in folder.rglob('*') if path.is_file() and not re.search(
-        r'/\d{8}_\d{6}/', str(path))]
-    for path in found:
-        path.unlink()
-    if not status:
-        return 'exit status 0'
-    if len(lines) != 1 or not lines[0].startswith('error: '):
-        return f'more than a sentence: {lines}'
-    return f'wrote {found}' if found else None
+        yield good(more.split(), files)
 
 
 @pytest.fixture
 def complained(capsys, monkeypatch, tmp_path, forget_runs):
-    """``complained(main, words)``: see :func:`complaint`; in an empty folder."""
+    """``complained(main, words)``: what is wrong with the way in which a call is refused, or None.
+
+    In an empty folder.
+    """
     monkeypatch.chdir(tmp_path)
     before = signal.signal(signal.SIGPROF, interrupt)
 
     def complained(main, words):
         forget_runs()
-        return complaint(main, words, tmp_path, capsys)
+        capsys.readouterr()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        try:
+            main(words)
+            status = 0
+        except SystemExit as ended:
+            status = ended.code
+        except TooLongError:
+            return f'took more than {SECONDS} s'
+        except BaseException as error:
+            return f'{type(error).__name__}: {error}'
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        lines = [line for line in capsys.readouterr().err.splitlines()
+                 if not line.startswith('Downloading: ')]
+        # the log of a run that did not start says why
+        found = [path for path in tmp_path.rglob('*') if path.is_file() and not re.search(
+            r'/\d{8}_\d{6}/', str(path))]
+        for path in found:
+            path.unlink()
+        if not status:
+            return 'exit status 0'
+        if len(lines) != 1 or not lines[0].startswith('error: '):
+            return f'more than a sentence: {lines}'
+        return f'wrote {found}' if found else None
 
     yield complained
-    signal.setitimer(signal.ITIMER_PROF, 0)
     signal.signal(signal.SIGPROF, before)
 
 
@@ -356,8 +355,7 @@ def test_wrong_inputs(tool, load_tool, files, wrong, complained):
                                   or '{file}' in ROWS[name]])
 def test_full_disks(tool, load_tool, files, complained):
     """Not a byte can be written, as on a full disk."""
-    words = [re.sub(r'\{(\w+)\}', lambda m: str(files.get(m[1], m[1])), word)
-             for word in ROWS[tool].split(' | ')[0].split()]
+    words = good(ROWS[tool].split(' | ')[0].split(), files)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     main = load_tool(tool).main
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
