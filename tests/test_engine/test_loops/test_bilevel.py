@@ -194,6 +194,9 @@ def test_hooks_that_switch_transforms_reach_both_parts(tmp_path, workers):
     runner.train_loop.run_iter = keep
     runner.train()
     assert seen == [[[0.], [0.]]] * 7 + [[[1.], [1.]]] * 14
+    for loader in (runner.train_loop.dataloader, runner.train_loop.architecture_dataloader):
+        if workers:  # or the garbage collector waits for them, 5 s each
+            loader._iterator._shutdown_workers()
 
 
 def test_schedules_clipping_and_averages(tmp_path):
@@ -338,8 +341,6 @@ def test_optimizers_hold_their_parameters_and_host_options_work(tmp_path):
     (gates, ) = wrappers['architecture'].optimizer.param_groups
     assert len(gates['params']) == 1 and gates['params'][0] is model.alpha
     assert isinstance(wrappers, OptimWrapperDict) and wrappers['weights'].clip_grad_kwargs
-
-
 
 
 @pytest.mark.parametrize('changes, message', [
