@@ -117,13 +117,10 @@ def test_check_of_the_counts(change, status, metafile, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('config', ['vit-small', 'swin-tiny'])
 def test_counts_of_imagenet_models(config, metafile, load):
-    for entry in metafile['Models']:
-        if entry['Name'] == f'kcr-retrain_{config}_8xb64_in1k':
-            size = model_size(load(entry['Config']), entry['Metadata']['Target'])
-            assert (size.macs, size.params) == (entry['Metadata']['FLOPs'],
-                                                entry['Metadata']['Parameters'])
-            return
-    raise AssertionError(f'no entry for {config}')
+    entry, = (entry for entry in metafile['Models']
+              if entry['Name'] == f'kcr-retrain_{config}_8xb64_in1k')
+    size, meta = model_size(load(entry['Config']), entry['Metadata']['Target']), entry['Metadata']
+    assert (size.macs, size.params) == (meta['FLOPs'], meta['Parameters'])
 
 
 def test_modelindex_reads_the_index(metafile):
