@@ -9,6 +9,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS, TRANSFORMS, DefaultScope
 from mmengine.runner import Runner
@@ -83,6 +84,16 @@ class KeepSamples(BaseMetric):
     def compute_metrics(self, results):
         self.kept = [torch.stack(list(column)) for column in zip(*results)]
         return dict(count=len(results))
+
+
+class Watch(Hook):
+    """Keeps what ``look(runner, outputs)`` says in every training iteration, with its epoch."""
+
+    def __init__(self, look):
+        self.look, self.seen = look, []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.seen.append((runner.epoch, self.look(runner, outputs)))
 
 
 def make_config(work_dir, hooks=(), **overrides):
