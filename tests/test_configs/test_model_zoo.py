@@ -115,10 +115,10 @@ def test_check_of_the_counts(change, status, metafile, tmp_path, monkeypatch):
         assert counts.update(target / 'metafile.yml', check=True) == []
 
 
-@pytest.mark.parametrize('config', ['vit-small', 'swin-tiny'])
-def test_counts_of_imagenet_models(config, metafile, load):
+def test_counts_of_an_imagenet_model(metafile, load):
+    """That of the paper's other convention; test_structures.py has some of the rest."""
     entry, = (entry for entry in metafile['Models']
-              if entry['Name'] == f'kcr-retrain_{config}_8xb64_in1k')
+              if entry['Name'] == 'kcr-retrain_vit-small_8xb64_in1k')
     size, meta = model_size(load(entry['Config']), entry['Metadata']['Target']), entry['Metadata']
     assert (size.macs, size.params) == (meta['FLOPs'], meta['Parameters'])
 

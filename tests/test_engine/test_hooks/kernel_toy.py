@@ -170,5 +170,13 @@ def refresh_only(runner):
             hook.before_train_epoch(runner)
 
 
+def eval_features(runner, size=24):
+    """Features of the first training vectors without noise or dropout, by hand; and the vectors."""
+    pack = PackToy()
+    inputs = torch.stack([pack(dict(sample_idx=i, gt_label=0))['inputs'] for i in range(size)])
+    with torch.no_grad():
+        return runner.model.architecture.backbone[0](inputs), inputs
+
+
 if __name__ == '__main__':
     main(*sys.argv[1:])

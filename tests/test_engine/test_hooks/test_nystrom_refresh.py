@@ -11,6 +11,7 @@ from mmengine.hooks import Hook
 from torch.utils.data import Subset
 
 from mmkcr.functional.kernel import leading_basis, moment_of
+from .kernel_toy import eval_features
 
 
 class Recorder(Hook):
@@ -37,14 +38,6 @@ def train(runner):
     runner.register_hook(recorder)
     runner.train()
     return recorder.epochs
-
-
-def eval_features(runner, toy, size=24):
-    """Features of the first training vectors without noise or dropout, by hand."""
-    pack = toy.PackToy()
-    inputs = [pack(dict(sample_idx=i, gt_label=0))['inputs'] for i in range(size)]
-    with torch.no_grad():
-        return runner.model.architecture.backbone[0](torch.stack(inputs))
 
 
 def basis_of(runner):
@@ -103,7 +96,7 @@ def test_schedule_by_iteration(build):
 def test_basis_is_that_of_eval_features_with_test_transforms(build, toy, solver, landmarks):
     runner = build(hooks=[refresh(solver=solver, landmarks=landmarks)])
     toy.refresh_only(runner)
-    assert_spans(basis_of(runner), eval_features(runner, toy))
+    assert_spans(basis_of(runner), eval_features(runner)[0])
 
 
 def test_landmarks_are_a_seeded_draw_without_replacement(build, toy):
@@ -115,7 +108,7 @@ def test_landmarks_are_a_seeded_draw_without_replacement(build, toy):
         assert len(set(drawn.tolist())) == 9 and int(drawn.max()) < 24
         bases.append(drawn.tolist())
     assert bases[0] == bases[1] and bases[0] != bases[2] and bases[0] != bases[3]
-    assert_spans(basis_of(runner), eval_features(runner, toy)[hook_of(runner)._draw(0)])
+    assert_spans(basis_of(runner), eval_features(runner)[0][hook_of(runner)._draw(0)])
 
 
 def test_a_refresh_disturbs_neither_modes_nor_random_states(build, toy):
@@ -152,7 +145,7 @@ def test_with_ema_the_features_are_those_of_the_online_weights(build, toy):
     runner = build(hooks=[refresh(interval=3), dict(type='EMAHook', momentum=1e-3)])
     hook, online = hook_of(runner), []
     before = hook.refresh
-    hook.refresh = lambda runner: online.append(eval_features(runner, toy)) or before(runner)
+    hook.refresh = lambda runner: online.append(eval_features(runner)[0]) or before(runner)
     epochs = train(runner)
     assert len(online) == 2  # the first epoch, and t = 3
     assert_spans(epochs[2][3], online[1])
@@ -174,7 +167,7 @@ def test_sample_form_through_the_hook(build, toy):
     runner = build(model=in_sample_form(toy), hooks=[refresh()])
     toy.refresh_only(runner)
     loss = runner.model.regularizers['kcr']
-    features = eval_features(runner, toy)
+    features = eval_features(runner)[0]
     value = loss(features, torch.arange(24))
     residual = features - features @ loss.basis @ loss.basis.T
     assert float(value) == pytest.approx(0.2 * float(residual.square().sum()) / 24, rel=1e-4)
@@ -213,7 +206,7 @@ def test_the_view_goes_through_wrappers(build, toy):
         dict(type='RepeatDataset', times=2, dataset=loader.dataset), loader.dataset])
     runner = build(train_dataloader=loader, hooks=[refresh()])
     toy.refresh_only(runner)
-    assert_spans(basis_of(runner), eval_features(runner, toy).repeat(3, 1))
+    assert_spans(basis_of(runner), eval_features(runner)[0].repeat(3, 1))
     inner = runner.train_dataloader.dataset.datasets[0].dataset
     assert inner.pipeline.transforms[0].noise == 5.
 
@@ -222,7 +215,7 @@ def test_an_own_dataloader(build, toy):
     loader = toy.make_config('x').val_dataloader
     runner = build(hooks=[refresh(dataloader=loader)])
     toy.refresh_only(runner)
-    assert_spans(basis_of(runner), eval_features(runner, toy, 13))
+    assert_spans(basis_of(runner), eval_features(runner, 13)[0])
     assert not isinstance(runner.train_dataloader.dataset, Subset)
 
 
