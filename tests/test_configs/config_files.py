@@ -1,12 +1,25 @@
-"""Where the configs are, and how a run of one is built."""
+"""Where the configs are, and how a run of one is built, checked and trained for a step."""
 
 import re
 from pathlib import Path
 
+import numpy as np
+import torch
 import yaml
+from mmdet.structures import DetDataSample
+from mmdet.structures.mask import BitmapMasks
+from mmengine.logging import MessageHub
+from mmengine.model import revert_sync_batchnorm
+from mmengine.optim import OptimWrapperDict
 from mmengine.runner import Runner
+from mmengine.structures import InstanceData, PixelData
+from mmseg.structures import SegDataSample
 
 from lab.model_zoo import uninitialized
+from mmkcr.methods.search.refresh import RefreshHook
+from mmkcr.methods.search.scheduled import ScheduledHook
+from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
+from mmkcr.models.tasks import find_backbone, find_task
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'configs').rglob('*.py')
@@ -51,7 +64,104 @@ def build(config, context=uninitialized):
         runner._train_loop = runner.build_train_loop(runner._train_loop)
         runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
         runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
-        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+        if runner.param_schedulers is not None:
+            runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
         runner._val_loop = runner.build_val_loop(runner._val_loop)
         runner._test_loop = runner.build_test_loop(runner._test_loop)
     return runner
+
+
+def wrappers_of(runner):
+    """The optimizers of weights and gates, or the one of both."""
+    wrappers = runner.optim_wrapper
+    return list(wrappers.values()) if isinstance(wrappers, OptimWrapperDict) else [wrappers]
+
+
+def check_run(runner):
+    """Each trained parameter is in one group of an optimizer; hooks refuse none of the settings."""
+    held = [id(p) for wrapper in wrappers_of(runner) for group in wrapper.optimizer.param_groups
+            for p in group['params']]
+    assert sorted(held) == sorted(id(p) for p in runner.model.parameters() if p.requires_grad)
+    for hook in runner.hooks:
+        if isinstance(hook, ScheduledHook):  # landmarks above n, no gates, ...
+            hook.before_train(runner)
+
+
+def ready_to_train(runner):
+    """The model with small weights; norms, biases and gates are about one, and pass on much."""
+    model = runner.model = revert_sync_batchnorm(runner.model).train()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, float(parameter.ndim == 1), 0.02)
+    return model
+
+
+def backward(model, data):
+    """Losses of a batch: their sum is finite, and every trained parameter has a gradient."""
+    losses = model(**model.data_preprocessor(data, training=True), mode='loss')
+    total, _ = model.parse_losses(losses)
+    total.backward()
+    assert torch.isfinite(total)
+    assert not [name for name, param in model.named_parameters() if param.requires_grad
+                and (param.grad is None or not param.grad.isfinite().all())]
+    return losses
+
+
+def first_losses(runner):
+    """Losses of the first batch, with every term; see :func:`backward`."""
+    for hook in runner.hooks:
+        if isinstance(hook, (RefreshHook, TemperatureDecayHook)):
+            hook.before_train(runner)
+        if isinstance(hook, RefreshHook):
+            hook.refresh(runner)
+    MessageHub.get_current_instance().update_info('max_iters', 10)
+    return backward(runner.model.train(), next(iter(runner.train_dataloader)))
+
+
+def check_steps(runner):
+    """The optimizers move the backbone."""
+    first = next(find_backbone(runner.model).parameters())
+    before = first.detach().clone()
+    for wrapper in wrappers_of(runner):
+        wrapper.step()
+    assert not torch.equal(before, first)
+
+
+def images(count, size):
+    """Noise."""
+    return list(torch.randint(0, 255, (count, 3, *size), dtype=torch.uint8))
+
+
+def label_maps(size, classes, count=2):
+    """A batch for a segmentor, as the data loader gives it."""
+    labels = torch.randint(0, classes, (1, *size))
+    labels[..., :9] = 255
+    return dict(inputs=images(count, size), data_samples=[
+        SegDataSample(gt_sem_seg=PixelData(data=labels.clone()), metainfo=dict(img_shape=size))
+        for _ in range(count)])
+
+
+def objects(side, classes, masked, count=2):
+    """A batch for a detector with two objects in every image, as the data loader gives it."""
+    boxes = torch.tensor([[10., 12., 10. + side / 4, 12. + side / 3],
+                          [side / 2, side / 2, side - 8., side - 10.]])
+    masks = np.zeros((2, side, side), np.uint8)
+    for mask, box in zip(masks, boxes.int().tolist()):
+        mask[box[1]:box[3], box[0]:box[2]] = 1
+    samples = []
+    for _ in range(count):
+        sample = DetDataSample(metainfo=dict(img_shape=(side, side), ori_shape=(side, side),
+                                             scale_factor=(1., 1.)))
+        sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.tensor([1, classes - 1]))
+        if masked:
+            sample.gt_instances.masks = BitmapMasks(masks, side, side)
+        samples.append(sample)
+    return dict(inputs=images(count, (side, side)), data_samples=samples)
+
+
+def few_rois(model):
+    """As the config says, with fewer proposals and regions of interest."""
+    task = find_task(model)
+    task.train_cfg.rpn_proposal.update(nms_pre=100, max_per_img=20)
+    samplers = task.roi_head.bbox_sampler
+    for sampler in samplers if isinstance(samplers, list) else [samplers]:
+        sampler.num = 8

@@ -3,19 +3,20 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from config_files import CONFIGS
-from mmdet.structures import DetDataSample
-from mmdet.structures.mask import BitmapMasks
+from config_files import (
+    CONFIGS,
+    backward,
+    build,
+    check_run,
+    check_steps,
+    few_rois,
+    objects,
+    ready_to_train,
+)
 from mmengine.config import Config
-from mmengine.model import revert_sync_batchnorm
-from mmengine.runner import Runner
-from mmengine.structures import InstanceData
 
-from lab.model_zoo import uninitialized
-from mmkcr.models.tasks import find_backbone, find_task
+from mmkcr.models.tasks import find_backbone
 
 DCS = [path for path in CONFIGS if path.startswith('configs/dcs/')]
 DETECTION = [path for path in DCS if '/detection/' in path]
@@ -115,68 +116,27 @@ def test_detectors_see_what_their_weights_saw(net, load):
         assert normalisation(task.data_preprocessor) == host, path
 
 
-def scene(side, masked):
-    """A batch of two images with two objects, as the data loader gives it."""
-    boxes = torch.tensor([[10., 12., 10. + side / 4, 12. + side / 3],
-                          [side / 2, side / 2, side - 8., side - 10.]])
-    masks = np.zeros((2, side, side), np.uint8)
-    for mask, box in zip(masks, boxes.int().tolist()):
-        mask[box[1]:box[3], box[0]:box[2]] = 1
-    samples = []
-    for _ in range(2):
-        sample = DetDataSample(metainfo=dict(img_shape=(side, side), ori_shape=(side, side),
-                                             scale_factor=(1., 1.)))
-        sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.tensor([1, 7]))
-        if masked:
-            sample.gt_instances.masks = BitmapMasks(masks, side, side)
-        samples.append(sample)
-    images = list(torch.randint(0, 255, (2, 3, side, side), dtype=torch.uint8))
-    return dict(inputs=images, data_samples=samples)
-
-
 @pytest.mark.parametrize('path', DETECTION, ids=name_of)
 def test_detector_builds_and_steps(path, prepared):
     config, masked, searched = prepared(path), 'mask-rcnn' in path, '_search_' in path
     if searched:
         side = 128 if 'digit-scenes' in path else 320
         assert tuple(config.model.price.input_shape) == (3, side, side)
-    with uninitialized():
-        runner = Runner.from_cfg(config)
-        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-        runner._train_loop = runner.build_train_loop(runner._train_loop)
-        runner._val_loop = runner.build_val_loop(runner._val_loop)
-    model = revert_sync_batchnorm(runner.model).train()
-    backbone = find_backbone(model)
+    runner = build(config)
+    check_run(runner)
+    backbone = find_backbone(runner.model)
     assert (backbone.structure is None) == ('_dense_' in path or searched)
     assert bool(backbone.gates()) == searched
     assert bool(backbone.masks()) == ('_dense_' not in path)
     assert backbone.init_cfg['type'] == 'Pretrained'
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0, 0.02)
-    for module in model.modules():  # as a network starts: else what follows a norm is tiny
-        if isinstance(module, (torch.nn.BatchNorm2d, torch.nn.LayerNorm)):
-            torch.nn.init.ones_(module.weight)
+    model, classes = ready_to_train(runner), 10 if 'digit-scenes' in path else 80
     if masked:
-        task = find_task(model)
-        task.train_cfg.rpn_proposal.update(nms_pre=100, max_per_img=20)
-        task.roi_head.bbox_sampler.num = 8
-    side = 160 if masked else 128
-    data = model.data_preprocessor(scene(side, masked), training=True)
-    losses = model(**data, mode='loss')
+        few_rois(model)
+    losses = backward(model, objects(160 if masked else 128, classes, masked))
     assert ('loss_price' in losses) == searched
-    total, _ = model.parse_losses(losses)
-    total.backward()
-    assert torch.isfinite(total)
-    missing = [name for name, param in model.named_parameters()
-               if param.requires_grad and (param.grad is None or not param.grad.isfinite().all())]
-    assert not missing
     if not masked:  # mmdet's own SSDHead cannot
-        results = model.eval()(**model.data_preprocessor(scene(side, False)), mode='predict')
+        data = model.data_preprocessor(objects(128, classes, False))
+        results = model.eval()(**data, mode='predict')
         assert len(results) == 2 and all('pred_instances' in result for result in results)
-    before = next(backbone.parameters()).detach().clone()
-    wrappers = runner.optim_wrapper
-    for wrapper in wrappers.values() if searched else [wrappers]:
-        wrapper.step()
-    assert not torch.equal(before, next(backbone.parameters()))
+    check_steps(runner)
     assert json.dumps(config.val_evaluator.metric) in ('"bbox"', '["bbox", "segm"]')

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from config_files import CONFIGS, ROOT
+from config_files import CONFIGS, ROOT, build, check_run
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
-from mmengine.runner import Runner
 from mmpretrain.models import VisionTransformer
 
 from lab.grids import with_values
 from lab.model_zoo import task_config, uninitialized
+from lab.run_settings import move_data
 from lab.study import Study
 from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import load_config
@@ -44,13 +44,13 @@ def test_found():
 
 
 @pytest.fixture
-def replaced(load, tmp_path):
+def replaced():
     """Put a structure into a config: half of the blocks replaced, half of the channels kept."""
 
-    def put(config, path):
+    def put(config):
         task = find_config(config)
         if task.backbone.get('structure') is None:
-            return None
+            return
         assert Path(task.backbone.structure).parts[0] == 'work_dirs'
         init_default_scope('mmpretrain')
         kind = task_config(config).backbone
@@ -63,7 +63,6 @@ def replaced(load, tmp_path):
                                    0 if i < len(sites) // 2 else total)
                 for i, (site, total) in enumerate(sites)}
         task.backbone.structure = backbone.structure_for(kept).to_dict()
-        return backbone
 
     return put
 
@@ -73,12 +72,27 @@ def find_config(config):
 
 
 @pytest.mark.parametrize('path', DWCONV, ids=lambda path: Path(path).stem)
-def test_model_is_in_the_state_of_its_stage(path, load, replaced):
+def test_model_is_in_the_state_of_its_stage(path, load, replaced, tmp_path, request, monkeypatch):
+    """Those on the digits are built with data, optimizers and hooks."""
     config, stage = load(path), stage_of(path)
-    replaced(config, path)
+    replaced(config)
     init_default_scope(config.default_scope)
-    with uninitialized():
-        model = MODELS.build(config.model)
+    if path in SMALL:
+        monkeypatch.setattr(Config, 'pretty_text', property(lambda self: repr(self.to_dict())))
+        move_data(config._cfg_dict, 'data/digits', str(request.getfixturevalue('digits')))
+        config.work_dir, config.log_level = str(tmp_path), 'ERROR'
+        config.experiment_name = f'dwconv-build-{Path(path).stem}'
+        for part in ('train', 'val', 'test'):
+            config[f'{part}_dataloader'].update(num_workers=0, persistent_workers=False)
+        runner = build(config)
+        model = runner.model
+        check_classes(model, runner.train_dataloader.dataset, 'training')  # as train.py does
+        check_run(runner)
+        if stage == 'search' and 'kcr-' not in path:
+            check_gates_schedule(runner)
+    else:
+        with uninitialized():
+            model = MODELS.build(config.model)
     backbone, task = find_backbone(model), find_task(model)
     searched = stage == 'search'
     assert bool(backbone.gates()) == searched
@@ -97,6 +111,15 @@ def test_model_is_in_the_state_of_its_stage(path, load, replaced):
     assert head.in_channels == channels
     if 'vit-octo' not in path:
         assert backbone.patch_resolution in ((24, 24), (21, 21)) and not backbone.with_cls_token
+
+
+def check_gates_schedule(runner):
+    alpha = next(p for name, p in runner.model.named_parameters() if 'gate.alpha' in name)
+    group, = (group for group in runner.optim_wrapper.optimizer.param_groups
+              if any(p is alpha for p in group['params']))
+    assert group['initial_lr'] == pytest.approx(1e-2) and not group['weight_decay']
+    hook = next(h for h in runner.hooks if type(h).__name__ == 'TemperatureDecayHook')
+    assert hook.temperature(10**6) == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize('path', [path for path in DWCONV if 'vit-octo' not in path
@@ -122,7 +145,7 @@ def test_linear_evaluation_is_an_option(stage, load, replaced):
     path = f'configs/dwconv/imagenet/dwconv-{stage}_dinov2-vit-base_8xb64_in1k.py'
     config = load(path)
     config.model.backbone.frozen_stages = 12
-    replaced(config, path)
+    replaced(config)
     init_default_scope(config.default_scope)
     with uninitialized():
         backbone = find_backbone(MODELS.build(config.model))
@@ -146,34 +169,6 @@ def test_second_fine_tuning_is_half_as_long(path, load):
         assert name in Path(path).read_text()
         dense = Path(path).stem.replace('replace', 'dense')
         assert config.load_from == f'work_dirs/{dense}/slim/subnet.pth'
-
-
-@pytest.mark.parametrize('path', SMALL, ids=lambda path: Path(path).stem)
-def test_small_runs_are_built_with_optimizers_and_hooks(path, load, replaced, tmp_path, digits,
-                                                        monkeypatch):
-    from lab.run_settings import move_data
-    monkeypatch.setattr(Config, 'pretty_text', property(lambda self: repr(self.to_dict())))
-    config = load(path)
-    replaced(config, path)
-    move_data(config._cfg_dict, 'data/digits', str(digits))
-    config.work_dir, config.log_level = str(tmp_path), 'ERROR'
-    config.experiment_name = f'dwconv-build-{Path(path).stem}'
-    for part in ('train', 'val', 'test'):
-        config[f'{part}_dataloader'].update(num_workers=0, persistent_workers=False)
-    runner = Runner.from_cfg(config)
-    runner._train_loop = runner.build_train_loop(runner._train_loop)
-    check_classes(runner.model, runner.train_dataloader.dataset, 'training')  # as train.py does
-    wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-    wrappers = list(wrapper.values()) if 'kcr-dwconv-search' in path else [wrapper]
-    held = {id(p): group for w in wrappers for group in w.optimizer.param_groups
-            for p in group['params']}
-    assert set(held) == {id(p) for p in runner.model.parameters() if p.requires_grad}
-    if stage_of(path) == 'search' and 'kcr-' not in path:
-        alpha = next(p for name, p in runner.model.named_parameters() if 'gate.alpha' in name)
-        assert held[id(alpha)]['lr'] == pytest.approx(1e-2) and not held[id(alpha)]['weight_decay']
-        hook = next(h for h in runner.hooks if type(h).__name__ == 'TemperatureDecayHook')
-        hook.before_train(runner)
-        assert hook.temperature(10**6) == pytest.approx(1e-3)
 
 
 def transforms(config, part, name):
@@ -252,8 +247,14 @@ def test_the_rows_of_the_papers_tables_are_there():
                                                                         range(1, 6))))
 
 
+@pytest.fixture(scope='module')
+def spaces():
+    """Search spaces of dense models by path, and which operators were put into them."""
+    return {}, set()
+
+
 @pytest.mark.parametrize('name, options, replaced, units', paper_rows())
-def test_rows_that_are_options_are_built(name, options, replaced, units, load, tmp_path):
+def test_rows_that_are_options_are_built(name, options, replaced, units, load, spaces, tmp_path):
     """The command's options as written, from scores that are drawn at random."""
     path = next(path for path in CONFIGS if Path(path).stem == name)
     if options.startswith('compression'):
@@ -268,9 +269,12 @@ def test_rows_that_are_options_are_built(name, options, replaced, units, load, t
         assert sum(1 if gate.blockwise else gate.total for gate in gates) == units
         return
     config, tool = load(path), load_tool('analysis_tools/score_heads')
-    init_default_scope(config.default_scope)
-    with uninitialized():
-        space = find_backbone(MODELS.build(config.model)).search_space
+    built, put = spaces
+    if path not in built:
+        init_default_scope(config.default_scope)
+        with uninitialized():
+            built[path] = find_backbone(MODELS.build(config.model)).search_space
+    space = built[path]
     scores = {site: torch.rand(total).tolist() for site, total in space.totals().items()}
     (tmp_path / 'scores.json').write_text(json.dumps(dict(scores=scores)))
     words = options.split() + ([] if '--replace' in options else ['--replace', '12'])
@@ -282,7 +286,11 @@ def test_rows_that_are_options_are_built(name, options, replaced, units, load, t
     assert (sum(gone) if scattered else sum(map(bool, gone))) == replaced
     assert (sum(site.total for site in structure.sites.values()) if scattered
             else len(gone)) == units
-    with uninitialized():
-        space.slice_to(structure)
-    operators = {type(site.owner.operator) for site in space.sites.values()} - {type(None)}
-    assert operators == {OPERATORS[args.operator]}
+    assert {site.operator for site in structure.sites.values() if len(site.kept) < site.total} \
+        == {args.operator}
+    if (path, args.operator, scattered) not in put:  # numbers of heads alone build no other layers
+        put.add((path, args.operator, scattered))
+        with uninitialized():
+            built.pop(path).slice_to(structure)
+        operators = {type(site.owner.operator) for site in space.sites.values()} - {type(None)}
+        assert operators == {OPERATORS[args.operator]}

@@ -115,15 +115,12 @@ def test_check_of_the_counts(change, status, metafile, tmp_path, monkeypatch):
         assert counts.update(target / 'metafile.yml', check=True) == []
 
 
-@pytest.mark.parametrize('config', ['vit-small', 'swin-tiny'])
-def test_counts_of_imagenet_models(config, metafile, load):
-    for entry in metafile['Models']:
-        if entry['Name'] == f'kcr-retrain_{config}_8xb64_in1k':
-            size = model_size(load(entry['Config']), entry['Metadata']['Target'])
-            assert (size.macs, size.params) == (entry['Metadata']['FLOPs'],
-                                                entry['Metadata']['Parameters'])
-            return
-    raise AssertionError(f'no entry for {config}')
+def test_counts_of_an_imagenet_model(metafile, load):
+    """That of the paper's other convention; test_structures.py has some of the rest."""
+    entry, = (entry for entry in metafile['Models']
+              if entry['Name'] == 'kcr-retrain_vit-small_8xb64_in1k')
+    size, meta = model_size(load(entry['Config']), entry['Metadata']['Target']), entry['Metadata']
+    assert (size.macs, size.params) == (meta['FLOPs'], meta['Parameters'])
 
 
 def test_modelindex_reads_the_index(metafile):

@@ -5,17 +5,24 @@ import re
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from config_files import CONFIGS, ROOT, build, rows_of
-from mmdet.structures import DetDataSample
-from mmdet.structures.mask import BitmapMasks
-from mmengine.model import revert_sync_batchnorm
+from config_files import (
+    CONFIGS,
+    ROOT,
+    backward,
+    build,
+    check_run,
+    check_steps,
+    few_rois,
+    images,
+    label_maps,
+    objects,
+    ready_to_train,
+    rows_of,
+)
 from mmengine.registry import PARAM_SCHEDULERS
-from mmengine.structures import InstanceData, PixelData
 from mmpretrain.structures import DataSample
-from mmseg.structures import SegDataSample
 
 from lab.model_zoo import uninitialized
 from lab.study import Study
@@ -76,8 +83,8 @@ def counted_small(config):
 
 
 @pytest.mark.parametrize('path', OFB, ids=lambda path: Path(path).stem)
-def test_builds(path, prepared):
-    """Those on the digits also train: every parameter gets a gradient."""
+def test_builds_and_takes_a_step(path, prepared):
+    """Those on the digits, segmentors and detectors train: every parameter gets a gradient."""
     config, small = counted_small(prepared(path)), '/digits/' in path
     runner = build(config, nullcontext if small else uninitialized)
     task, backbone = find_task(runner.model), find_backbone(runner.model)
@@ -89,12 +96,17 @@ def test_builds(path, prepared):
     assert head.num_classes == len(runner.train_dataloader.dataset.metainfo['classes']) or \
         head.num_classes == config.data_preprocessor.num_classes
     assert backbone.method == 'ofb'
-    held = [id(p) for group in runner.optim_wrapper.optimizer.param_groups for p in group['params']]
-    assert sorted(held) == sorted(id(p) for p in runner.model.parameters() if p.requires_grad)
-    if small:
-        check_gradients(path, runner.model.train())
+    check_run(runner)
     if stage == 'search':
         check_search(path, runner)
+    if small:
+        check_gradients(path, runner.model.train())
+    elif '/segmentation/' in path or '/detection/' in path:
+        model = ready_to_train(runner)
+        step = segmentor_step if '/segmentation/' in path else detector_step
+        losses = step(path, model, head.num_classes)
+        assert ('loss_budget' in losses) == (stage == 'search')
+        check_steps(runner)
 
 
 def check_search(path, runner):
@@ -103,88 +115,32 @@ def check_search(path, runner):
     gates = runner.model.gate_parameters()
     assert [id(p) for p in group['params']] == [id(p) for p in gates]
     assert tuple(group['betas']) == (0.5, 0.999)
-    hooks = {type(hook).__name__ for hook in runner.hooks}
-    assert {'LinearScheduleHook', 'ProgressivePruningHook'} <= hooks
-    for hook in runner.hooks:
-        if type(hook).__name__ in ('LinearScheduleHook', 'ProgressivePruningHook'):
-            hook.before_train(runner)
+    hooks = {type(hook).__name__: hook for hook in runner.hooks}
+    assert 'LinearScheduleHook' in hooks
+    hooks['ProgressivePruningHook'].before_train(runner)
     if 'in1k' in path:
         assert float(runner.model.price.target[:-1]) == TARGETS[Path(path).stem.split('_')[1]][-1]
-
-
-def losses_that_reach_every_parameter(model, data):
-    losses = model(**model.data_preprocessor(data, training=True), mode='loss')
-    total, _ = model.parse_losses(losses)
-    total.backward()
-    assert torch.isfinite(total)
-    assert not [name for name, param in model.named_parameters() if param.requires_grad
-                and (param.grad is None or not param.grad.isfinite().all())]
-    return losses
-
-
-def images(count, side):
-    return list(torch.randint(0, 255, (count, 3, side, side), dtype=torch.uint8))
 
 
 def check_gradients(path, model):
     model.init_weights()
     samples = [DataSample().set_gt_label(label) for label in range(4)]
-    losses = losses_that_reach_every_parameter(
-        model, dict(inputs=images(4, 32), data_samples=samples))
+    losses = backward(model, dict(inputs=images(4, (32, 32)), data_samples=samples))
     assert ('loss_reconstruction' in losses) == ('search' in path and 'no-pmim' not in path)
 
 
-def taking_a_step(path, prepared):
-    """The optimizer's step follows the losses; whether it moved the backbone is checked."""
-    runner = build(counted_small(prepared(path)))
-    model = runner.model = revert_sync_batchnorm(runner.model).train()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, float(parameter.ndim == 1), 0.02)  # norms pass on
-    first = next(find_backbone(model).parameters())
-    before = first.detach().clone()
-    yield model
-    runner.optim_wrapper.step()
-    assert not torch.equal(before, first)
-    yield
-
-
-@pytest.mark.parametrize('path', [path for path in OFB if '/segmentation/' in path],
-                         ids=lambda path: Path(path).stem)
-def test_segmentors_take_a_step(path, prepared):
-    step = taking_a_step(path, prepared)
-    model = next(step)
+def segmentor_step(path, model, classes):
     # crops of the scenes' size, 8 x 8 tokens of a stage or more, for all
-    labels = torch.randint(0, find_task(model).decode_head.num_classes, (1, 128, 128))
-    samples = [SegDataSample(gt_sem_seg=PixelData(data=labels), metainfo=dict(
-        img_shape=(128, 128))) for _ in range(2)]
     find_task(model).data_preprocessor.size = (128, 128)
-    losses = losses_that_reach_every_parameter(
-        model, dict(inputs=images(2, 128), data_samples=samples))
-    assert ('loss_budget' in losses) == (stage_of(path) == 'search')
-    next(step)
+    return backward(model, label_maps((128, 128), classes))
 
 
-@pytest.mark.parametrize('path', [path for path in OFB if '/detection/' in path],
-                         ids=lambda path: Path(path).stem)
-def test_detectors_take_a_step(path, prepared):
-    step = taking_a_step(path, prepared)
-    model = next(step)
-    task = find_task(model)
-    task.train_cfg.rpn_proposal.update(nms_pre=100, max_per_img=20)
-    task.roi_head.bbox_sampler.num = 8
-    masks = np.zeros((2, 128, 128), np.uint8)
-    masks[0, 20:60, 10:50], masks[1, 64:110, 60:120] = 1, 1
-    sample = DetDataSample(metainfo=dict(img_shape=(128, 128), ori_shape=(128, 128)))
-    sample.gt_instances = InstanceData(
-        bboxes=torch.tensor([[10., 20., 50., 60.], [60., 64., 120., 110.]]),
-        labels=torch.tensor([1, task.roi_head.bbox_head.num_classes - 1]),
-        masks=BitmapMasks(masks, 128, 128))
-    losses = losses_that_reach_every_parameter(
-        model, dict(inputs=images(1, 128), data_samples=[sample]))
+def detector_step(path, model, classes):
+    few_rois(model)
+    losses = backward(model, objects(128, classes, masked=True, count=1))
     assert {'loss_bbox', 'loss_mask'} <= set(losses)
-    assert ('loss_budget' in losses) == (stage_of(path) == 'search')
     assert ('loss_reconstruction' in losses) == ('search_8xb2_coco' in path)
-    next(step)
+    return losses
 
 
 def test_study_has_the_papers_variants():

@@ -6,11 +6,19 @@ from unittest import mock
 
 import pytest
 import torch
-from config_files import CONFIGS, ROOT, build
+from config_files import (
+    CONFIGS,
+    ROOT,
+    backward,
+    build,
+    check_run,
+    check_steps,
+    label_maps,
+    ready_to_train,
+    wrappers_of,
+)
 from mmengine.model import BaseModel, revert_sync_batchnorm
-from mmengine.structures import PixelData
 from mmseg.datasets import ADE20KDataset
-from mmseg.structures import SegDataSample
 
 from lab.model_zoo import uninitialized
 from mmkcr.engine.build import load_config
@@ -31,10 +39,6 @@ def stage_of(path):
     """'dense', 'search', 'slim' (searched on this task) or 'kcr' (searched on ImageNet)."""
     part = Path(path).stem.split('_')[2]
     return part if part in ('dense', 'search', 'slim') else 'kcr'
-
-
-def wrappers_of(runner, stage):
-    return list(runner.optim_wrapper.values()) if stage == 'search' else [runner.optim_wrapper]
 
 
 def test_found():
@@ -58,33 +62,16 @@ def test_builds_and_takes_a_step(path, prepared):
                                            'EncoderDecoder')
     initial = backbone.init_cfg or {}
     assert (initial.get('type') == 'Pretrained') == (stage != 'slim')
-    held = [id(p) for wrapper in wrappers_of(runner, stage)
-            for group in wrapper.optimizer.param_groups for p in group['params']]
-    assert sorted(held) == sorted(id(p) for p in runner.model.parameters() if p.requires_grad)
+    check_run(runner)
     names = [type(hook).__name__ for hook in runner.hooks]
     assert names.count('ExactResumeHook') == 1
     for name in ('TemperatureDecayHook', 'WarmupSwitchHook', 'NystromRefreshHook'):
         assert names.count(name) == (stage == 'search')
-    for hook in runner.hooks:  # they refuse bad settings here
-        if type(hook).__name__ in ('TemperatureDecayHook', 'WarmupSwitchHook',
-                                   'NystromRefreshHook'):
-            hook.before_train(runner)
     step_without_numbers(path, runner, len(classes))
 
 
-def samples(size, classes, count=2):
-    """A batch as the data loader gives it."""
-    labels = torch.randint(0, classes, (1, *size))
-    labels[..., :9] = 255
-    return dict(
-        inputs=[torch.randint(0, 255, (3, *size), dtype=torch.uint8) for _ in range(count)],
-        data_samples=[SegDataSample(gt_sem_seg=PixelData(data=labels.clone()),
-                                    metainfo=dict(img_shape=size)) for _ in range(count)])
-
-
-def prepare_step(model):
-    """Ready to train, with a basis for the KCR term."""
-    model = revert_sync_batchnorm(model).train()
+def with_a_basis(model):
+    """For the KCR term."""
     for term in (m for m in model.modules() if isinstance(m, KernelComplexityLoss)):
         width, rank = term.basis.shape
         term.set_basis(torch.eye(width)[:, :rank])
@@ -101,10 +88,11 @@ def step_without_numbers(path, runner, classes):
     A batch of the config's size in crops of the config's size reaches the loss
     and the optimizers, and every trainable parameter gets a gradient.
     """
-    model, size = prepare_step(runner.model), tuple(find_task(runner.model).data_preprocessor.size)
+    model = with_a_basis(revert_sync_batchnorm(runner.model).train())
+    size = tuple(find_task(model).data_preprocessor.size)
     assert size == ((crop_of(path), ) * 2 if path in ADE20K else (128, 128))
     data = model.data_preprocessor(
-        samples(size, classes, runner.train_dataloader.batch_size), training=True)
+        label_maps(size, classes, runner.train_dataloader.batch_size), training=True)
     assert data['inputs'].shape[2:] == size
     device = 'meta' if path in ADE20K else 'cpu'  # losses over labelled pixels count these
     model.to(device)
@@ -119,7 +107,7 @@ def step_without_numbers(path, runner, classes):
     missing = [name for name, parameter in model.named_parameters()
                if parameter.requires_grad and parameter.grad is None]
     assert not missing
-    for wrapper in wrappers_of(runner, stage_of(path)):
+    for wrapper in wrappers_of(runner):
         wrapper.step()
 
 
@@ -167,23 +155,10 @@ def test_a_step_with_numbers(arch, stage, prepared):
     if stage == 'search':
         config.model.price.input_shape = (3, 128, 128)
     runner = build(config, uninitialized if path in ADE20K else nullcontext)
-    for parameter in runner.model.parameters():
-        torch.nn.init.normal_(parameter, 0, 0.02)
-    for gate in find_backbone(runner.model).gates().values():
-        torch.nn.init.constant_(gate.alpha, 2.)
-    model = prepare_step(runner.model)
+    model = with_a_basis(ready_to_train(runner))
     for pool in find_task(model).decode_head.psp_modules:
         pool.eval()  # a norm over a batch of one pooled pixel
     find_task(model).data_preprocessor.size = (128, 128)
-    data = model.data_preprocessor(samples((128, 128), 150, 1), training=True)
-    losses = model(**data, mode='loss')
+    losses = backward(model, label_maps((128, 128), 150, 1))
     assert ('loss_kcr' in losses) == ('loss_price' in losses) == (stage == 'search')
-    total, _ = model.parse_losses(losses)
-    total.backward()
-    assert torch.isfinite(total)
-    assert not [name for name, p in model.named_parameters()
-                if p.requires_grad and (p.grad is None or not p.grad.isfinite().all())]
-    before = next(find_backbone(model).parameters()).detach().clone()
-    for wrapper in wrappers_of(runner, stage):
-        wrapper.step()
-    assert not torch.equal(before, next(find_backbone(model).parameters()))
+    check_steps(runner)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from config_files import CONFIGS
-from mmengine.logging import MessageHub
+from config_files import CONFIGS, first_losses
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner, save_checkpoint
 
@@ -77,21 +76,12 @@ def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
     kinds = dict(search='SearchModel', pretrain='RegularizedModel', dense='MoCoV3')
     assert type(model).__name__ == kinds.get(stage, 'ImageClassifier')
     model.init_weights()
-    for hook in runner.hooks:
-        if type(hook).__name__ in ('NystromRefreshHook', 'TemperatureDecayHook'):
-            hook.before_train(runner)
-        if type(hook).__name__ == 'NystromRefreshHook':
-            hook.refresh(runner)
-    MessageHub.get_current_instance().update_info('max_iters', 10)
-    batch = next(iter(runner.train_dataloader))
-    assert len(batch['data_samples']) == (32 if stage in ('linear', 'finetune') else 16)
-    losses = model.train()(**model.data_preprocessor(batch, True), mode='loss')
+    losses = first_losses(runner)
+    assert runner.train_dataloader.batch_size == (32 if stage in ('linear', 'finetune') else 16)
     assert ('loss_token' in losses) == ('moca' in path)
     assert ('loss_kcr' in losses) == (stage in ('search', 'pretrain'))
-    model.parse_losses(losses)[0].backward()
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
     if stage == 'linear':
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
         assert {name.split('.')[0] for name in trained} == {'head'}
         assert len(runner.train_dataloader.dataset) == 103
 

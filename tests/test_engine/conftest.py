@@ -52,3 +52,66 @@ def logged():
                 if not name.endswith(('time', 'memory', 'eta'))}
 
     return values
+
+
+def _flat(tree, prefix=''):
+    """Entries of nested dicts and lists by their paths."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in items:
+        if isinstance(value, (dict, list, tuple)):
+            yield from _flat(value, f'{prefix}{key}.')
+        else:
+            yield f'{prefix}{key}', value
+
+
+@pytest.fixture(scope='session')
+def same_runs(last_checkpoint, logged):
+    """``same_runs(one, other)``: two work directories end alike, to the bit.
+
+    Weights, averages, optimizers, schedules and every logged value. Returns the checkpoint of the
+    first, and what it logged.
+    """
+    def compare(one, other):
+        first, second = map(last_checkpoint, (one, other))
+        assert first.keys() == second.keys()
+        for key in ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers'):
+            values, others = (dict(_flat(checkpoint.get(key, {}))) for checkpoint in
+                              (first, second))
+            assert values.keys() == others.keys()
+            assert [name for name, value in values.items() if not (
+                torch.equal(value, others[name]) if torch.is_tensor(value)
+                else value == others[name])] == []
+        assert len(dict(_flat(first['optimizer']))) > 100
+        assert logged(first) == logged(second)
+        return first, logged(first)
+
+    return compare
+
+
+@pytest.fixture(scope='session')
+def close_runs(last_checkpoint):
+    """``close_runs(one, other)``: weights and averages differ by rounding; both checkpoints."""
+    def compare(one, other, tolerance=1e-5):
+        found = first, second = [last_checkpoint(folder) for folder in (one, other)]
+        for key in ('state_dict', 'ema_state_dict'):
+            values, others = (checkpoint.get(key, {}) for checkpoint in found)
+            assert values.keys() == others.keys()
+            for name, value in values.items():
+                other = others[name]
+                if name.endswith('kcr.basis'):  # a basis is one up to rotations of its subspace
+                    value, other = value @ value.T, other @ other.T
+                torch.testing.assert_close(other, value, rtol=tolerance, atol=tolerance, msg=name)
+        return first, second
+
+    return compare
+
+
+@pytest.fixture(scope='session')
+def moved():
+    """``moved(state, suffix)``: how many such tensors there are, each of which was trained."""
+    def count(state, suffix):
+        found = [value for name, value in state.items() if name.endswith(suffix)]
+        assert all(value.unique().numel() > 4 for value in found)
+        return len(found)
+
+    return count

@@ -1,12 +1,12 @@
 """Two processes are one process with the same global batch."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 
 from long_form import few
+from . import loss_job
 
 # SGD, because Adam turns the rounding noise of a gradient that is zero into whole steps;
 # no stochastic depth and no mixup, whose noise differs by rank
@@ -23,46 +23,33 @@ RETRAIN = {**COMMON, 'model.architecture.train_cfg.augments': None,
 MASKED = {kind: {key: dict(value, lr=0.01) if key.endswith('.optimizer') else value
                  for key, value in options.items() if 'drop_path' not in key}
           for kind, options in (('masked_search', SEARCH), ('masked_retrain', RETRAIN))}
-KINDS = few(dict(search=SEARCH, retrain=RETRAIN, **MASKED), 'search', 'masked_retrain')
+SEGMENT = {'train_cfg.max_iters': 6, 'train_cfg.val_interval': 3,
+           'model.architecture.decode_head.dropout_ratio': 0.,
+           'model.architecture.auxiliary_head.dropout_ratio': 0.,
+           **{key: value for key, value in SEARCH.items() if key != 'train_cfg.max_epochs'}}
+KINDS = few(dict(search=SEARCH, retrain=RETRAIN, **MASKED, segment_search=SEGMENT),
+            'masked_retrain', 'segment_search')
 
 
 @pytest.fixture(scope='module')
-def work_dirs(run_jobs, tmp_path_factory):
+def runs(run_jobs, tmp_path_factory):
     """Work directories of one process and of two, by kind of run."""
     root = tmp_path_factory.mktemp('distributed')
-    jobs = [dict(kind=kind, work_dir=str(root / f'{kind}{size}'), processes=8 // size,
-                 options={**options, 'train_dataloader.batch_size': size})
-            for kind, options in KINDS.items() for size in (8, 4)]
+    jobs = [dict(kind=kind, work_dir=f'{root}/{kind}{processes}', processes=processes, options={
+        **options, 'train_dataloader.batch_size': (4 if options is SEGMENT else 8) // processes})
+        for kind, options in KINDS.items() for processes in (1, 2)]
     assert run_jobs(jobs) == [0] * len(jobs)
-    return {kind: [str(root / f'{kind}{size}') for size in (8, 4)] for kind in KINDS}
+    return root
 
 
-@pytest.fixture(params=KINDS)
-def pair(request, work_dirs, last_checkpoint):
-    """Kind of run, last checkpoint of one process, and of two."""
-    return request.param, *map(last_checkpoint, work_dirs[request.param])
-
-
-def test_weights_gates_bases_and_averages(pair):
-    kind, single, double = pair
-    for key in ('state_dict', 'ema_state_dict'):
-        assert single[key].keys() == double[key].keys()
-        for name, value in single[key].items():
-            other = double[key][name]
-            if name.endswith('kcr.basis'):  # a basis is one up to rotations of its subspace
-                value, other = value @ value.T, other @ other.T
-            torch.testing.assert_close(other, value, rtol=1e-5, atol=1e-5, msg=name)
-    alphas = [value for name, value in double['state_dict'].items() if name.endswith('alpha')]
-    assert len(alphas) == (2 if kind.endswith('search') else 0)
-    assert all(alpha.unique().numel() > 4 for alpha in alphas)
-    biases = [value for name, value in double['state_dict'].items() if name.endswith('mask.bias')]
-    assert len(biases) == (2 if kind.startswith('masked') else 0)
-    assert all(bias.unique().numel() > 4 for bias in biases)  # the masks are trained
-
-
-def test_validation(pair, logged):
-    _, single, double = pair
-    assert logged(single)['val/accuracy/top1'] == logged(double)['val/accuracy/top1']
+@pytest.mark.parametrize('kind', KINDS)
+def test_weights_gates_bases_and_averages(kind, runs, close_runs, logged, moved):
+    single, double = close_runs(runs / f'{kind}1', runs / f'{kind}2')
+    segments = kind.startswith('segment')
+    state, score = double['state_dict'], 'val/mIoU' if segments else 'val/accuracy/top1'
+    assert moved(state, 'alpha') == (0 if 'search' not in kind else 4 if segments else 2)
+    assert moved(state, 'mask.bias') == (2 if kind.startswith('masked') else 0)
+    assert logged(single)[score] == logged(double)[score]
 
 
 def test_losses_that_are_ratios_and_roots_of_sums(run_jobs, tmp_path):
@@ -70,10 +57,7 @@ def test_losses_that_are_ratios_and_roots_of_sums(run_jobs, tmp_path):
     path = Path(__file__).with_name('loss_job.py')
     assert run_jobs([dict(words=['python', str(path), str(tmp_path)], cwd=str(tmp_path),
                           work_dir=str(tmp_path), processes=2)]) == [0]
-    spec = importlib.util.spec_from_file_location('loss_job', path)
-    job = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(job)
-    whole = job.run(slice(None))
+    whole = loss_job.run(slice(None))
     first, second = (torch.load(tmp_path / f'{rank}.pth') for rank in (0, 1))
     assert len(whole) == 3
     for name, (value, gradients) in whole.items():

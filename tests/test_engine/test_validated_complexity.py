@@ -42,7 +42,7 @@ RUNS = {
     'retrain/kcr-retrain_efficientvit-b1_8xb64_in1k': dict(
         backbone=dict(img_size=32, arch=dict(
             _delete_=True, widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8)),
-        head=dict(num_classes=10, in_channels=32), width=1600)}
+        head=dict(num_classes=10, in_channels=32, widths=(48, 64)), width=64)}
 # the paper's m is above the number of digits
 OPTIONS = {'search': {'custom_hooks.2.landmarks': None}}
 

@@ -1,20 +1,16 @@
 """The toy run of the kernel complexity hooks."""
 
-import importlib.util
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from . import kernel_toy
+
 
 @pytest.fixture(scope='session')
 def toy():
-    """Module ``kernel_toy`` beside this file, whatever pytest's import mode."""
-    path = Path(__file__).with_name('kernel_toy.py')
-    spec = importlib.util.spec_from_file_location('kernel_toy', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """Module ``kernel_toy`` beside this file."""
+    return kernel_toy
 
 
 @pytest.fixture

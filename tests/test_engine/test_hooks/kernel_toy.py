@@ -9,6 +9,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS, TRANSFORMS, DefaultScope
 from mmengine.runner import Runner
@@ -85,6 +86,16 @@ class KeepSamples(BaseMetric):
         return dict(count=len(results))
 
 
+class Watch(Hook):
+    """Keeps what ``look(runner, outputs)`` says in every training iteration, with its epoch."""
+
+    def __init__(self, look):
+        self.look, self.seen = look, []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.seen.append((runner.epoch, self.look(runner, outputs)))
+
+
 def make_config(work_dir, hooks=(), **overrides):
     """A run of three epochs on 24 samples; overrides replace top-level entries."""
     def loader(size, noise=0., shuffle=False):
@@ -157,6 +168,14 @@ def refresh_only(runner):
         if isinstance(hook, RefreshHook):
             hook.before_train(runner)
             hook.before_train_epoch(runner)
+
+
+def eval_features(runner, size=24):
+    """Features of the first training vectors without noise or dropout, by hand; and the vectors."""
+    pack = PackToy()
+    inputs = torch.stack([pack(dict(sample_idx=i, gt_label=0))['inputs'] for i in range(size)])
+    with torch.no_grad():
+        return runner.model.architecture.backbone[0](inputs), inputs
 
 
 if __name__ == '__main__':

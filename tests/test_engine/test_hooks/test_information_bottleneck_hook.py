@@ -8,6 +8,7 @@ from mmengine.hooks import Hook
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator
 from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
+from .kernel_toy import eval_features
 
 
 class IBRecorder(Hook):
@@ -46,14 +47,6 @@ def train(runner):
     return recorder
 
 
-def eval_features(runner, toy, size=24):
-    """Features of the first training vectors without noise or dropout, by hand."""
-    pack = toy.PackToy()
-    inputs = [pack(dict(sample_idx=i, gt_label=0))['inputs'] for i in range(size)]
-    with torch.no_grad():
-        return runner.model.architecture.backbone[0](torch.stack(inputs)), torch.stack(inputs)
-
-
 @pytest.mark.parametrize('interval, begin, max_epochs, refreshed', [
     (1, 2, 5, [2, 3, 4]),  # at the end of the warm-up, then every epoch
     (1, 0, 2, [0, 1]),
@@ -76,7 +69,7 @@ def test_clusters_and_q_are_those_of_the_weights_before_the_epoch(build, toy, sa
     toy.refresh_only(runner)
     loss = runner.model.regularizers['ib']
     hook = next(h for h in runner.hooks if type(h).__name__ == 'InformationBottleneckHook')
-    features, _ = eval_features(runner, toy)
+    features, _ = eval_features(runner)
     chosen = features if samples is None else features[hook.draw(11, 0)]
     expected = fit_clusters(chosen, 3, 0, normalize)
     assert torch.allclose(loss.centroids, expected, atol=1e-5)
@@ -106,7 +99,7 @@ def test_the_loss_of_an_epoch_has_one_q(build, toy, monkeypatch):
 def test_the_reported_ib_is_that_of_the_whole_set(build, toy):
     runner = build(model=model(toy, input_features=4), hooks=hooks(samples=13))
     toy.refresh_only(runner)
-    loss, (features, inputs) = runner.model.regularizers['ib'], eval_features(runner, toy)
+    loss, (features, inputs) = runner.model.regularizers['ib'], eval_features(runner)
     sums = InformationAccumulator(3, 3, 3)
     unit = torch.nn.functional.normalize(inputs, dim=1)
     log_inputs = (-torch.cdist(unit, loss.input_centroids).square()).log_softmax(1)

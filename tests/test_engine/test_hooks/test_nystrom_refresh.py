@@ -11,6 +11,7 @@ from mmengine.hooks import Hook
 from torch.utils.data import Subset
 
 from mmkcr.functional.kernel import leading_basis, moment_of
+from .kernel_toy import eval_features
 
 
 class Recorder(Hook):
@@ -39,12 +40,24 @@ def train(runner):
     return recorder.epochs
 
 
-def eval_features(runner, toy, size=24):
-    """Features of the first training vectors without noise or dropout, by hand."""
-    pack = toy.PackToy()
-    inputs = [pack(dict(sample_idx=i, gt_label=0))['inputs'] for i in range(size)]
-    with torch.no_grad():
-        return runner.model.architecture.backbone[0](torch.stack(inputs))
+def basis_of(runner):
+    return runner.model.regularizers['kcr'].basis
+
+
+def assert_spans(basis, features):
+    """It is the leading subspace of these features."""
+    expected = leading_basis(moment_of(features), 3)
+    assert torch.allclose(basis.double(), expected, atol=1e-5)
+
+
+def hook_of(runner):
+    return next(hook for hook in runner.hooks if hasattr(hook, '_draw'))
+
+
+def in_sample_form(toy):
+    model = toy.make_config('x').model
+    model.regularizers.kcr.update(form='sample', num_samples=24)
+    return model
 
 
 @pytest.mark.parametrize('interval, begin, max_epochs, refreshed', [
@@ -61,12 +74,8 @@ def test_schedule(build, interval, begin, max_epochs, refreshed):
     assert [active for _, active, _, _ in epochs] == [e >= begin for e in range(max_epochs)]
 
 
-@pytest.mark.parametrize('interval, begin, refreshed', [
-    (2, 0, [0, 1, 3, 5]),  # t = 1 (first active), t = 2, 4 and 6, with t counted from 1
-    (3, 4, [2, 5]),        # t = 3 during warm-up, so a basis exists at t = 5
-    (30, 2, [2]),          # once when the term first becomes active
-])
-def test_schedule_by_iteration(build, interval, begin, refreshed):
+def test_schedule_by_iteration(build):
+    """The same rule; its steps are iterations."""
     seen = []
 
     class Watch(Hook):
@@ -75,12 +84,11 @@ def test_schedule_by_iteration(build, interval, begin, refreshed):
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             seen.append((runner.iter, int(runner.model.regularizers['kcr'].basis_epoch)))
 
-    runner = build(hooks=[refresh(interval=interval, by_epoch=False),
-                          warmup(begin=begin, by_epoch=False)],
+    runner = build(hooks=[refresh(interval=4, by_epoch=False), warmup(begin=1, by_epoch=False)],
                    train_cfg=dict(by_epoch=False, max_iters=6, val_interval=99))
     runner.register_hook(Watch())
     runner.train()
-    assert [iteration for iteration, at in seen if at == iteration] == refreshed
+    assert [iteration for iteration, at in seen if at == iteration] == [1, 3]
 
 
 @pytest.mark.parametrize('solver, landmarks', [('nystrom', None), ('exact', None),
@@ -88,8 +96,7 @@ def test_schedule_by_iteration(build, interval, begin, refreshed):
 def test_basis_is_that_of_eval_features_with_test_transforms(build, toy, solver, landmarks):
     runner = build(hooks=[refresh(solver=solver, landmarks=landmarks)])
     toy.refresh_only(runner)
-    expected = leading_basis(moment_of(eval_features(runner, toy)), 3)
-    assert torch.allclose(runner.model.regularizers['kcr'].basis.double(), expected, atol=1e-5)
+    assert_spans(basis_of(runner), eval_features(runner)[0])
 
 
 def test_landmarks_are_a_seeded_draw_without_replacement(build, toy):
@@ -97,14 +104,11 @@ def test_landmarks_are_a_seeded_draw_without_replacement(build, toy):
     for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0)):
         runner = build(hooks=[refresh(landmarks=9, seed=seed)])
         toy.refresh_only(runner)
-        hook = next(h for h in runner.hooks if hasattr(h, '_draw'))
-        drawn = hook._draw(epoch)
+        drawn = hook_of(runner)._draw(epoch)
         assert len(set(drawn.tolist())) == 9 and int(drawn.max()) < 24
         bases.append(drawn.tolist())
     assert bases[0] == bases[1] and bases[0] != bases[2] and bases[0] != bases[3]
-    chosen = eval_features(runner, toy)[hook._draw(0)]
-    assert torch.allclose(runner.model.regularizers['kcr'].basis.double(),
-                          leading_basis(moment_of(chosen), 3), atol=1e-5)
+    assert_spans(basis_of(runner), eval_features(runner)[0][hook_of(runner)._draw(0)])
 
 
 def test_a_refresh_disturbs_neither_modes_nor_random_states(build, toy):
@@ -139,48 +143,38 @@ def test_resumed_run_has_the_bases_of_the_unbroken_one(build, tmp_path, ema):
 
 def test_with_ema_the_features_are_those_of_the_online_weights(build, toy):
     runner = build(hooks=[refresh(interval=3), dict(type='EMAHook', momentum=1e-3)])
-    hook = next(h for h in runner.hooks if hasattr(h, '_draw'))
-    online = []
-    recorder = Recorder()
-    runner.register_hook(recorder)
+    hook, online = hook_of(runner), []
     before = hook.refresh
-    hook.refresh = lambda runner: online.append(eval_features(runner, toy)) or before(runner)
-    runner.train()
+    hook.refresh = lambda runner: online.append(eval_features(runner)[0]) or before(runner)
+    epochs = train(runner)
     assert len(online) == 2  # the first epoch, and t = 3
-    expected = leading_basis(moment_of(online[1]), 3)
-    assert torch.allclose(recorder.epochs[2][3].double(), expected, atol=1e-5)
+    assert_spans(epochs[2][3], online[1])
 
 
 def test_a_basis_of_this_very_epoch_is_kept(build, toy):
     runner = build(hooks=[refresh(interval=1)])
     toy.refresh_only(runner)
-    loss = runner.model.regularizers['kcr']
-    before = loss.basis.clone()
+    before, hook = basis_of(runner).clone(), hook_of(runner)
     torch.nn.init.normal_(runner.model.architecture.backbone[0].weight)
-    hook = next(h for h in runner.hooks if hasattr(h, '_draw'))
     hook.before_train_epoch(runner)  # as after a resume in the middle of the epoch
-    assert torch.equal(loss.basis, before)
+    assert torch.equal(basis_of(runner), before)
     hook.before_train(runner)  # a new run that starts from this checkpoint
     hook.before_train_epoch(runner)
-    assert not torch.equal(loss.basis, before)
+    assert not torch.equal(basis_of(runner), before)
 
 
 def test_sample_form_through_the_hook(build, toy):
-    model = toy.make_config('x').model
-    model.regularizers.kcr.update(form='sample', num_samples=24)
-    runner = build(model=model, hooks=[refresh()])
+    runner = build(model=in_sample_form(toy), hooks=[refresh()])
     toy.refresh_only(runner)
     loss = runner.model.regularizers['kcr']
-    features = eval_features(runner, toy)
+    features = eval_features(runner)[0]
     value = loss(features, torch.arange(24))
     residual = features - features @ loss.basis @ loss.basis.T
     assert float(value) == pytest.approx(0.2 * float(residual.square().sum()) / 24, rel=1e-4)
 
 
 def test_sample_form_trains_with_the_samples_own_indices(build, toy, monkeypatch):
-    model = toy.make_config('x').model
-    model.regularizers.kcr.update(form='sample', num_samples=24)
-    runner = build(model=model, hooks=[refresh()])
+    runner = build(model=in_sample_form(toy), hooks=[refresh()])
     loss, seen = runner.model.regularizers['kcr'], []
     sample = type(loss)._sample
     monkeypatch.setattr(type(loss), '_sample', lambda self, features, indices: seen.append(
@@ -212,9 +206,7 @@ def test_the_view_goes_through_wrappers(build, toy):
         dict(type='RepeatDataset', times=2, dataset=loader.dataset), loader.dataset])
     runner = build(train_dataloader=loader, hooks=[refresh()])
     toy.refresh_only(runner)
-    features = eval_features(runner, toy)
-    expected = leading_basis(moment_of(features.repeat(3, 1)), 3)
-    assert torch.allclose(runner.model.regularizers['kcr'].basis.double(), expected, atol=1e-5)
+    assert_spans(basis_of(runner), eval_features(runner)[0].repeat(3, 1))
     inner = runner.train_dataloader.dataset.datasets[0].dataset
     assert inner.pipeline.transforms[0].noise == 5.
 
@@ -223,8 +215,7 @@ def test_an_own_dataloader(build, toy):
     loader = toy.make_config('x').val_dataloader
     runner = build(hooks=[refresh(dataloader=loader)])
     toy.refresh_only(runner)
-    expected = leading_basis(moment_of(eval_features(runner, toy, 13)), 3)
-    assert torch.allclose(runner.model.regularizers['kcr'].basis.double(), expected, atol=1e-5)
+    assert_spans(basis_of(runner), eval_features(runner, 13)[0])
     assert not isinstance(runner.train_dataloader.dataset, Subset)
 
 
@@ -232,11 +223,9 @@ def test_own_transforms(build, toy):
     """Of the training set, in the place of those of the validation set."""
     expected, found = (build(hooks=[refresh(**kwargs)]) for kwargs in (
         {}, dict(pipeline=toy.make_config('x').val_dataloader.dataset.pipeline)))
-    bases = []
     for runner in (expected, found):
         toy.refresh_only(runner)
-        bases.append(runner.model.regularizers['kcr'].basis)
-    assert torch.equal(*bases)
+    assert torch.equal(basis_of(expected), basis_of(found))
 
 
 @pytest.mark.parametrize('kwargs, message', [

@@ -3,20 +3,10 @@
 import math
 
 import pytest
-from mmengine.hooks import Hook
 
 from mmkcr.methods.search.gumbel import GumbelChannelGate
 from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
-
-
-class Watch(Hook):
-    """Keeps what ``look(runner)`` says in every training iteration."""
-
-    def __init__(self, look):
-        self.look, self.seen = look, []
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.seen.append((runner.epoch, self.look(runner)))
+from .kernel_toy import Watch
 
 
 def gated(build, look, **overrides):
@@ -32,7 +22,7 @@ def temperature(**kwargs):
 
 
 def test_temperature_follows_the_epoch_and_is_logged(build):
-    def look(runner):
+    def look(runner, _):
         logged = runner.message_hub.get_scalar('train/temperature').current()
         return runner.model.architecture.gate.temperature, logged
 
@@ -55,7 +45,7 @@ def test_temperature_of_any_epoch_needs_no_history():
 
 def test_temperature_follows_the_iteration(build):
     runner, watch = gated(
-        build, lambda runner: (runner.iter, runner.model.architecture.gate.temperature),
+        build, lambda runner, _: (runner.iter, runner.model.architecture.gate.temperature),
         hooks=temperature(decay=0.5, interval=2, by_epoch=False) + [
             dict(type='mmkcr.WarmupSwitchHook', begin=99, by_epoch=False)],
         train_cfg=dict(by_epoch=False, max_iters=6, val_interval=99))
@@ -67,7 +57,7 @@ def test_temperature_follows_the_iteration(build):
 @pytest.mark.parametrize('hook', ['TemperatureDecayHook', 'WarmupSwitchHook',
                                   'NystromRefreshHook'])
 def test_epochs_are_refused_where_there_are_none(build, hook):
-    runner, _ = gated(build, lambda runner: None, hooks=[dict(type=f'mmkcr.{hook}')],
+    runner, _ = gated(build, lambda *_: None, hooks=[dict(type=f'mmkcr.{hook}')],
                       train_cfg=dict(by_epoch=False, max_iters=2))
     with pytest.raises(ValueError, match=f'`by_epoch=False` of {hook} in a run of '
                                          '`IterBasedTrainLoop`, found `by_epoch=True`'):

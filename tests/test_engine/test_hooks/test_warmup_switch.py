@@ -1,19 +1,9 @@
 """WarmupSwitchHook: a function of the epoch, or of the iteration, alone."""
 
 import pytest
-from mmengine.hooks import Hook
 
 from mmkcr.methods.search.warmup_switch import WarmupSwitchHook
-
-
-class Watch(Hook):
-    """Calls ``look(runner)`` in every training iteration."""
-
-    def __init__(self, look):
-        self.look, self.seen = look, []
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.seen.append((runner.epoch, self.look(runner, outputs)))
+from .kernel_toy import Watch
 
 
 def run(build, look, **overrides):

@@ -99,15 +99,27 @@ def registered():
         yield
 
 
+def loader(dataset='BilevelData', batch_size=BATCH, sampler='DefaultSampler',
+           collate='default_collate', num_workers=0, **changes):
+    """Of epochs, or of another sampler; changes are the data set's."""
+    return dict(dataset=dict(type=dataset, **changes), batch_size=batch_size,
+                num_workers=num_workers, persistent_workers=num_workers > 0,
+                sampler=dict(type=sampler), collate_fn=dict(type=collate))
+
+
+def scaled():
+    """Optimizers with a loss scaler."""
+    return dict(CONSTRUCTOR, **{name: dict(type='ScaledWrapper', **SGD)
+                                for name in ('weights', 'architecture')})
+
+
 def build(work_dir, accumulate=(1, 1), model=None, hooks=(), **changes):
     optimizers = {name: dict(optimizer=dict(type='SGD', lr=lr, momentum=0.9),
                              accumulative_counts=counts)
                   for name, lr, counts in zip(('weights', 'architecture'), (0.1, 0.3), accumulate)}
     config = dict(
         model=model or dict(type='BilevelToy'), work_dir=str(work_dir),
-        train_dataloader=dict(dataset=dict(type='BilevelData'), batch_size=BATCH, num_workers=0,
-                              sampler=dict(type='DefaultSampler', shuffle=True),
-                              collate_fn=dict(type='default_collate')),
+        train_dataloader=loader(),
         train_cfg=dict(type='mmkcr.BilevelTrainLoop', max_epochs=2),
         optim_wrapper=dict(constructor='mmkcr.SearchOptimWrapperConstructor', **optimizers),
         randomness=dict(seed=0), experiment_name=str(work_dir),
@@ -125,8 +137,8 @@ def by_hand(loop, model, accumulate):
     counts = dict(zip(parameters, accumulate))
     total, done, pending, logs = 2 * len(loop.dataloader), 0, {}, []
     for epoch in range(2):
-        for loader in (loop.dataloader, loop.architecture_dataloader):
-            loader.batch_sampler.sampler.set_epoch(epoch)
+        for part in (loop.dataloader, loop.architecture_dataloader):
+            part.batch_sampler.sampler.set_epoch(epoch)
         for batches in zip(loop.dataloader, loop.architecture_dataloader):
             done += 1
             log = {}
@@ -166,8 +178,7 @@ def test_parts_are_never_mixed(tmp_path):
     seen = {'dataloader': set(), 'architecture_dataloader': set()}
     runner = build(tmp_path)
     for name, rows in seen.items():
-        loader = getattr(runner.train_loop, name)
-        for batch in loader:
+        for batch in getattr(runner.train_loop, name):
             rows |= {tuple(row.tolist()) for row in batch['inputs']}
     assert len(seen['dataloader']) == 28 and len(seen['architecture_dataloader']) == 12
     assert not seen['dataloader'] & seen['architecture_dataloader']
@@ -178,12 +189,9 @@ def test_parts_are_never_mixed(tmp_path):
 @pytest.mark.parametrize('workers', [0, 1])
 def test_hooks_that_switch_transforms_reach_both_parts(tmp_path, workers):
     """Persistent workers of the gates' loader kept the old transforms to the end."""
-    loader = dict(dataset=dict(type='BilevelPipes'), batch_size=BATCH, num_workers=workers,
-                  persistent_workers=bool(workers), sampler=dict(type='DefaultSampler'),
-                  collate_fn=dict(type='default_collate'))
     runner = build(tmp_path, hooks=[dict(type='mmdet.PipelineSwitchHook', switch_epoch=1,
                                          switch_pipeline=[])],
-                   train_dataloader=loader,
+                   train_dataloader=loader('BilevelPipes', num_workers=workers),
                    train_cfg=dict(type='mmkcr.BilevelTrainLoop', max_epochs=3))
     seen, run_iter = [], runner.train_loop.run_iter
 
@@ -194,6 +202,9 @@ def test_hooks_that_switch_transforms_reach_both_parts(tmp_path, workers):
     runner.train_loop.run_iter = keep
     runner.train()
     assert seen == [[[0.], [0.]]] * 7 + [[[1.], [1.]]] * 14
+    for part in (runner.train_loop.dataloader, runner.train_loop.architecture_dataloader):
+        if workers:  # or the garbage collector waits for them, 5 s each
+            part._iterator._shutdown_workers()
 
 
 def test_schedules_clipping_and_averages(tmp_path):
@@ -251,10 +262,8 @@ def search_with_a_target(work_dir, hooks=(), **changes):
                   loss=dict(type='mmpretrain.CrossEntropyLoss')),
         data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor', num_classes=5)),
         price=dict(type='mmkcr.MacsPrice', target='75%', weight=0.5, growth=0.1))
-    return build(work_dir, model=model, hooks=hooks, train_dataloader=dict(
-        dataset=dict(type='BilevelImages'), batch_size=BATCH, num_workers=0,
-        sampler=dict(type='DefaultSampler', shuffle=True),
-        collate_fn=dict(type='pseudo_collate')), **changes)
+    return build(work_dir, model=model, hooks=hooks, train_dataloader=loader(
+        'BilevelImages', collate='pseudo_collate'), **changes)
 
 
 def test_the_weight_of_a_price_grows_once_an_iteration(tmp_path):
@@ -285,10 +294,8 @@ def test_the_weight_of_a_price_grows_once_an_iteration(tmp_path):
 def test_steps_that_a_scaler_skips(tmp_path, monkeypatch, patience):
     """A search goes on behind an overflow, as any run does, and for as long as any run does."""
     monkeypatch.setitem(OPTIM_WRAPPERS.module_dict, 'ScaledWrapper', ScaledWrapper)
-    wrappers = dict(CONSTRUCTOR, **{name: dict(type='ScaledWrapper', **SGD)
-                                    for name in ('weights', 'architecture')})
     runner = search_with_a_target(
-        tmp_path, optim_wrapper=wrappers,
+        tmp_path, optim_wrapper=scaled(),
         hooks=[dict(type='mmkcr.FiniteHook', patience=patience)])
     overflow = Overflow([3, 4, 9])
     runner.register_hook(overflow)
@@ -317,8 +324,7 @@ def test_without_a_scaler_the_first_overflow_ends_a_search(tmp_path):
 
 def test_a_gate_that_is_not_finite_ends_a_search_with_a_scaler(tmp_path, monkeypatch):
     monkeypatch.setitem(OPTIM_WRAPPERS.module_dict, 'ScaledWrapper', ScaledWrapper)
-    runner = search_with_a_target(tmp_path, optim_wrapper=dict(CONSTRUCTOR, **{
-        name: dict(type='ScaledWrapper', **SGD) for name in ('weights', 'architecture')}))
+    runner = search_with_a_target(tmp_path, optim_wrapper=scaled())
     runner.model.gate_parameters()[0].data[1] = float('nan')
     with pytest.raises(NonFiniteError, match='finite gates at iteration 1, found nan in'):
         runner.train()
@@ -340,22 +346,16 @@ def test_optimizers_hold_their_parameters_and_host_options_work(tmp_path):
     assert isinstance(wrappers, OptimWrapperDict) and wrappers['weights'].clip_grad_kwargs
 
 
-
-
 @pytest.mark.parametrize('changes, message', [
     (dict(model=dict(type='NoGates')), 'model with gates .* found none in `NoGates`'),
     (dict(optim_wrapper=SGD), "the keys `weights` and `architecture` .* found \\['optimizer'\\]"),
     (dict(optim_wrapper=dict(CONSTRUCTOR, weights=SGD)), 'the keys `weights` and `architecture`'),
     (dict(train_cfg=dict(type='mmkcr.BilevelTrainLoop', max_epochs=1, architecture_fraction=1.)),
      r'within \(0, 1\), found 1.0'),
-    (dict(train_dataloader=dict(batch_size=13, dataset=dict(type='BilevelData'),
-                                sampler=dict(type='DefaultSampler'))),
+    (dict(train_dataloader=loader(batch_size=13)),
      'batch of 13 .* part of the architecture, found 12 of 40 samples'),
-    (dict(train_dataloader=dict(batch_size=4, dataset=dict(type='BilevelData', indices=1),
-                                sampler=dict(type='DefaultSampler'))),
-     'two parts, found 1 samples'),
-    (dict(train_dataloader=dict(batch_size=4, dataset=dict(type='BilevelData'),
-                                sampler=dict(type='InfiniteSampler'))),
+    (dict(train_dataloader=loader(indices=1)), 'two parts, found 1 samples'),
+    (dict(train_dataloader=loader(sampler='InfiniteSampler')),
      'sampler of epochs .* found `InfiniteSampler`'),
 ])
 def test_user_mistakes_end_before_training(tmp_path, changes, message):

@@ -39,12 +39,6 @@ def test_fraction_out_of_range(fraction):
         split_indices(10, fraction, 0)
 
 
-@pytest.mark.parametrize('total', [0, 1])
-def test_empty_search_set(total):
-    with pytest.raises(ValueError, match=f'two parts, found {total} samples'):
-        split_indices(total, 0.3, 0)
-
-
 class Numbers(BaseDataset):
     def load_data_list(self):
         return [dict(number=number) for number in range(20)]

@@ -20,6 +20,14 @@ SMALL = dict(
         'model.auxiliary_head.in_channels': 32, 'model.auxiliary_head.channels': 8}))
 
 
+def dense(name):
+    path, options = SMALL[name]
+    config = load_config(path, options)
+    config.optim_wrapper.update(type='OptimWrapper')  # for the CPU
+    config.optim_wrapper.pop('loss_scale', None)
+    return config
+
+
 def rates(model, config):
     """Factors on the rate, and decays, by the name in the task model."""
     names = {id(parameter): name.removeprefix('architecture.')
@@ -31,10 +39,7 @@ def rates(model, config):
 
 def test_gates_learn_as_their_method_says():
     """Hosts' constructors know no `lr_mult`, and would slow down the gates of early layers."""
-    path, options = SMALL['mae']
-    config = load_config(path, options)
-    config.optim_wrapper.update(type='OptimWrapper')
-    config.optim_wrapper.pop('loss_scale', None)
+    config = dense('mae')
     config.compression = dict(
         sites=['head_operator'], gates=dict(type='mmkcr.RelaxedTopKGate', count=1),
         wrapper='mmkcr.SearchModel', price=dict(type='mmkcr.MacsPrice', weight=0.),
@@ -52,14 +57,11 @@ def test_gates_learn_as_their_method_says():
 
 @pytest.mark.parametrize('name', SMALL)
 def test_rates_by_layer(name):
-    path, options = SMALL[name]
-    dense = load_config(path, options)
-    dense.optim_wrapper.update(type='OptimWrapper')  # for the CPU
-    dense.optim_wrapper.pop('loss_scale', None)
-    wanted = rates(build_model(dense), dense.optim_wrapper)
+    config = dense(name)
+    wanted = rates(build_model(config), config.optim_wrapper)
     assert len({rate for rate, _ in wanted.values()}) > 3
-    dense.compression = dict(sites=['mlp_hidden'], wrapper='mmkcr.RegularizedModel')
-    config = compressed_config(dense)
+    config.compression = dict(sites=['mlp_hidden'], wrapper='mmkcr.RegularizedModel')
+    config = compressed_config(config)
     model = build_model(config)
     model.extra = nn.Parameter(torch.zeros(3))  # as a regulariser may have
     found = rates(model, config.optim_wrapper)
