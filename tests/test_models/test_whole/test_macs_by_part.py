@@ -12,12 +12,10 @@ from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.counting import count_macs, count_parts, counted_proposals, part_rows
 from mmkcr.models.tasks import task_forward
 from mmkcr.models.two_stage import most_proposals, refined_boxes, two_stage_outputs
-from .whole_models import SWIN, batches, build
+from .whole_models import MASK_RCNN, SWIN, UPERNET, batches, build
 
 SHAPE = (3, 64, 64)
-CONFIGS = dict(
-    upernet='configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py',
-    rcnn='configs/kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py')
+CONFIGS = dict(upernet=UPERNET, rcnn=MASK_RCNN)
 
 
 @pytest.fixture(scope='module')
