@@ -10,6 +10,7 @@ from mmengine.structures import InstanceData
 from mmkcr.apis import slim
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_backbone, find_task, search_space
+from .test_backbones.law import decide
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 SSDLITE = 'dcs/detection/dcs-ssdlite_mobilevit-mini_{}_1xb8_digit-scenes.py'
@@ -46,18 +47,6 @@ def random_model(config, seed=0):
     for _, gate in sorted(model.gates().items()):
         gate.alpha.data.normal_(0.3, 1., generator=generator)
     return model
-
-
-def decide(model, structure):
-    """Let the hard gates be those of a structure."""
-    for site, gate in model.gates().items():
-        kept = torch.tensor(structure.sites[site].kept)
-        if gate.options() is None:
-            gate.alpha.data.fill_(-1.)[kept] = 1.
-            continue
-        index = next(index for index in range(len(gate.options()))
-                     if torch.equal(gate.selection(index), kept))
-        gate.alpha.data.copy_(gate.only(index))
 
 
 @pytest.mark.parametrize('case', ['ssdlite', 'mask-rcnn', 'ofb'])

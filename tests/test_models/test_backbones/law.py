@@ -146,7 +146,13 @@ def scene(name):
 def decide(model, structure):
     """Let the hard gates be those of a structure."""
     for site, gate in model.gates().items():
-        gate.alpha.data.fill_(-1.)[structure.sites[site].kept] = 1.
+        kept = torch.tensor(structure.sites[site].kept)
+        if gate.options() is None:
+            gate.alpha.data.fill_(-1.)[kept] = 1.
+            continue
+        index = next(index for index in range(len(gate.options()))
+                     if torch.equal(gate.selection(index), kept))
+        gate.alpha.data.copy_(gate.only(index))
 
 
 def outputs(model, x):

@@ -354,14 +354,6 @@ def edited(found, key, value):
     return Structure.load(data)
 
 
-def test_checkpoint_of_other_heads_is_refused():
-    one, two = build(VIT), build(VIT)
-    one.slice_to(structure(one, [[0], [], [1]]))
-    two.slice_to(structure(two, [[2], [], [1]]))
-    with pytest.raises(ValueError, match='found other kept units'):
-        two.load_state_dict(one.state_dict())
-
-
 def test_positions_of_a_map_whose_patches_are_a_square_and_one():
     """5 x 2 patches without a class token are as many entries as 3 x 3 with one."""
     vit = dict(VIT, img_size=(40, 16), with_cls_token=False, out_type='featmap')

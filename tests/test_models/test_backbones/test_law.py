@@ -3,6 +3,7 @@
 And what channel selection (KCR) has of its own.
 """
 
+import itertools
 import json
 
 import pytest
@@ -21,6 +22,7 @@ from mmkcr.registry import MODELS
 from .law import (
     CHANNELS,
     NETWORKS,
+    OPTIONS,
     SWIN,
     VIT,
     assert_same,
@@ -77,13 +79,17 @@ def test_supernet_with_hard_gates_equals_subnet(name):
     assert cls.__name__.lower().startswith(structure.method)
 
 
-@pytest.mark.parametrize('divisor', [1, 4])
-@pytest.mark.parametrize('name', GUMBEL)
+@pytest.mark.parametrize('name, divisor', [
+    *itertools.product(GUMBEL, [1, 4]),
+    *((name, 1) for name, network in NETWORKS.items() if network.gates is OPTIONS)])
 def test_gates_that_a_budget_or_a_divisor_moves(name, divisor):
-    model, (cls, _, _, size) = supernet(name, divisor), NETWORKS[name]
+    model, (cls, gates, _, size) = supernet(name, divisor), NETWORKS[name]
     # elsewhere masks may cost more than channels save
-    target = 0.85 if cls in (KCRVisionTransformer, KCRSwinTransformer) else None
+    plain = cls in (KCRVisionTransformer, KCRSwinTransformer)
+    target = 0.85 if plain else 0.6 if gates is OPTIONS else None
     subnet, structure = slim(model, target, divisor, (3, *size))
+    if target:
+        assert 0.9 * target < structure.macs['subnet'] / structure.macs['dense'] <= target
     decide(model, structure)
     x = torch.randn(2, 3, *size)
     assert_same(outputs(model, x), outputs(subnet, x))
@@ -190,27 +196,6 @@ def test_checkpointing_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     sum(out.square().mean() for out in found[1]).backward()
     assert all(parameter.grad.any() for parameter in model.parameters())
-
-
-def test_subnet_trains_like_the_masked_supernet():
-    """Gradients of the kept entries agree, those of dropped entries are zero."""
-    model = supernet('vit-cls')
-    subnet, structure = slim(model, 0.85, 1, (3, 32, 32))
-    decide(model, structure)
-    x = torch.randn(2, 3, 32, 32).double()
-    for net in (model, subnet):
-        net.zero_grad()
-        net(x)[-1].square().sum().backward()
-    kept = torch.tensor(structure.sites['layers.1.ffn.mlp_channels'].kept)
-    dense, sliced = model.layers[1], subnet.layers[1]
-    full = dense.ffn.layers[0][0].weight.grad
-    torch.testing.assert_close(full[:, kept], sliced.ffn.layers[0][0].weight.grad)
-    assert full.abs().sum() == pytest.approx(float(full[:, kept].abs().sum()), rel=1e-12)
-    torch.testing.assert_close(dense.ffn.layers[1].bias.grad[kept],
-                               sliced.ffn.layers[1].bias.grad)
-    torch.testing.assert_close(dense.ln2.weight.grad[kept], sliced.ln2.weight.grad)
-    torch.testing.assert_close(model.patch_embed.projection.weight.grad,
-                               subnet.patch_embed.projection.weight.grad)
 
 
 def test_subnet_keeps_frozen_stages_and_modes():

@@ -126,16 +126,12 @@ def sparse_rcnn():
     return build_model(config)
 
 
-def test_a_model_that_needs_labels_is_refused_in_one_sentence():
-    pytest.importorskip('mmcv.ops')
-    with pytest.raises(ValueError, match=r'expected `SparseRCNN` to run on one image of zeros .*, '
-                       r'without labels, found that it raised \w+Error'):
-        count_parts(sparse_rcnn(), SHAPE)
-
-
-def test_backbones_of_such_models_are_compressed_all_the_same():
+def test_a_model_that_needs_labels_is_refused_and_its_backbone_is_compressed_all_the_same():
     pytest.importorskip('mmcv.ops')
     model = sparse_rcnn()
+    with pytest.raises(ValueError, match=r'expected `SparseRCNN` to run on one image of zeros .*, '
+                       r'without labels, found that it raised \w+Error'):
+        count_parts(model, SHAPE)
     task = types.SimpleNamespace(model=model, input_shape=SHAPE)
     with pytest.warns(UserWarning, match='MACs by part are not counted: expected `SparseRCNN`'):
         assert both_parts(task, model) == {}
