@@ -1,4 +1,4 @@
-"""DCS and Once for Both searched in detectors: the law, budgets, and images of several sizes."""
+"""Searches in detectors and segmentors: the law, budgets, and images of several sizes."""
 
 from pathlib import Path
 
@@ -49,12 +49,18 @@ def random_model(config, seed=0):
     return model
 
 
-@pytest.mark.parametrize('case', ['ssdlite', 'mask-rcnn', 'ofb'])
-def test_supernet_of_a_detector_equals_its_subnet_within_the_budget(case, composed):
-    if case == 'mask-rcnn':
+@pytest.mark.usefixtures('exact_positions')
+@pytest.mark.parametrize('path', [
+    SSDLITE.format('search'), MASK_RCNN, OFB,
+    'ofb/segmentation/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes.py',
+    'kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py',
+    'kcr/segmentation/kcr-upernet_swin-mini_search_1xb8_digit-scenes.py'])
+def test_supernet_of_a_task_equals_its_subnet_within_the_budget(path, composed):
+    method = path.split('/')[0]
+    if path == MASK_RCNN:
         config = composed(MASK_RCNN, 'dcs_search', sites='own', target='80%')
     else:
-        config = load_config(CONFIGS / (OFB if case == 'ofb' else SSDLITE.format('search')))
+        config = load_config(CONFIGS / path)
     model = random_model(config).double()
     price = model.price
     assert price.input_shape == (3, 128, 128)
@@ -63,9 +69,8 @@ def test_supernet_of_a_detector_equals_its_subnet_within_the_budget(case, compos
     assert structure.macs['part'] == 'backbone'
     assert 0.95 * target < structure.macs['subnet'] <= target
     decide(model, structure)
-    space = search_space(subnet)
-    assert bool(find_backbone(subnet).masks()) == (case != 'ofb')
-    assert space.method == ('ofb' if case == 'ofb' else 'dcs')
+    assert bool(find_backbone(subnet).masks()) == (method == 'dcs')
+    assert search_space(subnet).method == method
     pair = [find_task(net).eval() for net in (model, subnet)]
     for size in SIZES:
         images = torch.randn(2, 3, *size).double()

@@ -10,7 +10,6 @@ import pytest
 import torch
 from mmengine.logging import MessageHub
 from mmengine.model import ExponentialMovingAverage
-from mmengine.optim import OptimWrapper
 from mmengine.registry import DefaultScope
 from mmengine.runner import load_state_dict, set_random_seed
 from mmpretrain.structures import DataSample
@@ -330,34 +329,6 @@ def test_entropy_term_and_gate_parameters():
     assert [id(p) for p in model.gate_parameters()] == [
         id(p) for name, p in model.named_parameters() if '.gate.' in name]
     assert len(model.gate_parameters()) == 2
-
-
-def test_train_step_and_prediction():
-    model = build('SearchModel', GATES)
-    optimizer = OptimWrapper(torch.optim.AdamW(model.parameters(), lr=0.01))
-    inputs, samples = batch()
-    before = model.gate_parameters()[0].clone()
-    log = model.train_step(dict(inputs=list(inputs), data_samples=samples), optimizer)
-    assert {'loss', 'loss_price', 'macs', 'kept'} <= set(log)
-    assert not torch.equal(before, model.gate_parameters()[0])
-    predictions = model.val_step(dict(inputs=list(inputs), data_samples=samples))
-    assert len(predictions) == 6 and predictions[0].pred_score.shape == (5, )
-
-
-def test_slim_takes_the_wrapper_and_gives_the_bare_task_model():
-    model = build('SearchModel', GATES)
-    for gate in model.gates().values():
-        gate.alpha.data.normal_()
-    subnet, structure = slim(model, 0.85, 4, (3, 16, 16))
-    assert type(subnet).__name__ == 'ImageClassifier'
-    macs = structure.macs
-    assert macs['subnet'] == count_macs(subnet, (3, 16, 16)) <= 0.85 * macs['dense']
-    assert macs['dense'] == count_macs(MODELS.build(classifier()), (3, 16, 16))
-    assert structure.params['dense'] == sum(
-        p.numel() for p in MODELS.build(classifier()).parameters())
-    assert find_backbone(model).gates()  # the supernet is left as it was
-    deploy = MODELS.build(classifier(structure=structure))
-    load_state_dict(deploy, subnet.state_dict(), strict=True)
 
 
 def test_refusals():
