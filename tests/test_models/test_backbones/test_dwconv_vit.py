@@ -252,11 +252,6 @@ def test_bad_choices_of_heads(choice, message, tmp_path, monkeypatch):
         DWConvVisionTransformer(**VIT, structure=choice)
 
 
-def test_only_networks_with_such_heads_take_a_choice():
-    with pytest.raises(ValueError, match='replaceable heads for `blocks`, found `KCRVision'):
-        KCRVisionTransformer(**VIT, structure=dict(blocks=[1]))
-
-
 # ---- channels of the MLPs beside heads --------------------------------------------------------
 
 
@@ -335,6 +330,8 @@ def test_published_architectures(arch):
     (lambda s: DWConvVisionTransformer(**VIT, structure=edited(s, 'operator', 'pool')),
      '`operator` among .*at site `layers.0.attn.head_operator`, found `pool`'),
     (lambda s: DWConvVisionTransformer(**VIT, structure=edited(s, 'total', 8)), 'expected 4 units'),
+    (lambda s: KCRVisionTransformer(**VIT, structure=dict(blocks=[1])),
+     'replaceable heads for `blocks`, found `KCRVision'),
     (lambda s: KCRDWConvVisionTransformer(**VIT, structure=s),
      'found site `layers.0.ffn.mlp_channels` only in the backbone'),
     (lambda s: KCRDWConvVisionTransformer(**VIT, gates=dict(mlp_channels=CHANNELS),

@@ -11,6 +11,7 @@ from mmkcr.apis import count_macs
 from mmkcr.cli.console import load_tool
 from mmkcr.core import count_params
 from mmkcr.models import EfficientViT, EfficientViTClsHead, KCREfficientViT
+from .law import randomise
 
 HEADS = dict(b0=(1024, 1280), b1=(1536, 1600), b2=(2304, 2560), b3=(2304, 2560))
 CONVERTER = 'model_converters/efficientvit_timm'
@@ -23,28 +24,11 @@ def classifier(arch, **kwargs):
     return model
 
 
-def randomise(model, seed=0):
-    """Weights of a trained network's size, and running statistics that are not 0 and 1."""
-    generator = torch.Generator().manual_seed(seed)
-    for module in model.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            fan = module.weight[0].numel()
-            module.weight.data.normal_(0, fan**-0.5, generator=generator)
-            if module.bias is not None:
-                module.bias.data.normal_(0, 0.2, generator=generator)
-        elif isinstance(module, nn.BatchNorm2d):
-            module.weight.data.uniform_(0.5, 1.5, generator=generator)
-            module.bias.data.normal_(0, 0.3, generator=generator)
-            module.running_mean.normal_(0, 0.3, generator=generator)
-            module.running_var.uniform_(0.5, 2, generator=generator)
-    return model
-
-
 @pytest.mark.parametrize('arch', HEADS)
 def test_weights_of_timm_give_outputs_of_timm(arch):
     with uninitialized():
         theirs, ours = timm.create_model(f'efficientvit_{arch}'), classifier(arch)
-        state = load_tool(CONVERTER).convert(randomise(theirs).eval().state_dict())
+        state = load_tool(CONVERTER).convert(randomise(theirs).state_dict())
     ours.load_state_dict(state, strict=True)
     ours, theirs = ours.double(), theirs.double()
     ours.backbone.out_indices = [0, 1, 2, 3]

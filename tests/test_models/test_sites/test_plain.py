@@ -12,6 +12,7 @@ from lab.kind_coverage import FAMILIES, GATES, randomise
 from long_form import few
 from mmkcr.models import Searchable
 from mmkcr.models.sites import KINDS
+from ..test_backbones.law import assert_same
 
 #: Family and kinds by name.
 CASES = {
@@ -66,12 +67,6 @@ def flat(outs):
 def outputs(model, x):
     with torch.no_grad():
         return flat(model(x))
-
-
-def assert_same(one, two, tolerance=1e-12):
-    assert len(one) == len(two) > 0
-    for a, b in zip(one, two):
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * float(b.abs().max()))
 
 
 def test_every_kind_of_a_backbone_has_a_case():
