@@ -1,4 +1,4 @@
-"""DCS and Once for Both searched in detectors: the law, budgets, and images of several sizes."""
+"""Searches in detectors and segmentors: the law, budgets, and images of several sizes."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from mmengine.structures import InstanceData
 from mmkcr.apis import slim
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_backbone, find_task, search_space
+from .test_backbones.law import decide
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 SSDLITE = 'dcs/detection/dcs-ssdlite_mobilevit-mini_{}_1xb8_digit-scenes.py'
@@ -48,24 +49,18 @@ def random_model(config, seed=0):
     return model
 
 
-def decide(model, structure):
-    """Let the hard gates be those of a structure."""
-    for site, gate in model.gates().items():
-        kept = torch.tensor(structure.sites[site].kept)
-        if gate.options() is None:
-            gate.alpha.data.fill_(-1.)[kept] = 1.
-            continue
-        index = next(index for index in range(len(gate.options()))
-                     if torch.equal(gate.selection(index), kept))
-        gate.alpha.data.copy_(gate.only(index))
-
-
-@pytest.mark.parametrize('case', ['ssdlite', 'mask-rcnn', 'ofb'])
-def test_supernet_of_a_detector_equals_its_subnet_within_the_budget(case, composed):
-    if case == 'mask-rcnn':
+@pytest.mark.usefixtures('exact_positions')
+@pytest.mark.parametrize('path', [
+    SSDLITE.format('search'), MASK_RCNN, OFB,
+    'ofb/segmentation/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes.py',
+    'kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py',
+    'kcr/segmentation/kcr-upernet_swin-mini_search_1xb8_digit-scenes.py'])
+def test_supernet_of_a_task_equals_its_subnet_within_the_budget(path, composed):
+    method = path.split('/')[0]
+    if path == MASK_RCNN:
         config = composed(MASK_RCNN, 'dcs_search', sites='own', target='80%')
     else:
-        config = load_config(CONFIGS / (OFB if case == 'ofb' else SSDLITE.format('search')))
+        config = load_config(CONFIGS / path)
     model = random_model(config).double()
     price = model.price
     assert price.input_shape == (3, 128, 128)
@@ -74,9 +69,8 @@ def test_supernet_of_a_detector_equals_its_subnet_within_the_budget(case, compos
     assert structure.macs['part'] == 'backbone'
     assert 0.95 * target < structure.macs['subnet'] <= target
     decide(model, structure)
-    space = search_space(subnet)
-    assert bool(find_backbone(subnet).masks()) == (case != 'ofb')
-    assert space.method == ('ofb' if case == 'ofb' else 'dcs')
+    assert bool(find_backbone(subnet).masks()) == (method == 'dcs')
+    assert search_space(subnet).method == method
     pair = [find_task(net).eval() for net in (model, subnet)]
     for size in SIZES:
         images = torch.randn(2, 3, *size).double()

@@ -1,4 +1,4 @@
-"""KCR-Swin in mmdet: the host's own Swin bit for bit, and supernet equals subnet."""
+"""KCR-Swin in mmdet: the host's own Swin bit for bit, and budgets."""
 
 import copy
 
@@ -7,44 +7,29 @@ import pytest
 import torch
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
-from mmdet.utils import register_all_modules
-from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 
 from mmkcr.apis import count_macs, slim
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_backbone
+from .test_whole.whole_models import config_of
 
 # not divisible by the window of 7, nor by the strides
 SIZES = [(90, 131), (117, 74)]
-SWIN = dict(out_indices=(0, 1, 2), drop_path_rate=0., window_size=7)
+SWIN = dict(out_indices=(0, 1), drop_path_rate=0., window_size=7)
 OURS = dict(type='mmkcr.KCRSwinTransformer', pad_small_map=True,
-            arch=dict(embed_dims=16, depths=[2, 2, 2], num_heads=[2, 2, 4]), **SWIN)
-THEIRS = dict(type='SwinTransformer', embed_dims=16, depths=(2, 2, 2), num_heads=(2, 2, 4),
-              strides=(4, 2, 2), **SWIN)
+            arch=dict(embed_dims=48, depths=[2, 2], num_heads=[2, 4]), **SWIN)
+THEIRS = dict(type='SwinTransformer', embed_dims=48, depths=(2, 2), num_heads=(2, 4),
+              strides=(4, 2), **SWIN)
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 
 
 @pytest.fixture(scope='module')
 def base():
-    """Cascade Mask R-CNN of mmdet, narrow, with few regions of interest."""
-    register_all_modules(init_default_scope=False)
-    model = Config.fromfile(Config._get_cfg_path(
-        'mmdet::_base_/models/cascade-mask-rcnn_r50_fpn.py', '')[0]).model
-    model.neck.update(in_channels=[16, 32, 64], out_channels=16, num_outs=5)
-    model.rpn_head.update(in_channels=16, feat_channels=16)
-    heads = model.roi_head
-    for part in (heads.bbox_roi_extractor, heads.mask_roi_extractor):
-        part.out_channels = 16
-    for head in heads.bbox_head:
-        head.update(in_channels=16, fc_out_channels=32, num_classes=3)
-    heads.mask_head.update(num_convs=1, in_channels=16, conv_out_channels=16, num_classes=3)
-    model.train_cfg.rpn_proposal.update(nms_pre=100, max_per_img=40)
-    for stage in model.train_cfg.rcnn:
-        stage.sampler.num = 32
-    model.test_cfg.rpn.update(nms_pre=100, max_per_img=40)
-    model.test_cfg.rcnn.update(score_thr=0., max_per_img=20)
+    """Cascade Mask R-CNN of mmdet, with narrow heads and few regions of interest."""
+    model = config_of('cascade').model
+    model.test_cfg.rcnn.update(score_thr=0., max_per_img=10)
     return model
 
 
@@ -97,39 +82,13 @@ def test_dense_state_gives_the_outputs_of_the_hosts_swin_bit_for_bit(base, size)
     assert first.keys() == second.keys() and len(first) >= 12
     assert all(torch.equal(first[name], second[name]) for name in first)
     for one, two in zip(predictions(ours, size), predictions(theirs, size)):
-        assert len(one) == len(two) == 20
+        assert len(one) == len(two) == 10
         for field in ('bboxes', 'scores', 'labels', 'masks'):
             assert torch.equal(one[field], two[field]), field
 
 
-@pytest.fixture(scope='module')
-def pair(base):
-    """A supernet and its subnet."""
+def test_a_budget_is_about_the_backbone_at_the_given_size(base):
     model = build(base, dict(OURS, gates=GATES))
-    for number, gate in enumerate(model.backbone.gates().values()):
-        gate.alpha.data.normal_(0.3, 1., generator=torch.Generator().manual_seed(number))
-    subnet, structure = slim(model, input_shape=(3, 96, 128))
-    assert structure.macs['part'] == 'backbone'
-    assert sum(structure.sizes().values()) < sum(s.total for s in structure.sites.values())
-    return model, subnet
-
-
-@pytest.mark.parametrize('size', SIZES)
-def test_supernet_with_hard_gates_equals_subnet(pair, size, with_exact_features):
-    pair = [with_exact_features(copy.deepcopy(model)).eval() for model in pair]  # hard gates
-    first, second = (losses(model, size) for model in pair)
-    assert first.keys() == second.keys()
-    for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-6, atol=1e-6, msg=name)
-    for one, two in zip(*(predictions(model, size) for model in pair)):
-        assert len(one) == len(two) == 20 and torch.equal(one.labels, two.labels)
-        torch.testing.assert_close(one.scores, two.scores, rtol=0, atol=1e-6)
-        torch.testing.assert_close(one.bboxes, two.bboxes, rtol=0, atol=1e-6 * max(size))
-        assert (one.masks == two.masks).float().mean() > 0.9999
-
-
-def test_a_budget_is_about_the_backbone_at_the_given_size(pair):
-    model, _ = pair
     subnet, structure = slim(model, 0.7, 1, (3, 90, 131))
     dense, kept = (count_macs(net.backbone, (3, 90, 131)) for net in (model, subnet))
     assert structure.macs == dict(dense=dense, subnet=kept, input_shape=[3, 90, 131],

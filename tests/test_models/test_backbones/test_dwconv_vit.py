@@ -1,6 +1,6 @@
-"""Foundation ViTs with replaced heads: states, tokens, sizes, and channels beside them.
+"""Foundation ViTs with replaced heads: tokens, sizes, files, and channels beside them.
 
-The law is tested in fp64, so that it says the same on every machine.
+The laws of these networks are in ``test_law``.
 """
 
 import copy
@@ -15,7 +15,7 @@ from mmpretrain.models import VisionTransformer
 from mmpretrain.models.utils import resize_pos_embed
 
 from mmkcr.apis import count_macs, slim
-from mmkcr.core import MacsModel, Structure
+from mmkcr.core import Structure
 from mmkcr.core.sites import holders
 from mmkcr.deploy.export import export_onnx
 from mmkcr.models import (
@@ -25,39 +25,25 @@ from mmkcr.models import (
 )
 from mmkcr.models.layers import OperatorAttention
 from mmkcr.models.layers.head_operators import folded_name
-from mmkcr.models.tasks import task_forward
-from mmkcr.registry import MODELS
-from .law import assert_same, outputs
+from .law import (
+    BLOCKS,
+    CHANNELS,
+    HEADS,
+    NETWORKS,
+    OPERATORS,
+    assert_same,
+    outputs,
+    randomise,
+    scene,
+)
+from .law import DWCONV_VIT as VIT
 
 pytestmark = pytest.mark.usefixtures('exact_positions')
-ARCH = dict(embed_dims=24, num_layers=3, num_heads=4, feedforward_channels=48)
-VIT = dict(arch=ARCH, img_size=32, patch_size=8)
-CASES = [
-    pytest.param(dict(VIT, out_indices=(0, -1)), (32, 32), id='class-token'),
-    pytest.param(dict(VIT, out_type='featmap', with_cls_token=False, out_indices=[1, 2]), (40, 24),
-                 id='patches'),
-    pytest.param(dict(VIT, out_type='featmap', num_registers=3), (24, 56), id='registers'),
-    pytest.param(dict(VIT, out_type='avg_featmap', with_cls_token=False, num_registers=2,
-                      layer_scale_init_value=0.3), (48, 32), id='registers-only'),
-    pytest.param(dict(VIT, out_type='raw', num_registers=1, pre_norm=True), (32, 40), id='raw'),
-]
-BLOCKS = dict(type='mmkcr.RelaxedTopKGate', count=2)
-HEADS = dict(type='mmkcr.RelaxedTopKGate', count=5, blockwise=False)
-OPERATORS = 'dwconv', 'conv', 'ensembled-dwconv', 'spvit'
-FFN = dict(type='mmkcr.GumbelChannelGate', min_size=4)
-
-
-def randomise(model, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.3, generator=generator)
-    return model
+CASES = [name for name, network in NETWORKS.items() if network.cls is DWConvVisionTransformer]
 
 
 def build(kwargs, seed=0, cls=DWConvVisionTransformer, **more):
-    model = randomise(cls(**kwargs, **more), seed)
-    model.eval()
-    return model
+    return randomise(cls(**kwargs, **more), seed)
 
 
 def structure(model, kept):
@@ -66,71 +52,20 @@ def structure(model, kept):
                                 for i, heads in enumerate(kept)})
 
 
-@pytest.mark.parametrize('kwargs, size', CASES)
-def test_dense_is_the_host_class_key_for_key(kwargs, size):
-    ours = build(kwargs)
-    registers = kwargs.get('num_registers', 0)
-    host = {k: list(v) if isinstance(v, tuple) else v for k, v in kwargs.items()
-            if k != 'num_registers'}
-    theirs = VisionTransformer(**host)
-    state = {k: v for k, v in ours.state_dict().items() if k != 'register_tokens'}
-    theirs.load_state_dict(state, strict=True)
-    theirs.eval()
-    x = torch.randn(2, 3, *size)
-    expected, found = outputs(theirs, x), outputs(ours, x)
-    assert [a.shape for a in found if kwargs.get('out_type') != 'raw'] == [
-        a.shape for a in expected if kwargs.get('out_type') != 'raw']
-    if not registers:
-        assert all(torch.equal(a, b) for a, b in zip(found, expected))
-    elif kwargs['out_type'] == 'raw':
-        assert found[0].shape[1] == expected[0].shape[1] + registers
-
-
-@pytest.mark.parametrize('number', range(2 * len(CASES)))
-@settings(max_examples=1, deadline=None)
-@given(seed=st.integers(1, 10**6))
-def test_supernet_with_hard_gates_equals_subnet(number, seed):
-    """Every network with both sorts of gates, and these with every operator."""
-    case, heads = divmod(number, 2)
-    kwargs, size = CASES[case].values
-    operator, gates = OPERATORS[(case + 2 * heads) % 4], HEADS if heads else BLOCKS
-    model = build(kwargs, seed, gates=gates, operator=operator).double()
-    x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(seed))
-    subnet, found = slim(model, None, 1, (3, *size))
-    assert_same(outputs(model, x), outputs(subnet, x))
+@pytest.mark.parametrize('name', CASES)
+def test_heads_are_replaced_and_folded(name):
+    """Plain layers: nothing is left to fold."""
+    network, (_, subnet, found) = NETWORKS[name], scene(name)
     replaced = [site.total - len(site.kept) for site in found.sites.values()]
-    assert sum(replaced) == (8 if gates is BLOCKS else 5)
+    assert sum(replaced) == (8 if network.gates is BLOCKS else 5)
     assert {site.operator for site in found.sites.values() if len(site.kept) < 4} == {
-        folded_name(operator)}
-    # plain layers: nothing is left to fold
+        folded_name(network.kwargs['operator'])}
     plain = copy.deepcopy(subnet)
     assert not any('logits' in key for key in plain.state_dict())
     for module in plain.modules():
         if isinstance(module, OperatorAttention):
             module.fold()
     assert list(plain.state_dict()) == list(subnet.state_dict())
-    assert found.params['subnet'] == sum(p.numel() for p in subnet.parameters())
-    # from its file, strictly
-    again = MODELS.build(dict(found.backbone, structure=json.loads(found.dumps()),
-                              **{k: v for k, v in kwargs.items() if k == 'num_registers'})).double()
-    again.load_state_dict(subnet.state_dict(), strict=True)
-    again.eval()
-    assert_same(outputs(subnet, x), outputs(again, x))
-
-
-@pytest.mark.parametrize('operator', OPERATORS)
-@pytest.mark.parametrize('gates', [BLOCKS, HEADS])
-def test_macs_of_the_supernet_are_those_of_dense_model_and_subnet(operator, gates):
-    kwargs = dict(VIT, num_registers=2)
-    model = build(kwargs, gates=gates, operator=operator)
-    macs = MacsModel(model, model, model.search_space.gated_sites(),
-                     task_forward(model, (3, 40, 32)))
-    assert macs.dense == count_macs(DWConvVisionTransformer(**kwargs), (3, 40, 32))
-    subnet, found = slim(model, None, 1, (3, 40, 32))
-    assert macs(found.sizes()) == count_macs(subnet, (3, 40, 32)) == found.macs['subnet']
-    assert found.macs['dense'] == macs.dense
-    assert found.params == dict(dense=sum(p.numel() for p in build(kwargs).parameters()),
-                                subnet=sum(p.numel() for p in subnet.parameters()))
 
 
 def test_conversion_inherits_the_weights():
@@ -183,9 +118,9 @@ def test_gradient_checkpointing_changes_nothing_even_across_sizes(gates):
     assert plain.layers[0].attn.operator.conv.weight.grad.any()
 
 
-@pytest.mark.parametrize('kwargs', [
-    dict(VIT, out_type='featmap', with_cls_token=False), dict(VIT, num_registers=2)])
-@pytest.mark.parametrize('operator', ['dwconv', 'spvit'])
+@pytest.mark.parametrize('kwargs, operator', [
+    (dict(VIT, out_type='featmap', with_cls_token=False), 'spvit'),
+    (dict(VIT, num_registers=2), 'spvit'), (dict(VIT, num_registers=2), 'dwconv')])
 def test_onnx_with_dynamic_sizes(kwargs, operator, tmp_path):
     pytest.importorskip('onnxruntime')
     model = build(kwargs, operator=operator)
@@ -218,15 +153,6 @@ def test_subnet_compiles_without_a_break():
         torch.testing.assert_close(compiled(x)[0], model(x)[0])
 
 
-def test_dense_checkpoint_loads_into_the_supernet():
-    dense, model = build(VIT, 3), build(VIT, gates=BLOCKS)
-    missing, unexpected = model.load_state_dict(dense.state_dict(), strict=False)
-    assert not unexpected and missing
-    assert all('.attn.head_operator.gate.' in key or '.attn.operator.' in key for key in missing)
-    with pytest.raises(ValueError, match='checkpoint of the dense'):
-        dense.load_state_dict(model.state_dict())
-
-
 @pytest.mark.parametrize('with_cls_token', [True, False])
 @pytest.mark.parametrize('size', [32, 48])
 def test_foundation_checkpoint_at_another_size_with_or_without_its_class_token(
@@ -256,11 +182,12 @@ def scores_file(path, seed=0):
     return scores, names
 
 
-@pytest.mark.parametrize('kwargs, size', CASES)
-@pytest.mark.parametrize('operator', ['dwconv', 'conv', 'ensembled-dwconv', 'spvit'])
+@pytest.mark.parametrize('name', CASES)
 @pytest.mark.parametrize('choice', ['blocks', 'scores', 'scattered'])
-def test_chosen_heads_start_from_the_dense_network(kwargs, size, operator, choice, tmp_path):
+def test_chosen_heads_start_from_the_dense_network(name, choice, tmp_path):
     """By init_cfg, from a list or scores: what replacement makes of the dense network."""
+    kwargs, size = dict(NETWORKS[name].kwargs), NETWORKS[name].size
+    operator = kwargs.pop('operator')
     scores, names = scores_file(tmp_path / 'scores.json')
     dense = build(kwargs, 1)
     if choice == 'scattered':
@@ -294,21 +221,13 @@ def test_chosen_heads_start_from_the_dense_network(kwargs, size, operator, choic
     assert all(torch.equal(a, b) for a, b in zip(outputs(model, x), outputs(again, x)))
 
 
-@pytest.mark.parametrize('gates', [dict(mlp_channels=FFN), None])
+@pytest.mark.parametrize('gates', [dict(mlp_channels=CHANNELS), None])
 def test_chosen_heads_beside_channels(gates):
     dense = build(VIT, 1)
     model = KCRDWConvVisionTransformer(**VIT, gates=gates, structure=dict(blocks=[1]))
     missing, surplus = model.load_state_dict(dense.state_dict(), strict=False)
     assert not surplus and all('.gate.' in key for key in missing)
     assert torch.equal(model.layers[1].attn.qkv.weight, dense.layers[1].attn.qkv.weight[48:])
-
-
-def test_a_file_still_needs_its_own_weights():
-    """Only a choice takes dense weights: a file's weights were trained, and are asked for."""
-    dense, model = build(VIT), build(VIT)
-    model.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
-    with pytest.raises(ValueError, match='checkpoint of the subnet'):
-        model.load_state_dict(dense.state_dict())
 
 
 @pytest.mark.parametrize('choice, message', [
@@ -333,42 +252,18 @@ def test_bad_choices_of_heads(choice, message, tmp_path, monkeypatch):
         DWConvVisionTransformer(**VIT, structure=choice)
 
 
-def test_only_networks_with_such_heads_take_a_choice():
-    with pytest.raises(ValueError, match='replaceable heads for `blocks`, found `KCRVision'):
-        KCRVisionTransformer(**VIT, structure=dict(blocks=[1]))
-
-
 # ---- channels of the MLPs beside heads --------------------------------------------------------
 
 
-@pytest.mark.parametrize('operator', ['conv', 'ensembled-dwconv', 'spvit'])
-def test_heads_that_a_file_replaced_are_folded_when_channels_are_slimmed(operator):
-    heads = build(VIT, operator=operator)
-    fixed = structure(heads, [[], [0, 2], [0, 1, 2, 3]])
-    model = build(VIT, cls=KCRDWConvVisionTransformer, gates=dict(mlp_channels=FFN),
-                  structure=fixed).double()
-    before = copy.deepcopy(model.state_dict())
-    x = torch.randn(2, 3, 40, 32)
-    subnet, found = slim(model, None, 1, (3, 40, 32))
-    assert_same(outputs(model, x), outputs(subnet, x))
-    assert {site.operator for site in found.sites.values()} == {None, f'{operator}-folded'}
-    assert not any('logits' in key for key in subnet.state_dict())
-    assert found.params['subnet'] == sum(p.numel() for p in subnet.parameters())
-    assert list(before) == list(model.state_dict())  # the search itself goes on as it was
-    again = KCRDWConvVisionTransformer(**VIT, structure=json.loads(found.dumps())).double()
-    again.load_state_dict(subnet.state_dict(), strict=True)
-    again.eval()
-    assert_same(outputs(subnet, x), outputs(again, x))
-
-
-@pytest.mark.parametrize('gates', [dict(mlp_channels=FFN, head_operator=BLOCKS),
-                                   dict(mlp_channels=FFN)])
-@pytest.mark.parametrize('target', [None, 0.7])
-def test_one_structure_file_for_heads_and_channels(gates, target, tmp_path):
+@pytest.mark.parametrize('operator, target', [
+    (None, None), (None, 0.7), ('dwconv', 0.7), *((operator, None) for operator in OPERATORS)])
+def test_one_structure_file_for_heads_and_channels(operator, target, tmp_path):
     """Searched together, or channels on a network whose heads a file has replaced."""
-    fixed = None
-    if 'head_operator' not in gates:
-        heads = build(VIT)  # the parent class, which has no sites at the MLPs
+    gates, fixed = dict(mlp_channels=CHANNELS), None
+    if operator is None:
+        gates['head_operator'] = BLOCKS
+    else:
+        heads = build(VIT, operator=operator)  # the parent class, which has no sites at the MLPs
         fixed = structure(heads, [[], [0, 2], [0, 1, 2, 3]])
         heads.slice_to(fixed)
     model = build(VIT, cls=KCRDWConvVisionTransformer, gates=gates, structure=fixed).double()
@@ -376,7 +271,7 @@ def test_one_structure_file_for_heads_and_channels(gates, target, tmp_path):
         own = [f'{site}.gate.' for site in model.gates()]
         missing, unexpected = model.load_state_dict(heads.state_dict(), strict=False)
         assert not unexpected and all(key.startswith(tuple(own)) for key in missing)
-    x = torch.randn(2, 3, 40, 32)
+    before, x = list(model.state_dict()), torch.randn(2, 3, 40, 32)
     subnet, found = slim(model, target, 1, (3, 40, 32))
     assert list(found.sites) == [f'layers.{i}.{kind}' for i in range(3)
                                  for kind in ('attn.head_operator', 'ffn.mlp_channels')]
@@ -385,10 +280,14 @@ def test_one_structure_file_for_heads_and_channels(gates, target, tmp_path):
             gate.alpha.data.fill_(-1.)[found.sites[site].kept] = 1.
     assert_same(outputs(model, x), outputs(subnet, x))
     assert count_macs(subnet, (3, 40, 32)) == found.macs['subnet']
+    assert found.params['subnet'] == sum(p.numel() for p in subnet.parameters())
     if target:
         assert found.macs['subnet'] <= target * found.macs['dense']
-    if fixed is not None:
-        assert all(found.sites[name] == site for name, site in fixed.sites.items())
+    if fixed is not None:  # heads that are fixed are folded
+        assert {site.operator for site in found.sites.values()} == {None, folded_name(operator)}
+        assert all(found.sites[name].kept == site.kept for name, site in fixed.sites.items())
+        assert not any('logits' in key for key in subnet.state_dict())
+        assert before == list(model.state_dict())  # the search itself goes on as it was
     found.save(tmp_path / 's.json')
     again = KCRDWConvVisionTransformer(**VIT, structure=str(tmp_path / 's.json')).double()
     again.load_state_dict(subnet.state_dict(), strict=True)
@@ -414,27 +313,30 @@ def test_published_architectures(arch):
     kwargs = published()[arch]
     with uninitialized():
         model = DWConvVisionTransformer(arch=arch, **kwargs)
+        expected = VisionTransformer(arch=dict(model.arch_settings), **kwargs).state_dict()
     depth, heads = {'dinov2-large': (24, 16), 'large': (24, 16), 'deit-small': (12, 6)}.get(
         arch, (12, 12))
     assert model.sites() == {f'layers.{i}.attn.head_operator': heads for i in range(depth)}
-    expected = VisionTransformer(arch=dict(model.arch_settings), **kwargs).state_dict()
     assert list(model.state_dict()) == list(expected)
 
 
 @pytest.mark.parametrize('build_it, message', [
     (lambda s: DWConvVisionTransformer(**VIT, operator='dw'), "found 'dw'"),
     (lambda s: DWConvVisionTransformer(**VIT, num_registers=-1), 'found -1'),
-    (lambda s: DWConvVisionTransformer(**VIT, gates=dict(mlp_channels=FFN)),
+    (lambda s: DWConvVisionTransformer(**VIT, gates=dict(mlp_channels=CHANNELS)),
      "by kind among .'head_operator'., found"),
     (lambda s: DWConvVisionTransformer(**VIT, gates=BLOCKS, structure=s), 'found both'),
     (lambda s: DWConvVisionTransformer(**VIT, gates=dict(BLOCKS, count=4)), 'at most the 3 blocks'),
     (lambda s: DWConvVisionTransformer(**VIT, structure=edited(s, 'operator', 'pool')),
      '`operator` among .*at site `layers.0.attn.head_operator`, found `pool`'),
     (lambda s: DWConvVisionTransformer(**VIT, structure=edited(s, 'total', 8)), 'expected 4 units'),
+    (lambda s: KCRVisionTransformer(**VIT, structure=dict(blocks=[1])),
+     'replaceable heads for `blocks`, found `KCRVision'),
     (lambda s: KCRDWConvVisionTransformer(**VIT, structure=s),
      'found site `layers.0.ffn.mlp_channels` only in the backbone'),
-    (lambda s: KCRDWConvVisionTransformer(**VIT, gates=dict(mlp_channels=FFN), structure=edited(
-        s, 'name', 'layers.9.attn')), 'site `layers.0.attn.head_operator` only in the backbone'),
+    (lambda s: KCRDWConvVisionTransformer(**VIT, gates=dict(mlp_channels=CHANNELS),
+                                          structure=edited(s, 'name', 'layers.9.attn')),
+     'site `layers.0.attn.head_operator` only in the backbone'),
 ])
 def test_refusals(build_it, message):
     with pytest.raises(ValueError, match=message):
@@ -447,14 +349,6 @@ def edited(found, key, value):
     name = value if key == 'name' else 'layers.0.attn.head_operator'
     data['sites'][name] = site if key == 'name' else dict(site, **{key: value})
     return Structure.load(data)
-
-
-def test_checkpoint_of_other_heads_is_refused():
-    one, two = build(VIT), build(VIT)
-    one.slice_to(structure(one, [[0], [], [1]]))
-    two.slice_to(structure(two, [[2], [], [1]]))
-    with pytest.raises(ValueError, match='found other kept units'):
-        two.load_state_dict(one.state_dict())
 
 
 def test_positions_of_a_map_whose_patches_are_a_square_and_one():

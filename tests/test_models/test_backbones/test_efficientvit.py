@@ -1,27 +1,20 @@
 """EfficientViT: timm's outputs with timm's weights, published sizes, options, three states."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import timm
 import torch
 from mmpretrain.models import ImageClassifier
 from torch import nn
 
+from lab.model_zoo import uninitialized
 from mmkcr.apis import count_macs
+from mmkcr.cli.console import load_tool
 from mmkcr.core import count_params
 from mmkcr.models import EfficientViT, EfficientViTClsHead, KCREfficientViT
+from .law import randomise
 
 HEADS = dict(b0=(1024, 1280), b1=(1536, 1600), b2=(2304, 2560), b3=(2304, 2560))
-
-
-def load_tool():
-    path = Path(__file__).parents[3] / 'tools/model_converters/efficientvit_timm.py'
-    spec = importlib.util.spec_from_file_location('efficientvit_timm', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+CONVERTER = 'model_converters/efficientvit_timm'
 
 
 def classifier(arch, **kwargs):
@@ -31,49 +24,31 @@ def classifier(arch, **kwargs):
     return model
 
 
-def randomise(model, seed=0):
-    """Weights of a trained network's size, and running statistics that are not 0 and 1."""
-    generator = torch.Generator().manual_seed(seed)
-    for module in model.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            fan = module.weight[0].numel()
-            module.weight.data.normal_(0, fan**-0.5, generator=generator)
-            if module.bias is not None:
-                module.bias.data.normal_(0, 0.2, generator=generator)
-        elif isinstance(module, nn.BatchNorm2d):
-            module.weight.data.uniform_(0.5, 1.5, generator=generator)
-            module.bias.data.normal_(0, 0.3, generator=generator)
-            module.running_mean.normal_(0, 0.3, generator=generator)
-            module.running_var.uniform_(0.5, 2, generator=generator)
-    return model
-
-
 @pytest.mark.parametrize('arch', HEADS)
-def test_weights_of_timm_give_outputs_of_timm(arch, tmp_path):
-    theirs = randomise(timm.create_model(f'efficientvit_{arch}')).eval()
-    ours, tool = classifier(arch), load_tool()
-    torch.save(theirs.state_dict(), tmp_path / 'timm.pth')
-    tool.main([str(tmp_path / 'timm.pth'), str(tmp_path / 'ours.pth')])
-    ours.load_state_dict(torch.load(tmp_path / 'ours.pth')['state_dict'], strict=True)
+def test_weights_of_timm_give_outputs_of_timm(arch):
+    with uninitialized():
+        theirs, ours = timm.create_model(f'efficientvit_{arch}'), classifier(arch)
+        state = load_tool(CONVERTER).convert(randomise(theirs).state_dict())
+    ours.load_state_dict(state, strict=True)
     ours, theirs = ours.double(), theirs.double()
+    ours.backbone.out_indices = [0, 1, 2, 3]
     for size in ((64, 64), (52, 99)) if arch == 'b1' else ((64, 64), ):
         x = torch.randn(2, 3, *size).double()
         with torch.no_grad():
-            expected, found = theirs(x), ours(x)
-            torch.testing.assert_close(found, expected, rtol=0,
-                                       atol=1e-5 * max(1., float(expected.abs().max())))
-            stages = theirs.forward_intermediates(x, intermediates_only=True)
-            ours.backbone.out_indices = [0, 1, 2, 3]
-            for a, b in zip(ours.backbone(x), stages):
-                torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(b.abs().max()))
-            ours.backbone.out_indices = [3]
+            last, stages = theirs.forward_intermediates(x)
+            found = ours.backbone(x)
+            pairs = [(ours.head(found), theirs.forward_head(last)), *zip(found, stages)]
+        assert len(pairs) == 5
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(other.abs().max()))
 
 
 @pytest.mark.parametrize('arch, params, macs', [
     ('b0', 3.4, 0.10), ('b1', 9.1, 0.52), ('b2', 24., 1.6), ('b3', 49., 4.0)])
 def test_published_sizes(arch, params, macs):
     """To the two digits that Cai et al. print, table 2, and exactly as timm's."""
-    model, theirs = classifier(arch), timm.create_model(f'efficientvit_{arch}')
+    with uninitialized():
+        model, theirs = classifier(arch), timm.create_model(f'efficientvit_{arch}')
     assert count_params(model) == count_params(theirs)
     assert count_macs(model) == count_macs(theirs)
     assert float(f'{count_params(model) / 1e6:.2g}') == params
@@ -135,8 +110,8 @@ def test_bad_arguments(kwargs, message):
             cls(**kwargs)
 
 
-def test_converter_refuses_others(tmp_path, capsys):
-    tool, state = load_tool(), timm.create_model('efficientvit_b0').state_dict()
+def test_converter_writes_what_it_knows_and_refuses_others(tmp_path, capsys):
+    tool, state = load_tool(CONVERTER), timm.create_model('efficientvit_b0').state_dict()
     cases = [({k: v for k, v in state.items() if 'stages.2' not in k}, 'missing|Missing'),
              (dict(state, extra=torch.zeros(1)), 'extra'), ({'a': torch.zeros(1)}, 'keys a')]
     for content, message in cases:
@@ -146,3 +121,6 @@ def test_converter_refuses_others(tmp_path, capsys):
         tool.main([str(tmp_path / 'none.pth'), str(tmp_path / 'out.pth')])
     assert 'expected a checkpoint at' in capsys.readouterr().err
     assert not (tmp_path / 'out.pth').exists()
+    torch.save(state, tmp_path / 'timm.pth')
+    tool.main([str(tmp_path / 'timm.pth'), str(tmp_path / 'out.pth')])
+    classifier('b0').load_state_dict(torch.load(tmp_path / 'out.pth')['state_dict'], strict=True)

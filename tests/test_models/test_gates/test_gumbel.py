@@ -98,7 +98,7 @@ def test_never_fewer_than_min_size():
     assert len(kept) == 5 and {3, 9} <= set(kept) and kept == sorted(kept)
 
 
-@pytest.mark.parametrize('alpha', [-6., -4., -3., -1., 0., 1., 3., 6.])
+@pytest.mark.parametrize('alpha', [-6., -4., -1., 2.])
 def test_expected_size_is_the_mean_over_the_noise(alpha):
     """Of hard gates, and of soft ones as the temperature falls; also around the floor of 8."""
     gate = GumbelChannelGate(384, init=alpha, temperature=1.6e-4)

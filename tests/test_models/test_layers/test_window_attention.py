@@ -91,9 +91,10 @@ def test_refuses_what_the_host_refuses(size, message):
         ours(torch.randn(1, 24 if size[0] == 3 else 64, 12).double(), size)
 
 
-@pytest.mark.parametrize('size', [(56, 56), (61, 83)])
 @pytest.mark.parametrize('state', ['dense', 'supernet', 'subnet'])
-def test_every_state_of_the_backbone(state, size):
+def test_every_state_of_the_backbone(state):
+    size = 61, 83  # no multiple of a window
+
     def build(fused):
         torch.manual_seed(0)
         model = KCRSwinTransformer(**SWIN, pad_small_map=True, fused_attention=fused,

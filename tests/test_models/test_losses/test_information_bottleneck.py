@@ -75,15 +75,6 @@ def test_gradients(normalize):
     assert torch.allclose(ours, printed, atol=1e-9)
 
 
-def test_a_step_along_the_gradient_brings_features_to_their_classes_clusters():
-    features, labels = batch(60)
-    loss = refresh(build(), features, labels)
-    x = features.float().requires_grad_()
-    before = loss(x, labels)
-    before.backward()
-    assert float(loss(x - 0.05 * x.grad, labels)) < float(before)
-
-
 def test_mixed_images_count_with_the_scores_of_their_classes():
     features, labels = batch()
     loss, share = refresh(build(), features, labels), 0.3

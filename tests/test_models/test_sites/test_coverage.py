@@ -5,9 +5,7 @@ are not the dense network.
 """
 
 import copy
-import importlib.util
 import itertools
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,14 +27,14 @@ from lab.kind_coverage import (
 )
 from long_form import LONG
 from mmkcr.apis import count_macs
+from mmkcr.cli.console import load_tool
 from mmkcr.closed_form.readers import output_rows, readers
 from mmkcr.core import MacsModel
 from mmkcr.models import Searchable
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
 
-ROOT = Path(__file__).parents[3]
-DOCUMENT = ROOT / 'docs' / 'coverage.md'
+DOCUMENT = Path(__file__).parents[3] / 'docs' / 'coverage.md'
 NAMES = [pytest.param(name, marks=pytest.mark.skipif(
     not installed(name), reason=f'`{family.library}` is not installed'))
     for name, family in FAMILIES.items()]
@@ -128,19 +126,6 @@ def test_kinds_together(kinds):
         found = found[TOGETHER.index(kinds) % min(3, len(found))::3]
     for number, name in enumerate(found):
         assert assert_law(name, kinds, number, FAMILIES[name].other) > 1e-6, name
-
-
-def test_how_many_cells_hold():
-    count = Counter((FAMILIES[name].library, kind) for name in THERE for kind in offered(name))
-    assert count['mmpretrain', 'mlp_hidden'] >= 30  # with ResNet, ConvNeXt and HorNet
-    assert count['mmpretrain', 'mlp_channels'] >= 18
-    assert count['mmpretrain', 'heads'] >= 20 and count['mmpretrain', 'head_channels'] >= 12
-    assert count['mmpretrain', 'embedding'] >= 3 and count['mmpretrain', 'head_operator'] >= 4
-    assert count['timm', 'mlp_hidden'] == 11 and count['timm', 'heads'] == 11
-    assert count['timm', 'mlp_channels'] >= 8 and count['timm', 'head_channels'] >= 8
-    assert min(count[library, kind] for library in ('mmseg', 'mmdet')
-               for kind in ('mlp_hidden', 'mlp_channels', 'heads')) >= 1
-    assert count['mmdet', 'heads'] == 2 and count['mmseg', 'heads'] == 1
 
 
 # ---- heads that a host splits in a way of its own -----------------------------------------------
@@ -267,9 +252,7 @@ def test_in_fp32_the_subnet_is_as_near_to_fp64_as_the_supernet(name, kinds):
 
 
 def test_the_document_is_what_the_command_writes(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location('tool', ROOT / 'tools/model_zoo/kind_coverage.py')
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_tool('model_zoo/kind_coverage')
     assert tool.render(DOCUMENT.read_text()) == DOCUMENT.read_text()
     (tmp_path / 'c.md').write_text(DOCUMENT.read_text().replace('| ✓ |', '| no |', 1))
     for arguments, status, word in (['--check'], 1, 'stale'), ([], 0, 'written'):

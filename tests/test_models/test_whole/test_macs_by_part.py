@@ -12,12 +12,10 @@ from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.counting import count_macs, count_parts, counted_proposals, part_rows
 from mmkcr.models.tasks import task_forward
 from mmkcr.models.two_stage import most_proposals, refined_boxes, two_stage_outputs
-from .whole_models import SWIN, batches, build
+from .whole_models import MASK_RCNN, SWIN, UPERNET, batches, build
 
 SHAPE = (3, 64, 64)
-CONFIGS = dict(
-    upernet='configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py',
-    rcnn='configs/kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py')
+CONFIGS = dict(upernet=UPERNET, rcnn=MASK_RCNN)
 
 
 @pytest.fixture(scope='module')
@@ -128,16 +126,12 @@ def sparse_rcnn():
     return build_model(config)
 
 
-def test_a_model_that_needs_labels_is_refused_in_one_sentence():
-    pytest.importorskip('mmcv.ops')
-    with pytest.raises(ValueError, match=r'expected `SparseRCNN` to run on one image of zeros .*, '
-                       r'without labels, found that it raised \w+Error'):
-        count_parts(sparse_rcnn(), SHAPE)
-
-
-def test_backbones_of_such_models_are_compressed_all_the_same():
+def test_a_model_that_needs_labels_is_refused_and_its_backbone_is_compressed_all_the_same():
     pytest.importorskip('mmcv.ops')
     model = sparse_rcnn()
+    with pytest.raises(ValueError, match=r'expected `SparseRCNN` to run on one image of zeros .*, '
+                       r'without labels, found that it raised \w+Error'):
+        count_parts(model, SHAPE)
     task = types.SimpleNamespace(model=model, input_shape=SHAPE)
     with pytest.warns(UserWarning, match='MACs by part are not counted: expected `SparseRCNN`'):
         assert both_parts(task, model) == {}

@@ -1,6 +1,7 @@
 """Small detectors and segmentors, and what they give for chosen proposals."""
 
 import copy
+import functools
 
 import torch
 from mmengine.config import Config
@@ -13,11 +14,18 @@ from mmkcr.models.tasks import _detection_sample, is_detector
 SWIN = dict(type='mmkcr.KCRSwinTransformer', arch=dict(
     embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=32, patch_size=4, window_size=4,
     use_abs_pos_embed=False, drop_path_rate=0., out_indices=(0, 1), pad_small_map=True)
-KCR = 'configs/kcr/'
+UPERNET = 'configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py'
+MASK_RCNN = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
+_read = functools.cache(load_config)
+
+
+def _shipped(path):
+    """The model of a config, to be altered."""
+    return copy.deepcopy(_read(path).model)
 
 
 def _upernet():
-    return load_config(KCR + 'segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py').model
+    return _shipped(UPERNET)
 
 
 def _upernet_batch_norm():
@@ -35,8 +43,7 @@ def _segformer():
 
 
 def _mask_rcnn():
-    model = load_config(
-        KCR + 'detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py').model
+    model = _shipped(MASK_RCNN)
     model.neck.out_channels = model.rpn_head.in_channels = 16
     model.rpn_head.feat_channels = 12
     head = model.roi_head
@@ -85,36 +92,37 @@ def _pafpn():
     return model
 
 
-def _dino():
-    model = load_config('mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py').model
-    model.backbone, model.num_queries = SWIN, 9
-    model.neck.update(in_channels=[16, 32], out_channels=32, norm_cfg=dict(type='GN', num_groups=4))
+def _small_layers(config):
+    for layer in config.values():
+        layer.update(embed_dims=32)
+    config.ffn_cfg.feedforward_channels = 24
+
+
+def _queries(path, backbone, **neck):
+    """An encoder and a decoder of two layers each, for nine queries."""
+    model = _shipped(path)
+    model.backbone, model.num_queries = backbone, 9
+    model.neck.update(out_channels=32, **neck)
     for part in (model.encoder, model.decoder):
         part.num_layers = 2
-        for config in part.layer_cfg.values():
-            config.update(embed_dims=32)
-        part.layer_cfg.ffn_cfg.feedforward_channels = 24
+        _small_layers(part.layer_cfg)
     model.positional_encoding.num_feats = 16
     model.bbox_head.update(num_classes=3, embed_dims=32)
     return model
+
+
+def _dino():
+    return _queries('mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py', SWIN, in_channels=[16, 32],
+                    norm_cfg=dict(type='GN', num_groups=4))
 
 
 def _detr():
-    model = load_config('mmdet::detr/detr_r50_8xb2-150e_coco.py').model
-    model.backbone, model.num_queries = dict(SWIN, out_indices=(1, )), 9
-    model.neck.update(in_channels=[32], out_channels=32)
-    for part in (model.encoder, model.decoder):
-        part.num_layers = 2
-        for config in part.layer_cfg.values():
-            config.update(embed_dims=32)
-        part.layer_cfg.ffn_cfg.feedforward_channels = 24
-    model.positional_encoding.num_feats = 16
-    model.bbox_head.update(num_classes=3, embed_dims=32)
-    return model
+    return _queries('mmdet::detr/detr_r50_8xb2-150e_coco.py', dict(SWIN, out_indices=(1, )),
+                    in_channels=[32])
 
 
 def _mask2former():
-    model = load_config('mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py').model
+    model = _shipped('mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py')
     model.backbone = SWIN
     head = model.panoptic_head
     head.update(in_channels=[16, 32], strides=[4, 8], feat_channels=32, out_channels=32,
@@ -123,10 +131,7 @@ def _mask2former():
     pixels.update(num_outs=1, norm_cfg=dict(type='GN', num_groups=4))
     pixels.encoder.num_layers = decoder.num_layers = 2
     pixels.encoder.layer_cfg.self_attn_cfg.update(num_levels=1, num_heads=4)
-    for layer in (pixels.encoder.layer_cfg, decoder.layer_cfg):
-        for config in layer.values():
-            config.update(embed_dims=32)
-        layer.ffn_cfg.feedforward_channels = 24
+    _small_layers(pixels.encoder.layer_cfg), _small_layers(decoder.layer_cfg)
     for part in (pixels, head):
         part.positional_encoding.num_feats = 16
     return model

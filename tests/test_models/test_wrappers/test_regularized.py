@@ -10,7 +10,6 @@ import pytest
 import torch
 from mmengine.logging import MessageHub
 from mmengine.model import ExponentialMovingAverage
-from mmengine.optim import OptimWrapper
 from mmengine.registry import DefaultScope
 from mmengine.runner import load_state_dict, set_random_seed
 from mmpretrain.structures import DataSample
@@ -177,11 +176,11 @@ def test_price_grows_until_the_target_is_met():
     """However hard the task loss pulls: here 100 times as hard as the price at the start."""
     shape = (3, 16, 16)
     model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', weight=1e-3,
-                                                   growth=0.05, target='85%')).train()
+                                                   growth=0.1, target='85%')).train()
     macs, gates = model.macs_model(shape), list(model.gates().values())
-    optimizer = torch.optim.Adam(model.gate_parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(model.gate_parameters(), lr=0.04)
     wanted = torch.linspace(0.5, 1, 24)  # by how much a channel is
-    for _ in range(600):
+    for _ in range(300):
         optimizer.zero_grad()
         task = -sum((wanted * torch.sigmoid(gate.alpha)).mean() for gate in gates)
         (0.1 * task + model.price(macs)['loss_price']).backward()
@@ -218,30 +217,13 @@ def test_price_pulls_towards_its_target():
         for gate in gates:
             gate.alpha.data.normal_(start, 0.5)
         macs = model.macs_model((3, 16, 16))
-        optimizer = torch.optim.Adam(model.gate_parameters(), lr=0.05)
-        for _ in range(300):
+        optimizer = torch.optim.Adam(model.gate_parameters(), lr=0.1)
+        for _ in range(150):
             optimizer.zero_grad()
             out = model.price(macs)
             out['loss_price'].backward()
             optimizer.step()
         assert float(out['macs_open']) * 1e9 == pytest.approx(0.85 * macs.dense, rel=0.02)
-
-
-def test_the_cost_rises_with_alpha():
-    """The expected MACs, and with them the price, at the first and last temperature."""
-    model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice'))
-    macs = model.macs_model((3, 16, 16))
-    for temperature in (4.5, 4.5 * 0.95**199):
-        found = []
-        for alpha in torch.linspace(-6, 6, 61):
-            for gate in model.gates().values():
-                gate.alpha.data.fill_(alpha)
-                gate.temperature = temperature
-            out = model.price(macs)
-            found.append((out['macs'].item(), out['loss_price'].item()))
-        assert found == sorted(found)
-        # it rises wherever the floor of the sizes is not reached
-        assert len({cost for cost, _ in found[25:]}) == len(found[25:])
 
 
 def test_paper_cost_when_all_masks_underflow():
@@ -347,34 +329,6 @@ def test_entropy_term_and_gate_parameters():
     assert [id(p) for p in model.gate_parameters()] == [
         id(p) for name, p in model.named_parameters() if '.gate.' in name]
     assert len(model.gate_parameters()) == 2
-
-
-def test_train_step_and_prediction():
-    model = build('SearchModel', GATES)
-    optimizer = OptimWrapper(torch.optim.AdamW(model.parameters(), lr=0.01))
-    inputs, samples = batch()
-    before = model.gate_parameters()[0].clone()
-    log = model.train_step(dict(inputs=list(inputs), data_samples=samples), optimizer)
-    assert {'loss', 'loss_price', 'macs', 'kept'} <= set(log)
-    assert not torch.equal(before, model.gate_parameters()[0])
-    predictions = model.val_step(dict(inputs=list(inputs), data_samples=samples))
-    assert len(predictions) == 6 and predictions[0].pred_score.shape == (5, )
-
-
-def test_slim_takes_the_wrapper_and_gives_the_bare_task_model():
-    model = build('SearchModel', GATES)
-    for gate in model.gates().values():
-        gate.alpha.data.normal_()
-    subnet, structure = slim(model, 0.85, 4, (3, 16, 16))
-    assert type(subnet).__name__ == 'ImageClassifier'
-    macs = structure.macs
-    assert macs['subnet'] == count_macs(subnet, (3, 16, 16)) <= 0.85 * macs['dense']
-    assert macs['dense'] == count_macs(MODELS.build(classifier()), (3, 16, 16))
-    assert structure.params['dense'] == sum(
-        p.numel() for p in MODELS.build(classifier()).parameters())
-    assert find_backbone(model).gates()  # the supernet is left as it was
-    deploy = MODELS.build(classifier(structure=structure))
-    load_state_dict(deploy, subnet.state_dict(), strict=True)
 
 
 def test_refusals():
