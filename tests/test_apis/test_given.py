@@ -139,7 +139,8 @@ class Giving(nn.Module):
         return self.form(self.net(x))
 
 
-@pytest.mark.parametrize('form', [Outputs, lambda x: (x, None), lambda x: dict(a=[x, None], b=3)])
+@pytest.mark.parametrize('form', [Outputs, lambda x: (x, None),
+                                  lambda x: dict(a=[x, None], b='text')])
 def test_forms_of_outputs(form):
     assert small(Giving(form)).agreement['error'] > 0
 
@@ -162,9 +163,12 @@ class Pairs(torch.utils.data.Dataset):
         return images()[place], place
 
 
+LABELLED = [(images(2), torch.zeros(2))] * 3
+UNPACK = r'for images, \*_ in loader'
+
+
 @pytest.mark.parametrize('batches, said', [
-    ([(images(2), torch.zeros(2))] * 3, r'for images, \*_ in loader'),
-    ([[images(2), torch.zeros(2)]] * 3, r'for images, \*_ in loader'),
+    (LABELLED, UNPACK), (list(map(list, LABELLED)), UNPACK),
     (Pairs(), r'torch.stack\(\[image for image'),
     (list(images()), r'torch.stack\(images\)'),
     ([dict(pixel_values=images(2))] * 3, r'model\(\*\*batch\)'),
@@ -202,8 +206,8 @@ def test_no_network(model):
 
 
 @pytest.mark.parametrize('held_out, said', [
-    ([(images(2), torch.zeros(2))] * 3, r'for images, \*_ in loader'), (Pairs(), 'a data set'),
-    (list(images()), r'torch.stack\(images\)'), (images().bfloat16(), 'bfloat16')])
+    (LABELLED, UNPACK), (Pairs(), 'a data set'), (list(images()), r'torch.stack\(images\)'),
+    (images().bfloat16(), 'bfloat16')])
 def test_held_out_images_are_looked_at_too(held_out, said):
     with pytest.raises(ValueError, match=said):
         small(vit(), held_out=held_out)
@@ -220,21 +224,22 @@ def test_copies_that_are_held_out_are_told(batches, held_out, seen):
     assert f'{said.get(seen, f", {seen} of which the refit saw,")} differ by' in str(result)
 
 
-@pytest.mark.parametrize('change, batches, said', [
-    (lambda model: torch.nn.utils.prune.l1_unstructured(model.blocks[0].mlp.fc1, 'weight', 0.5),
-     images(), 'prune.remove'),
-    (lambda model: nn.init.constant_(model.blocks[0].mlp.fc1.bias, torch.inf), images(), 'finite'),
-    (lambda model: None, Pairs(), 'a data set'),
-    (lambda model: None, [(images(2), torch.zeros(2))] * 3, r'for images, \*_ in loader'),
-    (lambda model: None, images().bfloat16(), 'bfloat16')])
-def test_a_refit_of_a_structure_looks_at_the_same(change, batches, said):
+def infinite(model):
+    model.blocks[0].mlp.fc1.bias.data.fill_(torch.inf)
+
+
+def test_a_refit_of_a_structure_looks_at_the_same():
     structure = small(vit()).structure
     wrapped = refit_structure(nn.DataParallel(vit()), structure, images(), SHAPE)
     assert type(wrapped.model) is type(vit()) and wrapped.structure.sites == structure.sites
-    model = vit()
-    change(model)
-    with pytest.raises(ValueError, match=said):
-        refit_structure(model, structure, batches, SHAPE)
+    for change, batches, said in (
+            (lambda model: CHANGES['pruned'][0](model, 'blocks.0.mlp.fc1'), images(), 'prune.rem'),
+            (infinite, images(), 'finite'), (nn.Identity(), Pairs(), 'a data set'),
+            (nn.Identity(), LABELLED, UNPACK), (nn.Identity(), images().bfloat16(), 'bfloat16')):
+        model = vit()
+        change(model)
+        with pytest.raises(ValueError, match=said):
+            refit_structure(model, structure, batches, SHAPE)
 
 
 def test_a_model_that_keeps_a_feature_map():
@@ -324,4 +329,3 @@ def law(family, draw):
     assert found.structure.params['subnet'] == COSTS['params'](found.model, shape)
     assert found.structure.macs['subnet'] == COSTS['macs'](found.model, shape)
     return 'held'
-
