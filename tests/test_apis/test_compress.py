@@ -21,7 +21,7 @@ from mmkcr.closed_form.compression import macs_model
 from mmkcr.closed_form.head_rotation import width_order
 from mmkcr.closed_form.kinds import searched
 from mmkcr.closed_form.progress import CompressProgress
-from mmkcr.closed_form.readers import input_rows, output_rows, readers, weight_matrix
+from mmkcr.closed_form.readers import input_rows, output_rows, weight_matrix
 from mmkcr.core import Structure, count_params
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
@@ -529,15 +529,6 @@ class Broken(TwoInputs):
         if factor is None:
             raise LookupError(f'{"of its own " * 50}\nfault')
         return super().forward(images, factor)
-
-
-def test_readers_are_the_layers_that_the_units_enter():
-    from mmkcr.models.search_space import SearchSpace
-    space = SearchSpace.of_dense(vit(), ['mlp_hidden', 'heads'])
-    found = {name: [(reader.path, reader.inner) for reader in readers(site)]
-             for name, site in space.sites.items()}
-    assert found['layers.0.ffn.mlp_hidden'] == [('layers.0.ffn.layers.1', 1)]
-    assert found['layers.0.attn.heads'] == [('layers.0.attn.proj', 8)]
 
 
 def killed_and_started_again(run, blocks, monkeypatch):

@@ -1,9 +1,5 @@
 """mmpretrain's, mmdet's and mmseg's inferencers on dense and slimmed models."""
 
-import importlib.util
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,10 +10,10 @@ from mmseg.structures import SegDataSample
 
 from long_form import few
 from mmkcr.apis import inferencer, list_models, model_config, register_models, slim
+from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_backbone
 
-REPO = Path(__file__).parents[2]
 CLASSIFIER = 'kcr-deploy_swin-mini_1xb64_digits'
 DETECTOR = 'kcr-mask-rcnn_swin-mini_{}_1xb8_digit-scenes'
 SEGMENTOR = 'kcr-upernet_swin-mini_{}_1xb8_digit-scenes'
@@ -76,7 +72,6 @@ def test_a_model_that_differs_from_its_config_by_options(capsys):
     """They hold wherever it is known by its name: here, in mmpretrain and for commands."""
     from mmpretrain.apis import ModelHub
 
-    from mmkcr.cli.console import load_tool
     name = 'kcr-retrain_swin-base_eta01_8xb64_in1k'
     register_models()
     assert model_config(name).model.regularizers.kcr.weight == 0.1
@@ -155,11 +150,7 @@ def test_checkpoint_of_another_model(trained, tmp_path):
 @pytest.fixture
 def demo():
     """The command's module."""
-    spec = importlib.util.spec_from_file_location(
-        'before_after', REPO / 'tools/demo/before_after.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool('demo/before_after')
 
 
 @pytest.mark.parametrize('name', few((DETECTOR, SEGMENTOR), DETECTOR))
@@ -174,21 +165,6 @@ def test_pictures(demo, name, trained, scenes, tmp_path, capsys):
     left, right = np.array_split(pixels, 2, axis=1)
     assert pixels.shape[:2] == (528, 960) and left.std() > 0 and right.std() > 0
     assert not np.array_equal(left, right)
-
-
-def test_titles_have_macs_and_time_of_the_backbones(demo, trained):
-    dense, subnet, structure = trained(DETECTOR)
-    models = [demo.load((DETECTOR.format(state), path), file, 'cpu') for state, path, file in (
-        ('dense', dense, None), ('slim', subnet, structure))]
-    first, second = demo.titles(models, (3, 64, 64), 'eager', 2)
-    assert re.fullmatch(r'dense: [\d.]+ M MACs, [\d.]+ ms', first)
-    assert re.fullmatch(r'slim: [\d.]+ M MACs \(\d+%\), [\d.]+ ms \(\d+%\)', second)
-    assert demo.titles(models, (3, 64, 64), None, 2)[0] == first.rpartition(',')[0]
-
-
-def test_a_class_has_one_color(demo):
-    assert demo.palette(3) == demo.palette(10)[:3] and len(set(demo.palette(10))) == 10
-    assert len(set(demo.palette(80))) == 80
 
 
 def test_what_was_found_is_enlarged_with_the_image(demo):
@@ -212,8 +188,7 @@ def test_what_was_found_is_enlarged_with_the_image(demo):
     (dict(dense='kcr-mask'), 'expected a config file or a model')])
 def test_wrong_arguments(demo, scenes, tmp_path, capsys, change, message):
     given = dict(dense=DETECTOR.format('dense'), images=str(scenes / 'scenes/images/validation'),
-                 count='1')
-    given.update(change)
+                 count='1') | change
     with pytest.raises(SystemExit):
         demo.main(['--dense', given['dense'], 'x.pth', '--slim', DETECTOR.format('slim'), 'x.pth',
                    '--images', given['images'], '--count', given['count'], '--out',

@@ -2,7 +2,6 @@
 
 import importlib.util
 import time
-from functools import partial
 
 import onnx
 import pytest
@@ -105,11 +104,7 @@ def test_share_is_of_the_median_ratio(samples, slim_macs):
     content = timing.to_dict()
     assert content['ratio_quartiles'][0] <= timing.ratio + 1e-9
     assert content['share_quartiles'][0] <= timing.share() + 1e-9
-
-
-@pytest.mark.parametrize('slim', [5, 9])
-def test_macs_that_are_not_fewer_have_no_share(slim):
-    assert PairTiming([1.], [1.], 5, slim).share() is None
+    assert all(PairTiming([1.], [1.], 5, macs).share() is None for macs in (5, 9))  # not fewer
 
 
 @pytest.mark.parametrize('kwargs, message', [
@@ -209,13 +204,10 @@ def test_files_run_on_the_device_that_was_asked_for(tmp_path):
         export_onnx(model.to('meta'), path, SHAPE)
 
 
-@pytest.mark.parametrize('target', [0.9, 0.75])
 @pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN)])
-def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs, target):
-    subnet, structure = random_subnet(cls(**kwargs), target, SHAPE, divisor=1)
-    assert structure.macs['subnet'] == count_macs(subnet, SHAPE)
+def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs):
+    _, structure = random_subnet(cls(**kwargs), 0.75, SHAPE, divisor=1)
     assert structure.macs['dense'] == count_macs(cls(**kwargs), SHAPE)
-    assert structure.macs['subnet'] <= target * structure.macs['dense']
     kept = {name: len(site.kept) / site.total for name, site in structure.sites.items()}
     assert max(kept.values()) < 1
     for name, site in structure.sites.items():
@@ -241,7 +233,7 @@ FAMILIES = ((KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN), (OFBVisionT
             (DCSMobileViT, MOBILEVIT), (DCSEfficientViT, dict(EFFICIENTVIT, local=True)))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from(FAMILIES), st.booleans(), st.floats(0.2, 1.), st.sampled_from([1, 2, 8]))
 def test_random_subnets_cost_what_they_say_and_at_most_their_target(family, gated, share, divisor):
     """Counted on the network that was built, with the masks on queries and keys."""
@@ -268,26 +260,17 @@ def test_random_subnets_are_within_reach():
         random_subnet(KCRVisionTransformer(**VIT), 0.01, SHAPE)
 
 
-def dwconv(kept):
-    """A network whose blocks keep these heads beside an operator."""
+def whole_blocks():
+    """A network whose blocks are operators."""
     model = DWConvVisionTransformer(**VIT, num_registers=1)
-    model.slice_to(model.structure_for({name: torch.tensor(kept).long() for name in model.sites()}))
+    model.slice_to(model.structure_for({name: torch.tensor([]).long() for name in model.sites()}))
     return model
 
 
-def subnet_of(cls, kwargs, share):
-    return random_subnet(cls(**kwargs), share, SHAPE, divisor=1)[0]
-
-
 @pytest.mark.parametrize('build', [
-    partial(subnet_of, KCRVisionTransformer, VIT, 0.75),
-    partial(subnet_of, KCRSwinTransformer, SWIN, 0.75),
-    partial(subnet_of, DCSEfficientViT, EFFICIENTVIT, 0.99),
-    partial(subnet_of, DCSMobileViT, MOBILEVIT, 0.95), partial(dwconv, []), partial(dwconv, [1])],
-    ids=['KCR ViT', 'KCR Swin', 'DCS EfficientViT', 'DCS MobileViT', 'DWConv blocks',
-         'DWConv heads'])
+    lambda: random_subnet(DCSMobileViT(**MOBILEVIT), 0.95, SHAPE, divisor=1)[0], whole_blocks])
 def test_a_subnet_compiles_to_one_graph(build):
-    torch.manual_seed(0)
+    """Subnets of every kind do, too: test_plain.test_export_and_compile_without_a_break."""
     model = TensorModel(build())
     model.eval()
     images, graphs = torch.randn(2, *SHAPE), CompileCounter()

@@ -90,10 +90,10 @@ def mobilevit():
     return model
 
 
-@pytest.mark.parametrize('kind', ['mlp_channels', 'mlp_hidden'])
-@pytest.mark.parametrize('mask', ['qk_mask', dict(kind='qk_mask', separate=True, init=0.)],
-                         ids=['open', 'partly shut'])
-def test_a_structure_with_masks_begins_with_new_ones(kind, mask, tmp_path):
+@pytest.mark.parametrize('kind, mask', [
+    ('mlp_channels', 'qk_mask'), ('mlp_hidden', dict(kind='qk_mask', separate=True, init=0.))],
+    ids=['open', 'partly shut'])
+def test_a_structure_with_masks_begins_with_new_ones(kind, mask):
     """The rest is refitted beside them, and they are layers of the result."""
     space = Searchable(mobilevit(), sites=[mask, kind]).search_space
     structure = space.structure_for({name: torch.arange(0, total, 2)

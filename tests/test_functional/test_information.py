@@ -77,18 +77,6 @@ def test_streaming_values_equal_the_naive_ones(sizes, seed, beta, batch):
     assert np.allclose(sums.log_q().exp().numpy(), q, atol=1e-12)
 
 
-def test_fact_1_the_first_term_does_not_depend_on_the_network():
-    points, inputs, _, centroids, input_centroids = map(torch.from_numpy, draw((9, 4, 3, 5), 0))
-    phi_inputs = log_assignments(inputs, input_centroids, 1., False).exp()
-    weight = torch.eye(5, dtype=torch.float64, requires_grad=True)
-    phi = log_assignments(points @ weight, centroids, 1., False).exp()
-    assert torch.allclose(phi.sum(1), torch.ones(9, dtype=torch.float64), atol=1e-12)
-    first = torch.einsum('ia,ib,ib->', phi, phi_inputs, phi_inputs.log()) / 9
-    assert float(first.detach()) == pytest.approx(float((phi_inputs * phi_inputs.log()).sum() / 9))
-    first.backward()
-    assert weight.grad.abs().max() < 1e-12
-
-
 @given(SIZES, st.integers(0, 99), st.floats(0.05, 4.), st.floats(1e-6, 1.))
 @settings(max_examples=60, deadline=None)
 def test_fact_2_the_bound_holds_with_the_term_that_the_theorem_drops(sizes, seed, beta, smoothing):
