@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
-from mmdet.structures import DetDataSample
-from mmengine.structures import InstanceData, PixelData
-from mmseg.structures import SegDataSample
 
 from long_form import few
 from mmkcr.apis import inferencer, list_models, model_config, register_models, slim
@@ -165,20 +162,6 @@ def test_pictures(demo, name, trained, scenes, tmp_path, capsys):
     left, right = np.array_split(pixels, 2, axis=1)
     assert pixels.shape[:2] == (528, 960) and left.std() > 0 and right.std() > 0
     assert not np.array_equal(left, right)
-
-
-def test_what_was_found_is_enlarged_with_the_image(demo):
-    """Labels have one size in pixels: on a small image they would hide the digits."""
-    masks = torch.rand(2, 3, 4) < 0.5
-    boxes = torch.tensor([[0., 1., 2., 3.], [1., 1., 4., 2.]])
-    sample = DetDataSample(pred_instances=InstanceData(bboxes=boxes, masks=masks))
-    found = demo.enlarge_sample(sample, 4).pred_instances
-    assert torch.equal(found.bboxes, 4 * boxes) and torch.equal(sample.pred_instances.bboxes, boxes)
-    np.testing.assert_array_equal(found.masks, np.kron(masks, np.ones((1, 4, 4), bool)))
-    classes = torch.randint(10, (1, 3, 4))
-    sample = SegDataSample(pred_sem_seg=PixelData(data=classes))
-    found = demo.enlarge_sample(sample, 2).pred_sem_seg.data
-    np.testing.assert_array_equal(found, np.kron(classes, np.ones((1, 2, 2), int)))
 
 
 @pytest.mark.parametrize(('change', 'message'), [
