@@ -84,11 +84,6 @@ def test_both_families_at_once_are_refused(tmp_path, monkeypatch, original):
     assert f'pip uninstall -y {original}`' in str(refused.value)
 
 
-def test_one_family_alone_is_good():
-    assert any(hosts._installed(fork) for fork in hosts.ORIGINALS)
-    hosts.refuse_mixed_families()
-
-
 @pytest.mark.parametrize('library', ['mmpretrain', 'mmdet', 'mmseg'])
 def test_no_metafile_has_a_reference(library):
     """So its path is the one below the library's configs, which is all that is looked up."""

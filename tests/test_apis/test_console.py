@@ -9,7 +9,7 @@ from mmengine.config import Config
 
 from mmkcr.apis.shipped import shipped_root
 from mmkcr.cli import console
-from mmkcr.cli.command import COMMANDS, Parser, command, reader_is_gone
+from mmkcr.cli.command import COMMANDS, command, reader_is_gone
 from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import build_model
 from mmkcr.version import __version__
@@ -59,12 +59,6 @@ def test_help_is_that_of_the_module_that_the_tool_starts(name, capsys, monkeypat
     script = (shipped_root() / 'tools' / f'{COMMANDS[name].tool}.py').read_text()
     assert f'from {tool.__name__} import main\n' in script and len(script.splitlines()) < 10
     assert ' '.join(tool.__doc__.strip().splitlines()[0].split()) in ' '.join(out.split())
-
-
-def test_defaults_that_are_lists_are_written_as_they_are_typed():
-    parser = Parser('A tool.')
-    parser.add_argument('--sizes', nargs='+', default=['60%', 8], help='sizes (%(default)s)')
-    assert 'sizes (60% 8)' in parser.format_help() == parser.format_help()
 
 
 def test_wrong_arguments_name_the_command(capsys, monkeypatch):

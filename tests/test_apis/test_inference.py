@@ -128,20 +128,16 @@ def flat(predictions):
 
 def test_checkpoint_of_another_model(trained, tmp_path):
     """What the hosts only warn of: other shapes, missing entries."""
-    dense, subnet, structure = trained(DETECTOR)
+    dense, subnet, _ = trained(DETECTOR)
     with pytest.raises(ValueError, match='checkpoint of the dense `KCRSwinTransformer`, found .*'
                                          'mis-shaped'):
         inferencer(DETECTOR.format('dense'), subnet)
-    with pytest.raises(ValueError, match='checkpoint of .*`KCRSwinTransformer`.*mis-shaped'):
-        inferencer(DETECTOR.format('slim'), dense, structure)
     headless = torch.load(dense)
     del headless['state_dict']['rpn_head.rpn_cls.bias']
     torch.save(headless, tmp_path / 'headless.pth')
     with pytest.raises(ValueError, match='MaskRCNN in .*headless.pth`, found none of its entry '
                                          '`rpn_head.rpn_cls.bias` and of 0 others'):
         inferencer(DETECTOR.format('dense'), str(tmp_path / 'headless.pth'))
-    with pytest.raises(FileNotFoundError, match='a checkpoint at `no.pth`, found none'):
-        inferencer(DETECTOR.format('dense'), 'no.pth')
 
 
 @pytest.fixture

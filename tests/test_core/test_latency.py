@@ -17,8 +17,6 @@ from mmkcr.core import (
     choose_options,
     solve_budget,
 )
-from mmkcr.core.allocation import Curve, allocate
-from mmkcr.core.cost import useful_sizes
 from mmkcr.core.latency import interpolate
 from mmkcr.models import KCRVisionTransformer
 from mmkcr.models.search_space import SearchSpace
@@ -89,32 +87,6 @@ def test_sites_of_one_product_do_not_save_the_same_twice():
     assert model(half) == DENSE - 1_500_000  # a half, and half of a half
     tensors = {name: torch.tensor(float(size), requires_grad=True) for name, size in half.items()}
     assert float(model(tensors).detach()) == pytest.approx(DENSE - 1_500_000)
-
-
-@settings(deadline=None)
-@given(st.integers(8_500_000, DENSE), st.randoms())
-def test_the_solver_equals_enumeration(target, random):
-    model = LatencyModel(MACS, table_of(MACS))
-    sizes = [8, 16, 24, 31, 32]
-    losses = {name: sorted((random.random() for _ in sizes), reverse=True) for name in MACS.sites}
-    curves = {}
-    for name in MACS.sites:
-        costs = [model({**model.full, name: size}) for size in sizes]
-        useful = useful_sizes(costs)
-        assert 3 not in useful and useful[-1] == 4  # 31 units take longer than all
-        curves[name] = Curve([sizes[i] for i in useful], [losses[name][i] for i in useful],
-                             [costs[i] - costs[0] for i in useful])
-    floor = model(dict.fromkeys(MACS.sites, 8))
-    chosen = allocate(curves, target - floor, bins=10**6)
-    assert model(chosen) <= target
-
-    def loss(picked):
-        return sum(losses[name][sizes.index(size)] for name, size in picked.items())
-
-    best = min(loss(picked) for picked in (
-        dict(zip(MACS.sites, both)) for both in itertools.product(sizes, repeat=2))
-        if model(picked) <= target)
-    assert loss(chosen) == pytest.approx(best)
 
 
 @settings(deadline=None, max_examples=60)

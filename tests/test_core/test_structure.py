@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.core import Structure, atomic_write
+from mmkcr.core import Structure
 
 FFN_0, FFN_1 = (f'layers.{i}.ffn.mlp_channels' for i in range(2))
 WIDTHS = {FFN_0: 12, FFN_1: 8}
@@ -130,13 +130,3 @@ def test_invalid_structure_writes_nothing(tmp_path):
     with pytest.raises(ValueError, match=FFN_0):
         structure.save(tmp_path / 's.json')
     assert not list(tmp_path.iterdir())
-
-
-def test_interrupted_write_keeps_the_old_file(tmp_path):
-    path = tmp_path / 's.json'
-    Structure.load(GOOD).save(path)
-    with pytest.raises(KeyboardInterrupt), atomic_write(path) as temporary:
-        temporary.write_text('half')
-        raise KeyboardInterrupt
-    assert json.loads(path.read_text())['method'] == 'kcr'
-    assert [p.name for p in tmp_path.iterdir()] == ['s.json']
