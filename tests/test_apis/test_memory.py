@@ -108,8 +108,8 @@ def test_it_costs_at_most_eight_forward_passes_over_the_images(build, sites):
 
 
 def test_half_of_what_is_free_is_taken(monkeypatch):
-    module = import_module('mmkcr.closed_form.compression')
-    monkeypatch.setattr(module, 'free_memory', lambda device: 2 * 10**4)
+    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'free_memory',
+                        lambda device: 2 * 10**4)
     with pytest.raises(ValueError, match='a limit of 9.3e-06 GB'):
         compress(vit(), IMAGES, '60%', **OPTIONS)
 

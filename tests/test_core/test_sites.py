@@ -119,9 +119,8 @@ def test_a_gate_that_is_trained_through_a_mask():
 
 
 def test_ragged_groups_and_no_cost_of_a_paper_are_refused():
-    for kept in ([0, 3, 4], [0, 1, 2, 3]):
-        with pytest.raises(ValueError, match='every head at site `0.outputs`, found'):
-            site().slice_to(torch.tensor(kept))
+    with pytest.raises(ValueError, match='every head at site `0.outputs`, found'):
+        site().slice_to(torch.tensor([0, 1, 2, 3]))
     with pytest.raises(ValueError, match='found `cost="paper"` at `0.outputs`'):
         site().paper_cost(1, (5, 3))
 

@@ -63,23 +63,18 @@ def test_every_step_is_greedy_and_its_error_exact(draw_rows, method, size, case,
         return directly(covariance, gram, kept, rho)
 
     for k in units:
-        chosen, rest = order.order[:k].tolist(), order.order[k:].tolist()
-        here = error(chosen)
+        chosen, (unit, *rest) = order.order[:k].tolist(), order.order[k:].tolist()
+        here, grown = error(chosen), [*chosen, unit]
         assert float(order.errors[k]) == pytest.approx(here, rel=1e-6, abs=1e-9 * start)
         # the step between k and k + 1 units is the best one, by error a channel
-        after = error([*chosen, rest[0]])
-        others = rest if method == 'forward' else [*chosen, rest[0]]
-        for other in others:
-            width = len(order.groups[other])
-            if method == 'forward':
-                step = (here - error([*chosen, other])) / width
-                taken = (here - after) / len(order.groups[rest[0]])
-                assert taken >= step - 1e-6 * abs(step) - 1e-9 * start
-            else:
-                without = [unit for unit in others if unit != other]
-                step = (error(without) - after) / width
-                taken = (here - after) / len(order.groups[rest[0]])
-                assert taken <= step + 1e-6 * abs(step) + 1e-9 * start
+        after = error(grown)
+        taken = (here - after) / len(order.groups[unit])
+        for other in rest if method == 'forward' else chosen:
+            step = here - error([*chosen, other]) if method == 'forward' else \
+                error([one for one in grown if one != other]) - after
+            step /= len(order.groups[other])
+            slack = 1e-6 * abs(step) + 1e-9 * start
+            assert taken >= step - slack if method == 'forward' else taken <= step + slack
     assert float(order.errors[-1]) == 0
 
 
