@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmdet.apis import DetInferencer
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
+from mmseg.apis import MMSegInferencer
 
 from mmkcr.engine.build import load_config, recorded_config
 from mmkcr.safe_load import read_checkpoint, read_config_text, trust_checkpoints
@@ -140,18 +142,10 @@ def test_recorded_code_is_refused(trap, tmp_path, text):
     assert not trap.exists()
 
 
-def infer_detections(weights):
-    from mmdet.apis import DetInferencer
-    return DetInferencer(weights=weights)
-
-
-def infer_segments(weights):
-    from mmseg.apis import MMSegInferencer
-    return MMSegInferencer(None, weights=weights)
-
-
 @pytest.mark.parametrize('text', ['import os\nos.mkdir({trap!r})', '_base_ = {base!r}'])
-@pytest.mark.parametrize('infer', [infer_detections, infer_segments])
+@pytest.mark.parametrize('infer', [
+    lambda weights: DetInferencer(weights=weights),
+    lambda weights: MMSegInferencer(None, weights=weights)])
 def test_inferencers_run_no_text_of_a_checkpoint(trap, tmp_path, infer, text):
     """Once `prepare_hosts` was called, as by every command and by `mmkcr.apis.inferencer`."""
     base = tmp_path / 'base.py'

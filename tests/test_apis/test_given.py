@@ -57,17 +57,6 @@ class LoRA(nn.Module):
         return self.base_layer(x) + self.lora_B(self.lora_A(x))
 
 
-class Inside(nn.Module):
-    """An adapter without attributes of the layer."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.original_layer = layer
-
-    def forward(self, x):
-        return self.original_layer(x)
-
-
 def exchanged(make):
     def change(model, path):
         model.set_submodule(path, make(model.get_submodule(path)))
@@ -75,18 +64,20 @@ def exchanged(make):
     return change
 
 
-def quantised(model, path):
-    model.set_submodule(path, torch.ao.quantization.quantize_dynamic(
-        nn.Sequential(model.get_submodule(path)), {nn.Linear}, torch.qint8)[0])
+def quantised(layer):
+    return torch.ao.quantization.quantize_dynamic(
+        nn.Sequential(layer), {nn.Linear}, torch.qint8)[0]
+
+
+def pruned(name):
+    return lambda model, path: torch.nn.utils.prune.l1_unstructured(
+        model.get_submodule(path), name, 0.5)
 
 
 CHANGES = dict(
-    lora=(exchanged(LoRA), 'merge'), inside=(exchanged(Inside), 'merge'),
-    pruned=(lambda model, path: torch.nn.utils.prune.l1_unstructured(
-        model.get_submodule(path), 'weight', 0.5), 'prune.remove'),
-    pruned_bias=(lambda model, path: torch.nn.utils.prune.l1_unstructured(
-        model.get_submodule(path), 'bias', 0.5), 'prune.remove'),
-    quantised=(quantised, 'then quantise'),
+    lora=(exchanged(LoRA), 'merge'), inside=(exchanged(nn.Sequential), 'merge'),
+    pruned=(pruned('weight'), 'prune.remove'), pruned_bias=(pruned('bias'), 'prune.remove'),
+    quantised=(exchanged(quantised), 'then quantise'),
     compiled=(exchanged(torch.compile), 'compile'),
     normed=(lambda model, path: torch.nn.utils.parametrizations.weight_norm(
         model.get_submodule(path)), 'remove_parametrizations'))
@@ -148,25 +139,14 @@ def test_outputs_that_tell_nothing(form):
         small(Giving(form))
 
 
-class Pairs(torch.utils.data.Dataset):
-    """Images with labels."""
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, place):
-        if place >= 6:
-            raise IndexError
-        return images()[place], place
-
-
+PAIRS = torch.utils.data.TensorDataset(images(), torch.zeros(6))
 LABELLED = [(images(2), torch.zeros(2))] * 3
 UNPACK = r'for images, \*_ in loader'
 
 
 @pytest.mark.parametrize('batches, said', [
     (LABELLED, UNPACK), (list(map(list, LABELLED)), UNPACK),
-    (Pairs(), r'torch.stack\(\[image for image'),
+    (PAIRS, r'torch.stack\(\[image for image'),
     (list(images()), r'torch.stack\(images\)'),
     ([dict(pixel_values=images(2))] * 3, r'model\(\*\*batch\)'),
     ([None] * 3, 'a `NoneType`'),
@@ -203,7 +183,7 @@ def test_no_network(model):
 
 
 @pytest.mark.parametrize('held_out, said', [
-    (LABELLED, UNPACK), (Pairs(), 'a data set'), (list(images()), r'torch.stack\(images\)'),
+    (LABELLED, UNPACK), (PAIRS, 'a data set'), (list(images()), r'torch.stack\(images\)'),
     (images().bfloat16(), 'bfloat16')])
 def test_held_out_images_are_looked_at_too(held_out, said):
     with pytest.raises(ValueError, match=said):
@@ -231,7 +211,7 @@ def test_a_refit_of_a_structure_looks_at_the_same():
     assert type(wrapped.model) is type(vit()) and wrapped.structure.sites == structure.sites
     for change, batches, said in (
             (lambda model: CHANGES['pruned'][0](model, 'blocks.0.mlp.fc1'), images(), 'prune.rem'),
-            (infinite, images(), 'finite'), (nn.Identity(), Pairs(), 'a data set'),
+            (infinite, images(), 'finite'), (nn.Identity(), PAIRS, 'a data set'),
             (nn.Identity(), LABELLED, UNPACK), (nn.Identity(), images().bfloat16(), 'bfloat16')):
         model = vit()
         change(model)
