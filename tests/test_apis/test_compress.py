@@ -249,10 +249,8 @@ def family(name):
     """A small network, images and how it is called."""
     found = FAMILIES[name]
     torch.manual_seed(0)
-    model = randomise(found.build())
-    model.eval()
     images = torch.randn(24, 3, found.size, found.size, generator=torch.Generator().manual_seed(0))
-    return model, images, found.forward
+    return randomise(found.build()), images, found.forward
 
 
 @pytest.mark.parametrize('name, kind, target', [
@@ -603,19 +601,6 @@ def test_progress_of_another_compression_is_not_used(tmp_path):
     assert not (tmp_path / 'out').exists()
 
 
-def twins():
-    """A ViT whose hidden units come in pairs."""
-    model = vit()
-    for layer in model.layers:
-        first, second = layer.ffn.layers[0][0], layer.ffn.layers[1]
-        half = len(first.weight) // 2
-        nn.init.normal_(first.weight, std=.3)
-        first.weight.data[half:] = first.weight.data[:half]
-        first.bias.data[half:] = first.bias.data[:half]
-        nn.init.normal_(second.weight, std=.3)
-    return model
-
-
 def predicted(found):
     return sum(float(found.profiles[name].losses[len(site.kept)])
                for name, site in found.structure.sites.items())**.5
@@ -623,7 +608,10 @@ def predicted(found):
 
 def test_losses_between_measured_sizes_where_half_of_the_units_lose_nothing():
     """Just below that size they are not near nothing."""
-    found = compress(twins(), IMAGES, '70%', ['mlp_hidden'], **dict(OPTIONS, divisor=1))
+    model = vit()
+    for layer in model.layers:
+        with_twin_units(layer)
+    found = compress(model, IMAGES, '70%', ['mlp_hidden'], **dict(OPTIONS, divisor=1))
     for name, profile in found.profiles.items():
         half = (len(profile.losses) - 1) // 2
         losses = profile.losses[[half // 2, half - half // 8, half]].tolist()

@@ -47,6 +47,8 @@ def test_unknown_command(capsys):
     assert status == 2 and not out and len(err.splitlines()) == 1
     assert 'found `comprss`; did you mean `compress`?' in err
     assert 'did you mean' not in ends(capsys, 'frobnicate')[2]
+    with pytest.raises(FileNotFoundError, match='expected a tool at .*frobnicate.py'):
+        load_tool('frobnicate')
 
 
 @pytest.mark.parametrize('name', COMMANDS)
@@ -114,11 +116,6 @@ def test_another_broken_pipe_is_an_error(capfd):
     assert not reader_is_gone()
     with pytest.raises(BrokenPipeError, match='a worker died'):
         main([])
-
-
-def test_a_tool_that_is_not_there():
-    with pytest.raises(FileNotFoundError, match='expected a tool at .*frobnicate.py'):
-        load_tool('frobnicate')
 
 
 def test_an_assertion_of_a_host_is_one_sentence(capsys):

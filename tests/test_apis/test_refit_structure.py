@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 from mmpretrain.models import MobileViT, VisionTransformer
-from torch import nn
 
 from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs
@@ -23,15 +22,9 @@ MOBILE = dict(arch=[['mobilenetv2', 8, 1, 1, 1], ['mobilenetv2', 8, 2, 1, 1],
 
 
 def vit(**options):
-    torch.manual_seed(0)
-    model = VisionTransformer(
+    return randomise(VisionTransformer(
         arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64),
-        img_size=32, patch_size=8, out_type='featmap', **options)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)
-    model.eval()
-    return model
+        img_size=32, patch_size=8, out_type='featmap', **options))
 
 
 def searched(seed=1):
@@ -81,10 +74,7 @@ def test_channels_of_rotated_bases_are_refused():
 
 
 def mobilevit():
-    torch.manual_seed(0)
-    model = randomise(MobileViT(**MOBILE))
-    model.eval()
-    return model
+    return randomise(MobileViT(**MOBILE))
 
 
 def every_other(space):

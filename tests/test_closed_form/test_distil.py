@@ -129,16 +129,13 @@ def of_transformers():
     ('detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes', 64), (None, 64)])
 def test_networks_of_the_frameworks(name, size):
     torch.manual_seed(0)
-    images = torch.randn(8, 3, size, size)
+    images, forward = torch.randn(8, 3, size, size), name and task_outputs
+    dense = build_model(load_config(CONFIGS / f'{name}.py')) if name else of_transformers()
     if name:
-        dense, forward, part = build_model(load_config(CONFIGS / f'{name}.py')), task_outputs, \
-            'backbone'
         images = [dict(inputs=batch) for batch in images.split(2)]
-    else:
-        dense, forward, part = of_transformers(), None, None
     dense.eval()
-    slim = compress(dense, images, '80%', input_shape=(3, size, size), forward=forward, part=part,
-                    progress=False).model
+    slim = compress(dense, images, '80%', input_shape=(3, size, size), forward=forward,
+                    part=name and 'backbone', progress=False).model
     perturb(getattr(slim, 'backbone', slim))
     found = distil(slim, dense, images, 8, forward, held_out=images[:2],
                    logits='digits/' in str(name), judged=2)
