@@ -82,9 +82,17 @@ def test_completion_knows_all_commands():
     assert set(COMMANDS) < set(everything.split())
 
 
-def test_a_pipe_that_closes_is_no_error():
+#: More than a buffer holds, so that a part is left for the end of the interpreter.
+LONG = """
+from mmkcr.cli.command import command
+main = command(lambda argv: [print(number) for number in range(100_000)])
+main([])
+"""
+
+
+@pytest.mark.parametrize('code', [LONG, 'from mmkcr.cli.console import main; main(["--help"])'])
+def test_a_pipe_that_closes_is_no_error(code):
     """As ``mmkcr ... | true``: nothing on stderr, also not at the end of the interpreter."""
-    code = 'from mmkcr.cli.console import main; main(["--help"])'
     process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, cwd=REPO)
     process.stdout.close()

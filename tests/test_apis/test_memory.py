@@ -52,7 +52,7 @@ def watched():
     (vit, True, None), (vit, False, ['mlp_hidden', 'heads']), (Segmentor, False, None)])
 def test_the_size_of_batches_changes_nothing_but_rounding(build, logits, sites, monkeypatch):
     results = []
-    for size in (5, BATCH):
+    for size in (1, BATCH):
         monkeypatch.setattr(Survey, 'batch', lambda self, memory, size=size: size)
         forward, sizes = watched()
         results.append(compress(build(), IMAGES, '80%', sites, forward=forward, logits=logits,
