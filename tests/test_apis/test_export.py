@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+from functools import partial
 
 import numpy as np
 import onnx
@@ -19,37 +20,56 @@ from lab.kind_coverage import FAMILIES, randomise
 from long_form import few
 from mmkcr.apis import slim
 from mmkcr.deploy import export
-from mmkcr.deploy.export import ExportMismatch, compare_onnx, export_onnx
+from mmkcr.deploy.export import ExportMismatch, compare_onnx, export_onnx, padded_shape
 from mmkcr.deploy.layers import MASKED, attention_mask, traceable, window_reverse
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models import (
+    DCSEfficientViT,
+    DCSMobileViT,
+    KCREfficientViT,
+    KCRSwinTransformer,
+    KCRVisionTransformer,
+    OFBResNet,
+    OFBSwinTransformer,
+    OFBVisionTransformer,
+)
 from mmkcr.models.search_space import SearchSpace
 
-GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
+GATES, OPTIONS = dict(type='mmkcr.GumbelChannelGate', min_size=2), dict(type='mmkcr.BiMaskGate')
 VIT = dict(arch=dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48),
            img_size=32, patch_size=8)
 SWIN = dict(arch=dict(embed_dims=12, depths=[2, 2], num_heads=[2, 2]), img_size=56,
             window_size=4, patch_size=4)
+MAPS, PADDED = dict(out_indices=[0, 1]), dict(pad_small_map=True, out_indices=[0, 1])
+RESNET = dict(depth=50, num_stages=2, strides=(1, 2), dilations=(1, 1), base_channels=8,
+              stem_channels=8, **MAPS)
+MOBILE = dict(arch=[['mobilenetv2', 8, 1, 1, 2], ['mobilevit', 12, 2, 16, 24, 2, 2]],
+              stem_channels=8, **MAPS)
+EFFICIENT = dict(arch=dict(widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8), **MAPS)
 SHAPE = (3, 32, 32)
 
 
-def subnet(cls, seed=0, target=0.8, shape=SHAPE, **kwargs):
+def subnet(cls, seed=0, target=0.8, shape=SHAPE, gates=GATES, **kwargs):
     torch.manual_seed(seed)
-    model = cls(**kwargs, gates=GATES)
+    model = cls(**kwargs, gates=gates)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.2)
     return slim(model, target, 1, shape)[0]
 
 
-@pytest.mark.parametrize('cls, kwargs, shape', [
-    (KCRVisionTransformer, dict(VIT, out_type='featmap', out_indices=[0, 1]), SHAPE),
-    (KCRSwinTransformer, dict(SWIN, pad_small_map=True, out_indices=[0, 1]), (3, 56, 56)),
-    (KCRSwinTransformer, dict(SWIN, pad_small_map=True, out_indices=[0, 1], fused_attention=True),
-     (3, 56, 56)),
-])
-def test_batch_height_and_width_are_dynamic(cls, kwargs, shape, tmp_path):
-    model = subnet(cls, shape=shape, **kwargs)
+@pytest.mark.parametrize('cls, kwargs, gates', [
+    (KCRVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), GATES),
+    (OFBVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), OPTIONS),
+    (KCRSwinTransformer, dict(SWIN, **PADDED), GATES),
+    (KCRSwinTransformer, dict(SWIN, **PADDED, fused_attention=True), GATES),
+    (OFBSwinTransformer, dict(SWIN, **PADDED), OPTIONS), (OFBResNet, RESNET, OPTIONS),
+    (DCSMobileViT, MOBILE, GATES), (KCREfficientViT, EFFICIENT, GATES),
+    (DCSEfficientViT, dict(EFFICIENT, local=True), GATES)])
+def test_batch_height_and_width_are_dynamic(cls, kwargs, gates, tmp_path):
+    shape = SHAPE if kwargs.get('patch_size') == 8 else (3, 56, 56)
+    model = subnet(cls, target=None, shape=shape, gates=gates, **kwargs)
+    model.train(False)
     report = export_onnx(model, tmp_path / 'new' / 'model.onnx', shape)
     assert report.dynamic_size and not report.notice
     assert len(report.errors) >= 5 and len({key[0] for key in report.errors}) >= 3
@@ -94,23 +114,26 @@ def test_sizes_of_whole_patches_where_the_backbone_takes_no_others(tmp_path):
 
 def test_networks_with_norms_of_mean_squares(tmp_path):
     """ONNX of this version has no operator for them."""
-    torch.manual_seed(0)
-    model = timm.create_model('test_vit4', img_size=32)
+    model = randomise(timm.create_model('test_vit4', img_size=32))
     assert isinstance(model.fc_norm, timm.layers.RmsNorm)
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.1)
     report = export_onnx(model, tmp_path / 'model.onnx', SHAPE, False)
     assert max(report.errors.values()) < 1e-5
 
 
-def test_a_classifier_gives_logits(tmp_path):
-    backbone = dict(type='mmkcr.KCRVisionTransformer', **VIT)
-    model = ImageClassifier(backbone, head=dict(
-        type='mmpretrain.VisionTransformerClsHead', num_classes=7, in_channels=24))
+LINEAR = dict(type='LinearClsHead', in_channels=24, _scope_='mmpretrain')
+
+
+@pytest.mark.parametrize('head, classes', [
+    (dict(type='mmpretrain.VisionTransformerClsHead', num_classes=7, in_channels=24), [7]),
+    (dict(type='mmpretrain.MultiTaskHead', task_heads=dict(
+        colour=dict(LINEAR, num_classes=3), shape=dict(LINEAR, num_classes=5))), [3, 5])])
+def test_classifiers_give_logits(head, classes, tmp_path):
+    model = ImageClassifier(dict(type='mmkcr.KCRVisionTransformer', **VIT), head=head)
     report = export_onnx(model, tmp_path / 'model.onnx', SHAPE, dynamic_size=False)
     assert max(report.errors.values()) < 1e-5
-    shape = onnx.load(report.path).graph.output[0].type.tensor_type.shape
-    assert shape.dim[0].dim_param == 'batch' and shape.dim[1].dim_value == 7
+    outputs = [entry.type.tensor_type.shape.dim for entry in onnx.load(report.path).graph.output]
+    assert [(batch.dim_param, count.dim_value) for batch, count in outputs] == [
+        ('batch', count) for count in classes]
 
 
 class Nested(nn.Module):
@@ -135,37 +158,21 @@ def test_nested_outputs_lie_flat_in_their_order(tmp_path):
         == [2, 3, 4, 5, 5]
 
 
-def test_heads_of_several_tasks(tmp_path):
-    head = dict(type='LinearClsHead', in_channels=24, _scope_='mmpretrain')
-    model = ImageClassifier(
-        dict(type='mmkcr.KCRVisionTransformer', **VIT),
-        head=dict(type='mmpretrain.MultiTaskHead', task_heads=dict(
-            colour=dict(head, num_classes=3), shape=dict(head, num_classes=5))))
-    report = export_onnx(model, tmp_path / 'model.onnx', SHAPE, False)
-    assert max(report.errors.values()) < 1e-5
-    outputs = onnx.load(report.path).graph.output
-    assert [entry.type.tensor_type.shape.dim[1].dim_value for entry in outputs] == [3, 5]
+class WithoutTensors(nn.Module):
+    def forward(self, x):
+        return dict(none=None)
 
 
-def test_a_model_without_tensors_is_refused(tmp_path):
-    model = nn.Conv2d(3, 4, 1)
-    model.register_forward_hook(lambda *_: dict(none=None))
-    with pytest.raises(ValueError, match='returns tensors, found `Conv2d`, which returns `dict`'):
-        export_onnx(model, tmp_path / 'model.onnx', SHAPE, False)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize('dynamic', [None, False])
-def test_every_module_has_its_own_mode_afterwards(dynamic, tmp_path):
+def test_every_module_has_its_own_mode_afterwards(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4), nn.Dropout()))
     model[1][0].eval()
     modes = [module.training for module in model.modules()]
     assert modes == [True, True, True, False, True]
-    report = export_onnx(model, tmp_path / 'model.onnx', SHAPE, dynamic)
+    report = export_onnx(model, tmp_path / 'model.onnx', SHAPE)
     assert max(report.errors.values()) < 1e-5  # so it was exported in eval mode
     assert [module.training for module in model.modules()] == modes
     with pytest.raises(RuntimeError):  # too few channels
-        export_onnx(model, tmp_path / 'wrong.onnx', (2, 8, 8), dynamic)
+        export_onnx(model, tmp_path / 'wrong.onnx', (2, 8, 8))
     assert [module.training for module in model.modules()] == modes
 
 
@@ -191,26 +198,26 @@ def test_comparison_sees_other_weights_and_shapes(tmp_path):
     assert errors[1, 3, 32, 32] > 1e-2 and errors[1, 3, 48, 48] == float('inf')
 
 
-@pytest.mark.parametrize('shape, batches', [((3, 0, 32), (1, )), ((32, 32), (1, )),
-                                            (SHAPE, (0, ))])
-def test_refusals(shape, batches, tmp_path):
-    with pytest.raises(ValueError, match='of positive numbers, found'):
-        export_onnx(torch.nn.Identity(), tmp_path / 'x.onnx', shape, batch_sizes=batches)
-    assert not list(tmp_path.iterdir())
+def large():
+    """A layer of 2 GiB that takes four bytes."""
+    model = nn.Conv2d(3, 4, 1)
+    model.weight = nn.Parameter(torch.zeros(1).expand(2**29, 1, 1, 1))
+    return model
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
-def test_other_precisions_are_refused(dtype, tmp_path):
-    with pytest.raises(ValueError, match=f'weights of torch.float32 to export, found {dtype}'):
-        export_onnx(torch.nn.Conv2d(3, 4, 1).to(dtype), tmp_path / 'x.onnx', (3, 8, 8))
-    assert not list(tmp_path.iterdir())
-
-
-def test_weights_too_large_for_one_file_are_told_before_work_begins(tmp_path):
-    model = torch.nn.Conv2d(3, 4, 1)
-    model.weight = torch.nn.Parameter(torch.zeros(1).expand(2**29, 1, 1, 1))  # of four bytes
-    with pytest.raises(ValueError, match='less than 2 GiB, .* found 2.0 GiB'):
-        export_onnx(model, tmp_path / 'large.onnx')
+@pytest.mark.parametrize('build, options, message', [
+    (nn.Identity, dict(input_shape=(3, 0, 32)), 'of positive numbers, found'),
+    (nn.Identity, dict(input_shape=(32, 32)), 'of positive numbers, found'),
+    (nn.Identity, dict(batch_sizes=(0, )), 'of positive numbers, found'),
+    *((partial(nn.Conv2d, 3, 4, 1, dtype=dtype), {},
+       f'weights of torch.float32 to export, found {dtype}')
+      for dtype in (torch.bfloat16, torch.float64)),
+    (large, {}, 'less than 2 GiB, .* found 2.0 GiB'),
+    (WithoutTensors, {}, 'returns tensors, found `WithoutTensors`, which returns `dict`')])
+def test_refusals(build, options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        export_onnx(build(), tmp_path / 'x.onnx', **{**dict(
+            input_shape=SHAPE, dynamic_size=False), **options})
     assert not list(tmp_path.iterdir())
 
 
@@ -241,15 +248,17 @@ def test_traceable_padding_is_that_of_the_host(height, width, kernel, stride, mo
     assert torch.equal(traceable(copy.deepcopy(layer))(x), layer(x))
 
 
-def test_a_backbone_gives_the_same_while_traceable():
-    model = subnet(KCRSwinTransformer, shape=(3, 56, 56), **SWIN, pad_small_map=True,
-                   out_indices=[1])
-    model.eval()
-    x = torch.randn(1, 3, 50, 61)
+@pytest.mark.parametrize('cls, kwargs, size, replaced', [
+    (KCRSwinTransformer, dict(SWIN, **PADDED), (50, 61), 'stages.0.blocks.0.attn'),
+    (DCSMobileViT, MOBILE, (32, 48), 'layers.1.1'), (DCSMobileViT, MOBILE, (33, 50), 'layers.1.1')])
+def test_backbones_give_the_same_while_traceable(cls, kwargs, size, replaced):
+    model = randomise(cls(**kwargs))
+    model.train(False)
+    x, found = torch.randn(1, 3, *size), traceable(copy.deepcopy(model))
     with torch.no_grad():
-        found = traceable(copy.deepcopy(model))
-        torch.testing.assert_close(found(x)[0], model(x)[0])
-    assert type(found.stages[0].blocks[0].attn) is not type(model.stages[0].blocks[0].attn)
+        for one, other in zip(found(x), model(x), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    assert type(found.get_submodule(replaced)) is not type(model.get_submodule(replaced))
 
 
 @pytest.mark.parametrize('library', few(('mmdet', 'mmseg'), 'mmdet'))
@@ -266,8 +275,6 @@ def test_swin_of_another_host_at_any_batch(library, tmp_path):
 
 def test_swin_tiny_is_traced_where_every_map_is_padded():
     """Even maps at a merging would leave its padding out of the graph."""
-    from mmkcr.deploy.export import padded_shape
-    from mmkcr.models import KCRSwinTransformer
     swin = KCRSwinTransformer(arch='tiny', pad_small_map=True)
     for side in padded_shape(swin, (3, 224, 224))[1:]:
         for stride in (4, 2, 2, 2):
@@ -285,7 +292,7 @@ def test_traceable_pooling_is_that_of_the_host(height, width, bins, square):
     torch.testing.assert_close(traceable(copy.deepcopy(layer))(x), layer(x))
 
 
-@pytest.mark.parametrize('size', [(None, 1), (2, None), (None, None), [1, 1], [2, 3], [None, 4]])
+@pytest.mark.parametrize('size', [(2, None), (None, None), [1, 1], [None, 4]])
 def test_pooling_to_sizes_in_lists_or_of_none(size, tmp_path):
     """An axis of size None keeps its own."""
     torch.manual_seed(0)

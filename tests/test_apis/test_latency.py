@@ -2,7 +2,7 @@
 
 import importlib.util
 import time
-from functools import partial
+from itertools import product
 
 import onnx
 import pytest
@@ -46,12 +46,8 @@ class Clock:
     def __init__(self):
         self.now, self.calls = 0., []
 
-    def model(self, name, seconds, channels):
-        return _Timed(self, name, seconds, channels)
 
-
-class _Timed(nn.Module):
-
+class Timed(nn.Module):
     def __init__(self, clock, name, seconds, channels):
         super().__init__()
         self.clock, self.name, self.seconds = clock, name, seconds
@@ -65,7 +61,7 @@ class _Timed(nn.Module):
 
 
 def measure(clock, **kwargs):
-    dense, subnet = clock.model('dense', 2., 10), clock.model('slim', 1.7, 8)
+    dense, subnet = Timed(clock, 'dense', 2., 10), Timed(clock, 'slim', 1.7, 8)
     return measure_pair(dense, subnet, torch.zeros(4, 3, 5, 5), clock=lambda: clock.now, **kwargs)
 
 
@@ -105,11 +101,7 @@ def test_share_is_of_the_median_ratio(samples, slim_macs):
     content = timing.to_dict()
     assert content['ratio_quartiles'][0] <= timing.ratio + 1e-9
     assert content['share_quartiles'][0] <= timing.share() + 1e-9
-
-
-@pytest.mark.parametrize('slim', [5, 9])
-def test_macs_that_are_not_fewer_have_no_share(slim):
-    assert PairTiming([1.], [1.], 5, slim).share() is None
+    assert all(PairTiming([1.], [1.], 5, macs).share() is None for macs in (5, 9))  # not fewer
 
 
 @pytest.mark.parametrize('kwargs, message', [
@@ -141,27 +133,26 @@ def test_models_and_their_files_run_in_a_runtime(runtime, tmp_path):
         measure_pair(*files, inputs)
 
 
-@pytest.mark.parametrize('runtime', ['eager', 'onnxruntime'])
-def test_every_module_has_its_own_mode_afterwards(runtime):
+def test_every_module_has_its_own_mode_afterwards():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4), nn.Dropout()))
     model[1][0].eval()
     modes = [module.training for module in model.modules()]
     assert modes == [True, True, True, False, True]
-    measure_pair(model, model, torch.zeros(1, 3, 8, 8), 1, 0, runtime, 1)
+    measure_pair(model, model, torch.zeros(1, 3, 8, 8), 1, 0)
     assert [module.training for module in model.modules()] == modes
     with pytest.raises(RuntimeError):  # too few channels
-        measure_pair(model, model, torch.zeros(1, 2, 8, 8), 1, 0, runtime, 1)
+        measure_pair(model, model, torch.zeros(1, 2, 8, 8), 1, 0)
     assert [module.training for module in model.modules()] == modes
 
 
 def without_shape(path):
     """The file as it was before the input shape was recorded."""
-    graph = onnx.load(path)
+    graph, old = onnx.load(path), path.with_name(f'old_{path.name}')
     kept = [entry for entry in graph.metadata_props if entry.key != 'mmkcr.input_shape']
     del graph.metadata_props[:]
     graph.metadata_props.extend(kept)
-    onnx.save(graph, path.with_name(f'old_{path.name}'))
-    return path.with_name(f'old_{path.name}')
+    onnx.save(graph, old)
+    return old
 
 
 def test_macs_of_a_file_are_those_of_its_size(tmp_path):
@@ -187,12 +178,11 @@ def test_a_runtime_that_is_not_there_is_named_with_what_to_install(monkeypatch):
             measure(Clock(), runtime=runtime)
 
 
-@given(st.sampled_from(RUNTIMES), st.sampled_from([None, 1, 2]),
-       st.sampled_from(['cpu', 'cuda', 'cuda:1']))
-def test_the_clock_is_that_of_the_process_where_it_does_the_work(runtime, threads, device):
-    alone = threads == 1 and device == 'cpu' and runtime != 'tensorrt'
-    assert clock_for(runtime, threads, device) is (time.process_time if alone else
-                                                   time.perf_counter)
+def test_the_clock_is_that_of_the_process_where_it_does_the_work():
+    for runtime, threads, device in product(RUNTIMES, (None, 1, 2), ('cpu', 'cuda', 'cuda:1')):
+        alone = threads == 1 and device == 'cpu' and runtime != 'tensorrt'
+        assert clock_for(runtime, threads, device) is (time.process_time if alone else
+                                                       time.perf_counter)
 
 
 def test_files_run_on_the_device_that_was_asked_for(tmp_path):
@@ -210,13 +200,10 @@ def test_files_run_on_the_device_that_was_asked_for(tmp_path):
         export_onnx(model.to('meta'), path, SHAPE)
 
 
-@pytest.mark.parametrize('target', [0.9, 0.75])
 @pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN)])
-def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs, target):
-    subnet, structure = random_subnet(cls(**kwargs), target, SHAPE, divisor=1)
-    assert structure.macs['subnet'] == count_macs(subnet, SHAPE)
+def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs):
+    _, structure = random_subnet(cls(**kwargs), 0.75, SHAPE, divisor=1)
     assert structure.macs['dense'] == count_macs(cls(**kwargs), SHAPE)
-    assert structure.macs['subnet'] <= target * structure.macs['dense']
     kept = {name: len(site.kept) / site.total for name, site in structure.sites.items()}
     assert max(kept.values()) < 1
     for name, site in structure.sites.items():
@@ -242,7 +229,7 @@ FAMILIES = ((KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN), (OFBVisionT
             (DCSMobileViT, MOBILEVIT), (DCSEfficientViT, dict(EFFICIENTVIT, local=True)))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from(FAMILIES), st.booleans(), st.floats(0.2, 1.), st.sampled_from([1, 2, 8]))
 def test_random_subnets_cost_what_they_say_and_at_most_their_target(family, gated, share, divisor):
     """Counted on the network that was built, with the masks on queries and keys."""
@@ -269,26 +256,17 @@ def test_random_subnets_are_within_reach():
         random_subnet(KCRVisionTransformer(**VIT), 0.01, SHAPE)
 
 
-def dwconv(kept):
-    """A network whose blocks keep these heads beside an operator."""
+def whole_blocks():
+    """A network whose blocks are operators."""
     model = DWConvVisionTransformer(**VIT, num_registers=1)
-    model.slice_to(model.structure_for({name: torch.tensor(kept).long() for name in model.sites()}))
+    model.slice_to(model.structure_for({name: torch.tensor([]).long() for name in model.sites()}))
     return model
 
 
-def subnet_of(cls, kwargs, share):
-    return random_subnet(cls(**kwargs), share, SHAPE, divisor=1)[0]
-
-
 @pytest.mark.parametrize('build', [
-    partial(subnet_of, KCRVisionTransformer, VIT, 0.75),
-    partial(subnet_of, KCRSwinTransformer, SWIN, 0.75),
-    partial(subnet_of, DCSEfficientViT, EFFICIENTVIT, 0.99),
-    partial(subnet_of, DCSMobileViT, MOBILEVIT, 0.95), partial(dwconv, []), partial(dwconv, [1])],
-    ids=['KCR ViT', 'KCR Swin', 'DCS EfficientViT', 'DCS MobileViT', 'DWConv blocks',
-         'DWConv heads'])
+    lambda: random_subnet(DCSMobileViT(**MOBILEVIT), 0.95, SHAPE, divisor=1)[0], whole_blocks])
 def test_a_subnet_compiles_to_one_graph(build):
-    torch.manual_seed(0)
+    """Subnets of every kind do, too: test_plain.test_export_and_compile_without_a_break."""
     model = TensorModel(build())
     model.eval()
     images, graphs = torch.randn(2, *SHAPE), CompileCounter()

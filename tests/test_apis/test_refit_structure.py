@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 from mmpretrain.models import MobileViT, VisionTransformer
-from torch import nn
 
 from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs
@@ -23,15 +22,9 @@ MOBILE = dict(arch=[['mobilenetv2', 8, 1, 1, 1], ['mobilenetv2', 8, 2, 1, 1],
 
 
 def vit(**options):
-    torch.manual_seed(0)
-    model = VisionTransformer(
+    return randomise(VisionTransformer(
         arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64),
-        img_size=32, patch_size=8, out_type='featmap', **options)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)
-    model.eval()
-    return model
+        img_size=32, patch_size=8, out_type='featmap', **options))
 
 
 def searched(seed=1):
@@ -54,9 +47,14 @@ def test_it_keeps_what_the_structure_says_and_loses_less_than_inherited_weights(
     assert result.agreement['error'] < 0.9 * plain.agreement['error']
 
 
-def test_the_structure_of_compress_gives_its_weights():
-    made = compress(vit(), IMAGES, '60%', KINDS, divisor=4, **OPTIONS)
-    again = refit_structure(vit(), made.structure, IMAGES, **OPTIONS)
+@pytest.mark.parametrize('target, kinds, refit, options', [
+    ('60%', KINDS, 'least-squares', dict(divisor=4)),
+    # channels that a control chose are the network's own
+    ('80%', ['head_channels'], 'none', dict(divisor=1, uniform=True, choose=lambda site, *_:
+     torch.arange(site.total).view(4, -1).T.flatten()))])
+def test_the_structure_of_compress_gives_its_weights(target, kinds, refit, options):
+    made = compress(vit(), IMAGES, target, kinds, refit=refit, **options, **OPTIONS)
+    again = refit_structure(vit(), made.structure, IMAGES, refit=refit, **OPTIONS)
     for name, value in made.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value), name
     assert again.structure.macs == made.structure.macs
@@ -74,38 +72,30 @@ def test_channels_of_rotated_bases_are_refused():
     refit_structure(vit(), made.structure, IMAGES, **OPTIONS)
 
 
-def test_channels_that_a_control_chose_are_the_networks_own():
-    made = compress(vit(), IMAGES, '80%', ['head_channels'], divisor=1, refit='none', uniform=True,
-                    choose=lambda site, moments, generator: torch.arange(site.total).view(
-                        4, -1).T.flatten(), **OPTIONS)
-    again = refit_structure(vit(), made.structure, IMAGES, refit='none', **OPTIONS)
-    for name, value in made.model.state_dict().items():
-        assert torch.equal(again.model.state_dict()[name], value), name
-
 
 def mobilevit():
-    torch.manual_seed(0)
-    model = randomise(MobileViT(**MOBILE))
-    model.eval()
-    return model
+    return randomise(MobileViT(**MOBILE))
 
 
-@pytest.mark.parametrize('kind', ['mlp_channels', 'mlp_hidden'])
-@pytest.mark.parametrize('mask', ['qk_mask', dict(kind='qk_mask', separate=True, init=0.)],
-                         ids=['open', 'partly shut'])
-def test_a_structure_with_masks_begins_with_new_ones(kind, mask, tmp_path):
+def every_other(space):
+    """A structure of every other unit."""
+    return space.structure_for({name: torch.arange(0, total, 2)
+                                for name, total in space.totals().items()})
+
+
+@pytest.mark.parametrize('kind, mask', [
+    ('mlp_channels', 'qk_mask'), ('mlp_hidden', dict(kind='qk_mask', separate=True, init=0.))],
+    ids=['open', 'partly shut'])
+def test_a_structure_with_masks_begins_with_new_ones(kind, mask):
     """The rest is refitted beside them, and they are layers of the result."""
-    space = Searchable(mobilevit(), sites=[mask, kind]).search_space
-    structure = space.structure_for({name: torch.arange(0, total, 2)
-                                     for name, total in space.totals().items()})
+    structure = every_other(Searchable(mobilevit(), sites=[mask, kind]).search_space)
     found = refit_structure(mobilevit(), structure, IMAGES, held_out=IMAGES, **OPTIONS)
     assert found.structure.sites == structure.sites
     assert found.structure.backbone['sites'] == [mask, kind]
     plain = refit_structure(mobilevit(), structure, IMAGES, held_out=IMAGES, refit='none',
                             **OPTIONS)
     assert found.agreement['error'] < 0.9 * plain.agreement['error']
-    masks = [name for name, module in found.model.named_modules() if isinstance(module, QKMask)]
-    assert len(masks) == 2
+    assert sum(isinstance(module, QKMask) for module in found.model.modules()) == 2
     # what is written is built with its masks, and a repeated call makes the same ones
     again = Searchable(mobilevit(), sites=[mask, kind], structure=found.structure)
     again.load_state_dict(found.model.state_dict())
@@ -120,15 +110,12 @@ def test_a_structure_with_masks_begins_with_new_ones(kind, mask, tmp_path):
     assert same == (mask == 'qk_mask')
 
 
-@pytest.mark.parametrize('mask', [dict(type='mmkcr.QKMask'), None])
-def test_named_backbones_with_masks(mask):
+@pytest.mark.parametrize('mask, count', [(dict(type='mmkcr.QKMask'), 2), (None, 0)])
+def test_named_backbones_with_masks(mask, count):
     """Their structures do not list the kinds of site."""
-    space = DCSMobileViT(**MOBILE, qk_mask=mask).search_space
-    structure = space.structure_for({name: torch.arange(0, total, 2)
-                                     for name, total in space.totals().items()})
+    structure = every_other(DCSMobileViT(**MOBILE, qk_mask=mask).search_space)
     found = refit_structure(mobilevit(), structure, IMAGES, **OPTIONS)
-    masks = [module for module in found.model.modules() if isinstance(module, QKMask)]
-    assert len(masks) == (0 if mask is None else 2)
+    assert sum(isinstance(module, QKMask) for module in found.model.modules()) == count
 
 
 @pytest.mark.parametrize('change, message', [

@@ -21,7 +21,7 @@ def config():
         type='ImageClassifier', backbone=backbone, head=head)))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.floats(0.7, 1.0))
 def test_every_block_keeps_the_same_share(target):
     model = uniform_subnet(config(), target)

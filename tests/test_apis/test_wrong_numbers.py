@@ -42,7 +42,7 @@ def test_damaged_files_are_made_anew(tmp_path_factory, data):
 @given(st.dictionaries(st.text('ab', min_size=1), st.none() | st.dictionaries(
     st.sampled_from(['order', 'errors', 'groups', 'losses']), st.none() | st.integers()),
     min_size=1))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_profiles_of_other_content_are_made_anew(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp('progress')
     CompressProgress(folder, dict(a=1)).save_block('block', dict(layer=nn.Linear(3, 3)))

@@ -3,7 +3,6 @@
 import copy
 import functools
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,13 @@ from mmengine.hooks import Hook
 from torch import nn
 from torch.multiprocessing import start_processes
 
+from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form import distil as module
 from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.distil import augmented, distil, read_length
+from mmkcr.engine.build import build_model, load_config
+
+CONFIGS = Path(__file__).parents[2] / 'configs/kcr'
 
 
 def features(model, images):
@@ -30,7 +33,8 @@ def pair():
 @functools.cache
 def _pair():
     torch.manual_seed(0)
-    dense = timm.create_model('vit_tiny_patch16_224', img_size=32, num_classes=0, depth=3).eval()
+    dense = timm.create_model('vit_tiny_patch16_224', img_size=32, num_classes=0, depth=3,
+                              embed_dim=48).eval()
     images = torch.randn(24, 3, 32, 32)
     slim = compress(dense, images, '60%', input_shape=(3, 32, 32), forward=features,
                     progress=False).model
@@ -113,80 +117,48 @@ def test_two_processes_are_as_one_that_accumulates(tmp_path):
     assert one.steps == 4
 
 
-SWIN = dict(type='mmpretrain.SwinTransformer', img_size=64, out_indices=(0, 1, 2, 3), arch=dict(
-    embed_dims=24, depths=[1, 1, 2, 1], num_heads=[1, 2, 3, 4]), pad_small_map=True)
-
-
-def segmentor():
-    from mmseg.registry import MODELS
-    return MODELS.build(dict(type='mmseg.EncoderDecoder', backbone=SWIN, decode_head=dict(
-        type='mmseg.FCNHead', in_channels=192, in_index=3, channels=16, num_convs=1, num_classes=4,
-        norm_cfg=dict(type='BN')), test_cfg=dict(mode='whole')))
-
-
-def detector():
-    from mmdet.registry import MODELS
-    return MODELS.build(dict(
-        type='mmdet.RetinaNet', backbone=SWIN, neck=dict(
-            type='mmdet.FPN', in_channels=[24, 48, 96, 192], out_channels=16, num_outs=5),
-        bbox_head=dict(type='mmdet.RetinaHead', num_classes=2, in_channels=16, feat_channels=16,
-                       stacked_convs=1)))
-
-
 def of_transformers():
     transformers = pytest.importorskip('transformers')
     return transformers.Dinov2Model(transformers.Dinov2Config(
         image_size=64, patch_size=16, hidden_size=48, num_hidden_layers=3, num_attention_heads=3))
 
 
-def classifier():
-    from mmpretrain.registry import MODELS
-    return MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=dict(
-        type='mmpretrain.VisionTransformer', img_size=64, arch=dict(
-            embed_dims=48, num_layers=3, num_heads=3, feedforward_channels=96)),
-        head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=5, in_channels=48)))
-
-
-@pytest.mark.parametrize('make', [segmentor, detector, of_transformers, classifier])
-def test_networks_of_the_frameworks(make):
+@pytest.mark.parametrize('name, size', [
+    ('digits/kcr-dense_vit-mini_1xb64_digits', 32),
+    ('segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes', 64),
+    ('detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes', 64), (None, 64)])
+def test_networks_of_the_frameworks(name, size):
     torch.manual_seed(0)
-    dense, images = make().eval(), torch.randn(8, 3, 64, 64)
-    mm = make is not of_transformers
-    forward = None
-    if mm:
-        from mmkcr.apis.compress_files import task_outputs as forward
-    batches = [dict(inputs=part) for part in images.split(2)] if mm else images
-    slim = compress(dense, batches, '80%', input_shape=(3, 64, 64), forward=forward,
-                    part='backbone' if mm else None, progress=False).model
+    images, forward = torch.randn(8, 3, size, size), name and task_outputs
+    dense = build_model(load_config(CONFIGS / f'{name}.py')) if name else of_transformers()
+    if name:
+        images = [dict(inputs=batch) for batch in images.split(2)]
+    dense.eval()
+    slim = compress(dense, images, '80%', input_shape=(3, size, size), forward=forward,
+                    part=name and 'backbone', progress=False).model
     perturb(getattr(slim, 'backbone', slim))
-    found = distil(slim, dense, batches, 8, forward, held_out=batches[:2],
-                   logits=make is classifier, judged=2)
+    found = distil(slim, dense, images, 8, forward, held_out=images[:2],
+                   logits='digits/' in str(name), judged=2)
     assert found.best > 0
     assert {name: value.shape for name, value in found.model.state_dict().items()} == \
         {name: value.shape for name, value in slim.state_dict().items()}
 
 
-@pytest.mark.parametrize('length,steps', [('30min', 1800.), ('2h', 7200.), ('90s', 90.),
-                                          ('2000', 2000), (7, 7)])
-def test_lengths(length, steps):
-    assert read_length(length) == steps and type(read_length(length)) is type(steps)
+def test_lengths():
+    for length, steps in {'30min': 1800., '2h': 7200., '90s': 90., '2000': 2000, 7: 7}.items():
+        assert read_length(length) == steps and type(read_length(length)) is type(steps)
+    for other in ('', '0', '-3', '1.5', '2 days', 'min'):
+        with pytest.raises(ValueError, match='expected a number of steps or a time'):
+            read_length(other)
 
 
-@pytest.mark.parametrize('length', ['', '0', '-3', '1.5', '2 days', 'min'])
-def test_other_lengths_are_refused(length):
-    with pytest.raises(ValueError, match='expected a number of steps or a time'):
-        read_length(length)
-
-
-def test_a_time_too_short_is_refused():
-    with pytest.raises(ValueError, match='expected a time in which a step of'):
-        distil(*pair(), '0.0001s', features)
-
-
-def test_one_image_is_refused():
+@pytest.mark.parametrize('count, length, message', [
+    (24, '0.0001s', 'expected a time in which a step of'),
+    (1, 2, 'expected at least two images or batches to distil')])
+def test_too_little_time_or_images(count, length, message):
     slim, dense, images = pair()
-    with pytest.raises(ValueError, match='expected at least two images or batches to distil'):
-        distil(slim, dense, images[:1], 2, features)
+    with pytest.raises(ValueError, match=message):
+        distil(slim, dense, images[:count], length, features)
 
 
 def test_the_rate_rises_and_falls():
@@ -227,9 +199,11 @@ def test_a_position_has_one_augmentation():
 
 def test_networks_of_others_need_no_models_of_the_hosts(after_torch):
     """As where `transformers` 5 breaks the import of mmpretrain's models."""
-    code = (f'import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]}\n'
-            'from mmkcr.hosts import ensure_torchvision; ensure_torchvision()\n'
-            'for name in ("mmpretrain", "mmdet", "mmseg"): sys.modules[f"{name}.models"] = None\n'
-            'import test_distil\n'
-            'assert test_distil.distil(*test_distil.pair(), 2, test_distil.features).steps == 2\n')
-    after_torch(code)
+    after_torch("""
+import sys, torch
+from mmkcr.hosts import ensure_torchvision; ensure_torchvision()
+for name in ('mmpretrain', 'mmdet', 'mmseg'): sys.modules[f'{name}.models'] = None
+from mmkcr.closed_form.distil import distil
+networks = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(3, 4, 3)
+assert distil(*networks, torch.randn(4, 3, 8, 8), 2).steps == 2
+""")

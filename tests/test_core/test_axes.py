@@ -1,4 +1,6 @@
-"""Axes of a site: which entries a unit owns, slicing, scaling, sizes of layers."""
+"""Axes of a site: entries of a unit, and layers and moments that are sliced or scaled."""
+
+import copy
 
 import pytest
 import torch
@@ -6,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mmkcr.core import Axis, scale_axes, slice_axes, sync_sizes
+from mmkcr.core import Axis, scale_axes, slice_axes
+from mmkcr.core.slicing import take_entries
+
+INDEX = torch.tensor([0, 2, 5])
+
+
+def channels(layer):
+    """Axes along what a layer gives; those that it does not have are passed over."""
+    return [Axis(layer, name) for name in ('weight', 'bias', 'running_mean', 'running_var')]
 
 
 @settings(max_examples=50, deadline=None)
@@ -27,19 +37,70 @@ def test_units_that_share_an_entry():
     assert table.entries(torch.tensor([5])).tolist() == [1]
 
 
-def test_slicing_keeps_sizes_and_moments_together():
-    first, last = nn.Linear(4, 6), nn.Linear(6, 2)
-    optimizer = torch.optim.Adam([*first.parameters(), *last.parameters()])
-    last(first(torch.randn(3, 4))).sum().backward()
-    optimizer.step()
-    before = optimizer.state[first.weight]['exp_avg'].clone()
-    axes = [Axis(first, 'weight'), Axis(first, 'bias'), Axis(last, 'weight', 1),
-            Axis(last, 'absent'), Axis(first, 'in_features_scale')]
-    slice_axes(axes, torch.tensor([1, 4]), optimizer)
-    assert (first.out_features, last.in_features) == (2, 2)
-    assert torch.equal(optimizer.state[first.weight]['exp_avg'], before[[1, 4]])
-    held = [p for group in optimizer.param_groups for p in group['params']]
-    assert [id(p) for p in held] == [id(p) for p in (*first.parameters(), *last.parameters())]
+@pytest.mark.parametrize('build, rest, sizes', [
+    (lambda: nn.Linear(6, 6), (), ('in_features', 'out_features')),
+    (lambda: nn.Conv1d(6, 8, 3, padding=1), (5, ), ('in_channels', 'out_channels')),
+    (lambda: nn.Conv2d(6, 8, 3, padding=1), (5, 5), ('in_channels', 'out_channels'))])
+def test_sliced_layers_compute_what_masked_ones_do(build, rest, sizes):
+    layer, x = build(), torch.randn(4, 6, *rest)
+    mask = torch.zeros(6).index_fill_(0, INDEX, 1.).view(6, *[1] * len(rest))
+    expected = layer(x * mask)[:, INDEX]
+    slice_axes([*channels(layer), Axis(layer, 'weight', 1)], INDEX)
+    torch.testing.assert_close(layer(x[:, INDEX]), expected, rtol=1e-5, atol=1e-6)
+    assert [getattr(layer, size) for size in sizes] == [3, 3]
+
+
+def test_sliced_layers_of_single_channels():
+    conv, norm, x = nn.Conv2d(6, 6, 3, groups=6), nn.BatchNorm2d(6), torch.randn(4, 6, 5, 5)
+    norm(x)
+    nn.init.normal_(norm.weight)
+    for layer in (conv, norm.eval()):
+        expected = layer(x)[:, INDEX]
+        slice_axes(channels(layer), INDEX)
+        torch.testing.assert_close(layer(x[:, INDEX]), expected)
+    assert conv.groups == conv.in_channels == conv.out_channels == norm.num_features == 3
+    layer_norm, x = nn.LayerNorm(6), torch.randn(4, 3)
+    slice_axes(channels(layer_norm), INDEX)
+    torch.testing.assert_close(layer_norm(x), nn.functional.layer_norm(x, (3, )))
+    slice_axes(channels(nn.GELU()), INDEX)
+
+
+def test_take_copies():
+    tensor = torch.arange(6.)
+    assert take_entries(tensor, {0: None}).data_ptr() != tensor.data_ptr()
+    assert take_entries(tensor, {0: INDEX}).tolist() == [0, 2, 5]
+
+
+@pytest.mark.parametrize('optimizer', [
+    lambda params: torch.optim.AdamW(params, lr=0.1, weight_decay=0.1, amsgrad=True),
+    lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+])
+def test_moments_belong_to_the_kept_channels(optimizer):
+    """A step after slicing is the masked step on the kept channels."""
+    torch.manual_seed(0)
+    dense, x = nn.Linear(6, 6), torch.randn(4, 6)
+    x[:, [1, 3, 4]] = 0  # what is dropped takes no part in the kept outputs
+    opt = optimizer(dense.parameters())
+
+    def step(layer, inputs, keep):
+        opt.zero_grad()
+        layer(inputs)[:, keep].square().sum().backward()
+        opt.step()
+
+    for _ in range(3):
+        step(dense, x, INDEX)
+    sliced = nn.Linear(6, 6)
+    sliced.load_state_dict(dense.state_dict())
+    state = copy.deepcopy(opt.state_dict())  # the next step writes into the moments
+    step(dense, x, INDEX)
+
+    opt = optimizer(sliced.parameters())
+    opt.load_state_dict(state)
+    slice_axes([*channels(sliced), Axis(sliced, 'weight', 1)], INDEX, opt)
+    assert opt.param_groups[0]['params'] == list(sliced.parameters())
+    step(sliced, x[:, INDEX], torch.arange(3))
+    torch.testing.assert_close(sliced.weight, dense.weight[INDEX][:, INDEX])
+    torch.testing.assert_close(sliced.bias, dense.bias[INDEX])
 
 
 @pytest.mark.parametrize('make', [
@@ -72,18 +133,3 @@ def test_what_does_not_fold_is_left_alone():
     weight = linear.weight.detach().clone()
     scale_axes([Axis(linear, 'weight', 0)], torch.tensor([2., 3.]))
     assert torch.equal(linear.weight, weight)
-
-
-def test_sizes_of_layers():
-    conv, depthwise = nn.Conv2d(4, 6, 3), nn.Conv2d(6, 6, 3, groups=6)
-    norm, batch_norm = nn.LayerNorm(6), nn.BatchNorm2d(6)
-    for layer in (conv, depthwise, norm, batch_norm):
-        parameters = ['weight', 'bias']
-        if layer is batch_norm:
-            parameters += ['running_mean', 'running_var']
-        slice_axes([Axis(layer, name) for name in parameters], torch.arange(3))
-    assert (conv.out_channels, conv.in_channels) == (3, 4)
-    assert (depthwise.groups, depthwise.in_channels) == (3, 3)
-    assert norm.normalized_shape == (3, ) and batch_norm.num_features == 3
-    norm(batch_norm(depthwise(conv(torch.randn(2, 4, 9, 9)))).permute(0, 2, 3, 1))
-    sync_sizes(nn.GELU())

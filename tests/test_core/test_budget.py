@@ -73,6 +73,8 @@ def test_without_target_keeps_open_gates():
     assert solve_budget(scores, macs, None)['a'].tolist() == [0, 2, 3, 5, 6, 7, 8]
     assert len(solve_budget(scores, macs, None, divisor=4)['a']) == 8
     assert len(solve_budget(dict(a=-torch.ones(10)), macs, None, 1, dict(a=3))['a']) == 3
+    with pytest.raises(ValueError, match='`divisor` of at least 1, found 0'):
+        solve_budget(scores, macs, None, 0)
 
 
 def test_one_threshold_over_all_sites():
@@ -83,23 +85,16 @@ def test_one_threshold_over_all_sites():
     assert chosen.min() >= rest.max()
 
 
-@pytest.mark.parametrize('text, macs_', [('12.6G', 12_600_000_000), ('450m', 450_000_000),
-                                         (0.5, 500), ('80%', 800), (1, 1000), (12345, 12345),
-                                         (2e9, 2_000_000_000)])
-def test_parse_target(text, macs_):
-    assert parse_target(text, 1000) == macs_
-
-
-@pytest.mark.parametrize('text', ['', 'G', '-1', '0', '1.2X', None, 'nan', -0.5])
-def test_parse_target_refuses(text):
-    with pytest.raises(ValueError, match='expected a target of MACs'):
-        parse_target(text, 1000)
-
-
-@pytest.mark.parametrize('number', ['60', 60, 1.5, '100'])
-def test_a_share_without_its_sign_is_refused(number):
-    with pytest.raises(ValueError, match=rf'with a unit, found .*`60%`.* such as `{number}G`'):
-        parse_target(number, 10**9)
+def test_parse_target():
+    for text, value in {'12.6G': 12_600_000_000, '450m': 450_000_000, 0.5: 500, '80%': 800,
+                        1: 1000, 12345: 12345, 2e9: 2_000_000_000}.items():
+        assert parse_target(text, 1000) == value
+    for text in ('', 'G', '-1', '0', '1.2X', None, 'nan', -0.5):
+        with pytest.raises(ValueError, match='expected a target of MACs'):
+            parse_target(text, 1000)
+    for number in ('60', 60, 1.5, '100'):  # a share without its sign
+        with pytest.raises(ValueError, match=rf'with a unit, found .*`60%`.* such as `{number}G`'):
+            parse_target(number, 10**9)
 
 
 @settings(max_examples=50, deadline=None)
@@ -135,11 +130,6 @@ def test_free_sites_beside_options_begin_at_the_divisor():
         assert Sum()(kept) <= target and kept['free'] % 32 == 0
     with pytest.raises(ValueError, match='within the reachable 5.7e-07G'):
         select_units(gates, Sum(), 560, 32)
-
-
-def test_divisor_below_one():
-    with pytest.raises(ValueError, match='`divisor` of at least 1, found 0'):
-        solve_budget(dict(a=torch.ones(4)), macs, None, 0)
 
 
 @settings(max_examples=100, deadline=None)

@@ -99,37 +99,26 @@ def test_files_of_dead_writers_go(tmp_path):
     assert remove_stale(tmp_path) == []
 
 
-def _die_writing(path):
-    with atomic_write(path) as part:
-        part.write_text('ne')
+def _die_writing(write, path):
+    with write(path) as part:
+        (part / 'file' if write is atomic_folder else part).write_text('ne')
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _die_in_a_folder(path):
-    with atomic_folder(path) as part:
-        (part / 'file').write_text('ne')
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_killed_while_it_writes_a_folder(tmp_path):
-    writer = FORK.Process(target=_die_in_a_folder, args=(tmp_path / 'folder', ))
-    writer.start()
-    writer.join()
-    (left, ) = tmp_path.iterdir()
-    assert remove_stale(tmp_path) == [left] and not left.exists()
-
-
-def test_killed_while_it_writes(tmp_path):
+@pytest.mark.parametrize('write, before', [(atomic_write, ['file']), (atomic_folder, [])])
+def test_killed_while_it_writes(write, before, tmp_path):
     """The old file stays, and the next run removes what was half written."""
-    (tmp_path / 'file').write_text('old')
-    writer = FORK.Process(target=_die_writing, args=(tmp_path / 'file', ))
+    for name in before:
+        (tmp_path / name).write_text('old')
+    writer = FORK.Process(target=_die_writing, args=(write, tmp_path / 'file'))
     writer.start()
     writer.join()
     assert writer.exitcode == -signal.SIGKILL
-    assert (tmp_path / 'file').read_text() == 'old' and len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == len(before) + 1
     with locked(tmp_path):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == ['file']
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        (name, 'old') for name in before]
 
 
 def test_two_writers_of_one_file(tmp_path):

@@ -1,8 +1,5 @@
 """Sites: masks as hooks, holders, and what the base class does for every kind."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,11 +33,8 @@ def test_mask_against_its_layout_in_words(data):
     found = UnitMask(gate_of(mask), dim, repeats, inner)(x)
     expected = (x.movedim(dim, -1) * torch.tensor(layout)).movedim(-1, dim)
     assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
-def test_mask_has_the_type_of_what_it_masks(dtype):
-    assert UnitMask(gate_of([1., 0.]))(torch.ones(3, 2, dtype=dtype)).dtype == dtype
+    for dtype in (torch.float64, torch.bfloat16):
+        assert UnitMask(gate_of(mask), dim, repeats, inner)(x.to(dtype)).dtype == dtype
 
 
 class TwoOutputs(nn.Linear):
@@ -124,25 +118,9 @@ def test_a_gate_that_is_trained_through_a_mask():
     assert gate.alpha.grad.all()
 
 
-@pytest.mark.parametrize('duplicate', [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))],
-                         ids=['deepcopy', 'pickle'])
-def test_copies_have_masks_and_gates_of_their_own(duplicate):
-    original = site()
-    original.attach(gate_of(MASK))
-    before = original.host(X)
-    other = duplicate(original)
-    assert torch.equal(other.host(X), before)
-    other.gate.alpha.data.fill_(-1.)[:1] = 1.
-    assert not torch.allclose(other.host(X), before) and torch.equal(original.host(X), before)
-    other.slice_to(torch.tensor([0, 3]))
-    assert other.host[0].out_features == 2 and original.host[0].out_features == 6
-    assert torch.equal(original.host(X), before) and original.gate is not None
-
-
 def test_ragged_groups_and_no_cost_of_a_paper_are_refused():
-    for kept in ([0, 3, 4], [0, 1, 2, 3]):
-        with pytest.raises(ValueError, match='every head at site `0.outputs`, found'):
-            site().slice_to(torch.tensor(kept))
+    with pytest.raises(ValueError, match='every head at site `0.outputs`, found'):
+        site().slice_to(torch.tensor([0, 1, 2, 3]))
     with pytest.raises(ValueError, match='found `cost="paper"` at `0.outputs`'):
         site().paper_cost(1, (5, 3))
 

@@ -4,10 +4,10 @@ import copy
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.core import Structure, atomic_write
+from mmkcr.core import Structure
 
 FFN_0, FFN_1 = (f'layers.{i}.ffn.mlp_channels' for i in range(2))
 WIDTHS = {FFN_0: 12, FFN_1: 8}
@@ -30,14 +30,12 @@ def test_round_trip(tmp_path):
     again.validate(WIDTHS, 'KCRVisionTransformer')
 
 
-def test_count_stands_for_the_first_units():
+@pytest.mark.parametrize('kept', [[], [2, 5], 0, 8])
+def test_an_operator_may_compute_what_is_not_kept(kept, tmp_path):
+    """A count stands for the first units."""
     data = copy.deepcopy(GOOD)
     data['sites'][FFN_0]['kept'] = 4
     assert Structure.load(data).sites[FFN_0].kept == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize('kept', [[], [2, 5], 0, 8])
-def test_an_operator_may_compute_what_is_not_kept(kept, tmp_path):
     data = copy.deepcopy(GOOD)
     data['sites'][FFN_1] = dict(total=8, kept=kept, operator='other')
     Structure.load(data).save(tmp_path / 's.json')
@@ -63,7 +61,7 @@ bad_site = st.one_of(
     st.sampled_from([3, '', [], True]).map(lambda op: dict(total=8, kept=[1], operator=op)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(bad_site, st.sampled_from(sorted(WIDTHS)))
 def test_edited_site_is_refused_by_name(site, name):
     data = copy.deepcopy(GOOD)
@@ -72,16 +70,12 @@ def test_edited_site_is_refused_by_name(site, name):
         Structure.load(data)
 
 
-@settings(max_examples=100, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_corrupted_file_is_refused(tmp_path, data):
-    text = Structure.load(GOOD).dumps()
-    cut = data.draw(st.integers(0, len(text) - 4))
-    path = tmp_path / 'cut.json'
-    path.write_text(text[:cut])
-    with pytest.raises(ValueError, match='that does not parse'):
-        Structure.load(path)
+def test_a_file_that_is_cut_off_is_refused(tmp_path):
+    text, path = Structure.load(GOOD).dumps(), tmp_path / 'cut.json'
+    for end in range(0, len(text) - 4, 7):
+        path.write_text(text[:end])
+        with pytest.raises(ValueError, match='that does not parse'):
+            Structure.load(path)
 
 
 @pytest.mark.parametrize('change, message', [
@@ -111,36 +105,23 @@ def test_wrong_keys(change, message):
 
 @pytest.mark.parametrize('text, message', [
     ('[' * 5000 + ']' * 5000, 'recursion'),
-    ('{"format_version": 1' + '0' * 5000 + '}', 'Exceeds the limit'), ('\xff', 'does not parse')])
+    ('{"format_version": 1' + '0' * 5000 + '}', 'Exceeds the limit'), ('\xff', 'does not parse'),
+    ('[1]', r'found \[\] in'), (None, 'bad.json')])
 def test_files_that_are_no_data(tmp_path, text, message):
     path = tmp_path / 'bad.json'
-    path.write_text(text, encoding='latin1')
-    with pytest.raises(ValueError, match=f'that does not parse.*{message}|{message}'):
+    if text is not None:
+        path.write_text(text, encoding='latin1')
+    with pytest.raises(ValueError if text else FileNotFoundError, match=message):
         Structure.load(path)
 
 
-def test_not_a_dict(tmp_path):
-    (tmp_path / 's.json').write_text('[1]')
-    with pytest.raises(ValueError, match='found \\[\\] in'):
-        Structure.load(tmp_path / 's.json')
-    with pytest.raises(FileNotFoundError, match='none.json'):
-        Structure.load(tmp_path / 'none.json')
-
-
-@pytest.mark.parametrize('widths, name', [
-    ({**WIDTHS, FFN_1: 9}, FFN_1),
-    ({FFN_0: 12}, FFN_1),
-    ({**WIDTHS, 'layers.2.ffn.mlp_channels': 4}, 'layers.2.ffn.mlp_channels'),
-])
-def test_foreign_backbone_is_refused_by_site(widths, name):
-    with pytest.raises(ValueError, match=f'site `{name}`'):
-        Structure.load(GOOD).validate(widths)
-
-
-def test_foreign_type():
-    with pytest.raises(ValueError, match='for `KCRSwinTransformer`, found one for '
-                       '`KCRVisionTransformer`'):
-        Structure.load(GOOD).validate(WIDTHS, 'KCRSwinTransformer')
+@pytest.mark.parametrize('widths, cls, message', [
+    ({**WIDTHS, FFN_1: 9}, None, f'site `{FFN_1}`'), ({FFN_0: 12}, None, f'site `{FFN_1}`'),
+    ({**WIDTHS, 'layers.2.ffn.mlp_channels': 4}, None, 'site `layers.2.ffn.mlp_channels`'),
+    (WIDTHS, 'KCRSwinTransformer', 'for `KCRSwinTransformer`, found one for `KCRVisionTransf')])
+def test_foreign_backbones_are_refused(widths, cls, message):
+    with pytest.raises(ValueError, match=message):
+        Structure.load(GOOD).validate(widths, *filter(None, [cls]))
 
 
 def test_invalid_structure_writes_nothing(tmp_path):
@@ -149,13 +130,3 @@ def test_invalid_structure_writes_nothing(tmp_path):
     with pytest.raises(ValueError, match=FFN_0):
         structure.save(tmp_path / 's.json')
     assert not list(tmp_path.iterdir())
-
-
-def test_interrupted_write_keeps_the_old_file(tmp_path):
-    path = tmp_path / 's.json'
-    Structure.load(GOOD).save(path)
-    with pytest.raises(KeyboardInterrupt), atomic_write(path) as temporary:
-        temporary.write_text('half')
-        raise KeyboardInterrupt
-    assert json.loads(path.read_text())['method'] == 'kcr'
-    assert [p.name for p in tmp_path.iterdir()] == ['s.json']

@@ -1,7 +1,6 @@
 """Parameters and bytes as costs: exact for every family and kind, and budgets that are met."""
 
 import copy
-import itertools
 import math
 import random
 import re
@@ -9,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lab.kind_coverage import FAMILIES, installed
 from mmkcr.apis import compress, slim
@@ -23,7 +20,6 @@ from mmkcr.core import (
     count_params,
     select_units,
 )
-from mmkcr.core.allocation import Curve, allocate
 from mmkcr.deploy.latency import random_units
 from mmkcr.engine.build import state_bytes
 from mmkcr.methods.ofb.adaptive_one_hot import AdaptiveOneHotLoss
@@ -115,6 +111,8 @@ def test_slimming_meets_the_target(cost):
 @pytest.mark.parametrize('cost', COSTS)
 def test_options_meet_the_target(cost):
     model = supernet(OFBVisionTransformer, 'mmkcr.BiMaskGate')
+    AdaptiveOneHotLoss('70%', cost=cost)(macs_of(model))['loss_budget'].backward()
+    assert any(gate.alpha.grad is not None for gate in model.gates().values())
     subnet, structure = slim(model, '70%', 1, SHAPE, cost=cost)
     said = structure.provenance[cost]
     assert 0.97 * 0.7 < said['subnet'] / said['dense'] <= 0.7
@@ -135,31 +133,6 @@ def test_compressing_meets_the_target_and_fills_it(cost):
         compress(dense, torch.randn(4, *SHAPE), 0.01, ['mlp_hidden'], SHAPE, cost=cost)
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.floats(0, 1), st.randoms(), st.sampled_from(sorted(COSTS)))
-def test_the_solver_equals_enumeration(share, draw, cost):
-    host = KCRVisionTransformer(**VIT)
-    space = SearchSpace.of_dense(host, ['mlp_hidden'])
-    count = {'params': ParamsModel, 'bytes': BytesModel}[cost](host, space.sites)
-    sizes, names = [4, 8, 20, 32], list(space.sites)
-    losses = {name: sorted((draw.random() for _ in sizes), reverse=True) for name in names}
-    full = space.totals()
-    curves = {name: Curve(sizes, losses[name], [
-        count({**full, name: size}) - count({**full, name: 4}) for size in sizes])
-        for name in names}
-    floor = count(dict.fromkeys(names, 4))
-    target = int(floor + share * (count(full) - floor))
-    chosen = allocate(curves, target - floor)
-
-    def loss(picked):
-        return sum(losses[name][sizes.index(size)] for name, size in picked.items())
-
-    best = min(loss(picked) for picked in (
-        dict(zip(names, both)) for both in itertools.product(sizes, repeat=2))
-        if count(picked) <= target)
-    assert count(chosen) <= target and loss(chosen) == pytest.approx(best)
-
-
 @pytest.mark.parametrize('cost', COSTS)
 @pytest.mark.parametrize('target', [None, '90%'])
 def test_the_price_of_a_search(cost, target):
@@ -177,29 +150,18 @@ def test_the_price_of_a_search(cost, target):
         MacsPrice(0.5, cost, '1%')(macs)
 
 
-def test_the_price_of_options():
-    model = supernet(OFBVisionTransformer, 'mmkcr.BiMaskGate')
-    macs = macs_of(model)
-    values = AdaptiveOneHotLoss('70%', cost='params')(macs)
-    values['loss_budget'].backward()
-    assert any(gate.alpha.grad is not None for gate in model.gates().values())
-
-
-@pytest.mark.parametrize('cls, target, value', [
-    (ParamsModel, '12M', 12_000_000), (ParamsModel, '60%', 600), (ParamsModel, 0.5, 500),
-    (BytesModel, '40MB', 40_000_000), (BytesModel, '1.5 kb', 1500), (BytesModel, '2G', 2 * 10**9),
-    (BytesModel, '512B', 512), (BytesModel, '60%', 600)])
-def test_targets(cls, target, value):
-    assert cls.read_target(target, 1000) == value
-
-
-@pytest.mark.parametrize('cls, target, example', [
-    (CostModel, '40MB', 'MACs such as `12.6G`'), (ParamsModel, '40MB', 'parameters such as'),
-    (BytesModel, '12ms', 'bytes such as `12.6MB`'), (BytesModel, '-1MB', 'bytes'),
-    (LatencyModel, '40MB', 'time such as `12ms`')])
-def test_targets_of_another_cost(cls, target, example):
-    with pytest.raises(ValueError, match=f'expected a target of {example}'):
-        cls.read_target(target, 1000)
+def test_targets():
+    for cls, target, value in (
+            (ParamsModel, '12M', 12_000_000), (ParamsModel, '60%', 600), (ParamsModel, 0.5, 500),
+            (BytesModel, '40MB', 40_000_000), (BytesModel, '1.5 kb', 1500),
+            (BytesModel, '2G', 2 * 10**9), (BytesModel, '512B', 512), (BytesModel, '60%', 600)):
+        assert cls.read_target(target, 1000) == value
+    for cls, target, example in (
+            (CostModel, '40MB', 'MACs such as `12.6G`'), (ParamsModel, '40MB', 'parameters such'),
+            (BytesModel, '12ms', 'bytes such as `12.6MB`'), (BytesModel, '-1MB', 'bytes'),
+            (LatencyModel, '40MB', 'time such as `12ms`')):
+        with pytest.raises(ValueError, match=f'expected a target of {example}'):
+            cls.read_target(target, 1000)
 
 
 def test_other_costs_are_refused():
@@ -234,10 +196,8 @@ def test_sizes_that_a_search_decided_on_are_not_cut():
 
 def test_all_targets_of_options_and_free_sizes_together():
     """Fourteen at both ends were refused, which a middle size of the free sites cannot meet."""
-    torch.manual_seed(0)
-    network = Searchable(
-        dict(type='mmpretrain.VisionTransformer', img_size=32, patch_size=8, arch=dict(
-            embed_dims=32, num_layers=3, num_heads=4, feedforward_channels=64)),
+    network = Searchable(dict(VIT, type='mmpretrain.VisionTransformer', arch=dict(
+        embed_dims=32, num_layers=3, num_heads=4, feedforward_channels=64)),
         sites=['mlp_hidden', 'heads'], gates=dict(
             mlp_hidden=dict(type='mmkcr.BiMaskGate'), heads=dict(type='mmkcr.GumbelChannelGate')))
     macs, gates = macs_of(network), network.search_space.gates()
@@ -255,17 +215,14 @@ def test_all_targets_of_options_and_free_sizes_together():
 
 def test_a_price_on_heads_whose_replacement_costs_more():
     """Full convolutions have more MACs than the attention of so few tokens."""
-    model = Searchable(
-        dict(type='mmpretrain.VisionTransformer', img_size=32, patch_size=8, arch=dict(
-            embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=48)),
-        sites=[dict(kind='head_operator', operator='conv')],
-        gates=dict(type='mmkcr.GumbelChannelGate', min_size=1))
-    space = model.search_space
-    macs = MacsModel(model, space.host, space.sites, task_forward(model, (3, 32, 32)))
-    most = macs(dict.fromkeys(space.sites, 1))
+    model = Searchable(dict(VIT, type='mmpretrain.VisionTransformer'),
+                       sites=[dict(kind='head_operator', operator='conv')],
+                       gates=dict(type='mmkcr.GumbelChannelGate', min_size=1))
+    macs = macs_of(model)
+    most = macs(dict.fromkeys(model.search_space.sites, 1))
     assert most > macs.dense
     MacsPrice(0.5, 'macs', (most + macs.dense) // 2)(macs)['loss_price'].backward()
     with pytest.raises(ValueError) as error:
         MacsPrice(0.5, 'macs', '1%')(macs)
-    low, high = re.search(r'reachable ([\d.]+)G to ([\d.]+)G', str(error.value)).groups()
+    low, high = re.search(r'reachable ([\d.e-]+)G to ([\d.e-]+)G', str(error.value)).groups()
     assert float(low) == pytest.approx(macs.dense / 1e9) and float(low) < float(high)

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmdet.structures import DetDataSample
 from mmengine.logging import MMLogger
 from mmengine.structures import PixelData
+from mmpretrain.structures import DataSample
+from mmseg.structures import SegDataSample
 
 from mmkcr.deploy.export import export_onnx
 from mmkcr.deploy.file_model import run_by_file
@@ -60,21 +63,12 @@ def test_the_file_decides(name, runtime, tmp_path):
     size = TASKS[name][1]
     meta = dict(img_shape=(size, size), ori_shape=(size, size), pad_shape=(size, size),
                 batch_input_shape=(size, size), scale_factor=(1., 1.))
-    generator = torch.Generator().manual_seed(2)
+    images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8,
+                           generator=torch.Generator().manual_seed(2))
 
     def data():
-        samples = []
-        for _ in range(2):
-            if name == 'detector':
-                from mmdet.structures import DetDataSample as Sample
-            elif name == 'segmentor':
-                from mmseg.structures import SegDataSample as Sample
-            else:
-                from mmpretrain.structures import DataSample as Sample
-            samples.append(Sample(metainfo=meta))
-        images = torch.randint(0, 256, (2, 3, size, size), generator=generator.manual_seed(2),
-                               dtype=torch.uint8)
-        return dict(inputs=list(images), data_samples=samples)
+        sample = dict(detector=DetDataSample, segmentor=SegDataSample).get(name, DataSample)
+        return dict(inputs=list(images), data_samples=[sample(metainfo=meta) for _ in images])
 
     expected, before = predicted(model, data()), predicted(other, data())
     same = [one.shape == two.shape and torch.allclose(one, two, atol=1e-3)
@@ -90,27 +84,31 @@ def test_the_file_decides(name, runtime, tmp_path):
         assert ((one - two).abs() > 1e-3 * (1 + two.abs())).float().mean() < 1e-3
 
 
-def test_refusals(tmp_path):
+@pytest.fixture(scope='module')
+def file(tmp_path_factory):
+    """That of a classifier."""
+    pytest.importorskip('onnxruntime')
     model, shape = of_config('classifier', 0)
-    path = export_onnx(model, tmp_path / 'model.onnx', shape, False, (1, 2),
-                       runtime='onnxruntime').path
-    run_by_file(model, path)
+    return export_onnx(model, tmp_path_factory.mktemp('file') / 'model.onnx', shape, False,
+                       (1, 2)).path
+
+
+def test_refusals(file):
+    model, _ = of_config('classifier', 0)
+    run_by_file(model, file)
     with pytest.raises(ValueError, match=r'expected images that .*model.onnx. takes, found a '
                        r'batch of shape \(1, 3, 64, 64\)'):
         model.extract_feat(torch.zeros(1, 3, 64, 64))
     with pytest.raises(ValueError, match='to run by a file, found `KCRSwinTransformer`'):
-        run_by_file(build_model(load_config(CONFIGS / TASKS['segmentor'][0])).backbone, path)
+        run_by_file(of_config('segmentor', 0)[0].backbone, file)
 
 
 @pytest.mark.parametrize('name', ['segmentor', 'detector'])
-def test_files_of_other_outputs_are_refused(name, tmp_path):
-    pytest.importorskip('onnxruntime')
-    model, shape = of_config('classifier', 0)
-    path = export_onnx(model, tmp_path / 'model.onnx', shape).path
+def test_files_of_other_outputs_are_refused(name, file):
     other, _ = of_config(name, 1)
-    run_by_file(other, path)
+    run_by_file(other, file)
     with pytest.raises(ValueError, match=r'a file with outputs of shape .*\(2, 10\)\]'):
-        other.extract_feat(torch.rand(2, *shape))
+        other.extract_feat(torch.rand(2, 3, 32, 32))
 
 
 def test_models_of_several_heads_are_refused():
@@ -133,22 +131,19 @@ def test_models_of_several_heads_are_refused():
             run_by_file(model, 'no.onnx')
 
 
-def test_files_of_another_network_are_named(tmp_path, caplog):
+def test_files_of_another_network_are_named(file, caplog):
     """Such as the file of an earlier subnet in the same folder: its shapes are the same."""
-    pytest.importorskip('onnxruntime')
     model, shape = of_config('classifier', 0)
-    path = export_onnx(model, tmp_path / 'model.onnx', shape).path
     images = torch.randn(2, *shape)
     logger = MMLogger.get_current_instance()
     logger.addHandler(caplog.handler)
     try:
-        for name, share in (('same', 0.), ('near', 0.02), ('other', 10.),
-                            ('late', 10.)):
+        for name, share in (('same', 0.), ('near', 0.02), ('other', 10.), ('late', 10.)):
             other, _ = of_config('classifier', 0)
             generator = torch.Generator().manual_seed(1)
             for parameter in other.parameters():
                 parameter.data *= 1 + share * torch.randn(parameter.shape, generator=generator)
-            run_by_file(other, path)
+            run_by_file(other, file)
             if name == 'late':  # a runner loads the weights behind this call
                 other.load_state_dict(model.state_dict())
             caplog.clear()

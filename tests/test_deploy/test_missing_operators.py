@@ -15,19 +15,11 @@ VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_chann
            img_size=32, patch_size=8, out_type='featmap')
 
 
-def exported(tmp_path):
-    """The file of a ViT."""
-    torch.manual_seed(0)
-    path = tmp_path / 'vit.onnx'
-    export_onnx(VisionTransformer(**VIT), path, SHAPE, False, (1, ))
-    return path
-
-
 @pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
 @pytest.mark.parametrize('domain', ['', 'own.ops'])
 def test_an_operator_that_a_runtime_lacks(runtime, domain, tmp_path):
     pytest.importorskip(runtime)
-    path = exported(tmp_path)
+    path = export_onnx(VisionTransformer(**VIT), tmp_path / 'vit.onnx', SHAPE, False, (1, )).path
     model = onnx.load(path)
     # the activations of both MLPs are computed by an operator that nobody has
     found = [node for node in model.graph.node if node.op_type == 'Erf']
@@ -49,28 +41,25 @@ def test_an_operator_that_a_runtime_lacks(runtime, domain, tmp_path):
 
 def test_a_type_of_numbers_that_an_operator_lacks(tmp_path):
     """The runtime names the node; in a file of someone else's that is all there is."""
-    def written(name):
+    values = [helper.make_tensor_value_info(entry, TensorProto.FLOAT, [1, *SHAPE])
+              for entry in ('images', 'output')]
+    for name, place in (('/model/neck/neck.1/Erf', 'neck.1'), ('Erf_7', 'Erf_7')):
         nodes = [helper.make_node('Cast', ['images'], ['wide'], to=TensorProto.DOUBLE),
                  helper.make_node('Erf', ['wide'], ['erf'], name=name),
                  helper.make_node('Cast', ['erf'], ['output'], to=TensorProto.FLOAT)]
-        values = [helper.make_tensor_value_info(entry, TensorProto.FLOAT, [1, *SHAPE])
-                  for entry in ('images', 'output')]
         graph = helper.make_graph(nodes, 'g', values[:1], values[1:])
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)],
                                     ir_version=8), tmp_path / 'm.onnx')
-        return tmp_path / 'm.onnx'
-
-    for name, place in (('/model/neck/neck.1/Erf', 'neck.1'), ('Erf_7', 'Erf_7')):
         with pytest.raises(ValueError, match=f'`onnxruntime` has, found `Erf` in `{place}` of '):
-            open_onnx(written(name))
+            open_onnx(tmp_path / 'm.onnx')
 
 
-@pytest.mark.parametrize('name, path', [
-    ('/model/layers.0/ffn/layers/layers.0/layers.0.0/MatMul', 'layers.0.ffn.layers.0.0'),
-    ('/model/backbone/patch_embed/projection/Conv', 'backbone.patch_embed.projection'),
-    ('/model/Shape', '/model/Shape'), ('Conv_12', 'Conv_12')])
-def test_paths_of_modules(name, path):
-    assert module_path(name) == path
+def test_paths_of_modules():
+    for name, path in {
+            '/model/layers.0/ffn/layers/layers.0/layers.0.0/MatMul': 'layers.0.ffn.layers.0.0',
+            '/model/backbone/patch_embed/projection/Conv': 'backbone.patch_embed.projection',
+            '/model/Shape': '/model/Shape', 'Conv_12': 'Conv_12'}.items():
+        assert module_path(name) == path
 
 
 class Lacks(nn.Module):

@@ -13,22 +13,18 @@ def run(model, *arrays):
     return session.run(None, dict(zip([entry.name for entry in session.get_inputs()], arrays)))
 
 
-def graph_of(nodes, weights, sizes, outputs):
-    inputs = [helper.make_tensor_value_info('images', TensorProto.FLOAT, sizes)]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    graph = helper.make_graph(nodes, 'g', inputs, outputs, [
-        numpy_helper.from_array(value, name) for name, value in weights.items()])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)], ir_version=8)
-
-
 def test_shapes_that_follow_from_the_batch_are_folded_whatever_they_are_written_as():
     """A shape with an entry -1 of its own cannot have another for the batch: it gets its value."""
     nodes = [helper.make_node('Shape', ['images'], ['all']),
              helper.make_node('Gather', ['all', 'zero'], ['batch']),
              helper.make_node('Concat', ['batch', 'rest'], ['shape'], axis=0),
              helper.make_node('Reshape', ['images', 'shape'], ['out'])]
-    model = graph_of(nodes, dict(zero=np.array([0]), rest=np.array([2, -1])), ['batch', 4, 3],
-                     ['out'])
+    graph = helper.make_graph(
+        nodes, 'g', [helper.make_tensor_value_info('images', TensorProto.FLOAT, ['batch', 4, 3])],
+        [helper.make_tensor_value_info('out', TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array(value), name)
+         for name, value in (('zero', [0]), ('rest', [2, -1]))])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)], ir_version=8)
     examples = [np.random.rand(size, 4, 3).astype(np.float32) for size in (2, 3)]
     expected = run(model, examples[0])
     fold_constants(model, examples)

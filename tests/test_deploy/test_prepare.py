@@ -13,7 +13,9 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2Block
 from torch import nn
 from torchvision.ops import Permute
 
+from lab.kind_coverage import randomise
 from mmkcr.apis import slim
+from mmkcr.core.forward import flat_tensors
 from mmkcr.deploy.latency import random_subnet
 from mmkcr.deploy.prepare import (
     GROUPED_FROM,
@@ -52,17 +54,22 @@ def subnet(cls, kwargs, kinds, target='80%'):
     return model
 
 
+def assert_same(model, runtime='any', size=32, rtol=1e-4, atol=1e-4):
+    """The prepared model, which computes what the model computes."""
+    model.train(False)  # MViT's `eval` returns nothing
+    x, ready = torch.randn(2, 3, size, size), prepare(model, runtime)
+    with torch.no_grad():
+        for a, b in zip(flat_tensors(ready(x)), flat_tensors(TensorModel(model)(x)), strict=True):
+            torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+    return ready
+
+
 @pytest.mark.parametrize('runtime', RUNTIMES)
 @pytest.mark.parametrize('cls, kwargs, kinds', NETS)
 def test_the_same_outputs_and_the_model_is_left_as_it_is(cls, kwargs, kinds, runtime):
     model = subnet(cls, kwargs, kinds)
-    before, x = copy.deepcopy(model.state_dict()), torch.randn(2, *SHAPE)
-    with torch.no_grad():
-        expected, found = TensorModel(model)(x), prepare(model, runtime)(x)
-    expected, found = ((out, ) if isinstance(out, torch.Tensor) else out
-                       for out in (expected, found))
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    before = copy.deepcopy(model.state_dict())
+    assert_same(model, runtime)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -83,14 +90,8 @@ class OwnBlock(SwinTransformerV2Block):
 
 @pytest.mark.parametrize('block', [PostNorm, lambda: OwnBlock(16, (8, 8), 2, window_size=4)])
 def test_norms_in_blocks_of_ones_own(block):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 16, 4, 4), Permute((0, 2, 3, 1)), block())
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    model.eval()
-    x = torch.randn(2, *SHAPE)
-    with torch.no_grad():
-        torch.testing.assert_close(prepare(model)(x), model(x))
+    assert_same(randomise(nn.Sequential(
+        nn.Conv2d(3, 16, 4, 4), Permute((0, 2, 3, 1)), block())), rtol=1e-6, atol=1e-5)
 
 
 class OwnLayer(TransformerEncoderLayer):
@@ -118,19 +119,12 @@ class RunsTwice(TransformerEncoderLayer):
     (TransformerEncoderLayer, FFN, True), (OwnLayer, FFN, True),
     (TransformerEncoderLayer, ReadsTwice, False), (RunsTwice, FFN, False)])
 def test_subclasses_of_blocks_and_mlps_of_a_host(layer, mlp, folded):
-    torch.manual_seed(0)
     model = VisionTransformer(**VIT, out_type='featmap')
     width = model.embed_dims
     for block in model.layers:
         block.__class__ = layer
         block.ffn = mlp(width, 2 * width, act_cfg=dict(type='GELU'))
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    model.eval()
-    x = torch.randn(2, *SHAPE)
-    with torch.no_grad():
-        ready = prepare(model)
-        torch.testing.assert_close(ready(x), model(x)[0], rtol=1e-4, atol=1e-4)
+    ready = assert_same(randomise(model))
     assert {block.ln2.weight is None for block in ready.modules()
             if isinstance(block, TransformerEncoderLayer)} == {folded}
 
@@ -143,21 +137,13 @@ def test_subclasses_of_blocks_and_mlps_of_a_host(layer, mlp, folded):
     (TNT, dict(arch=dict(embed_dims_outer=24, embed_dims_inner=12, num_layers=1, num_heads_outer=2,
                          num_heads_inner=2), img_size=32), 32)])
 def test_hosts_with_layers_of_their_own(cls, kwargs, size):
-    torch.manual_seed(0)
-    model = cls(**kwargs)
-    model.train(False)  # MViT's `eval` returns nothing
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.weight.data.uniform_(0.5, 1.5)
-            module.bias.data.normal_()
-    x = torch.randn(2, 3, size, size)
-    with torch.no_grad():
-        expected, found = TensorModel(model)(x), prepare(model)(x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert_same(randomise(cls(**kwargs)), size=size)
 
 
 @pytest.mark.parametrize('dense', [False, True])
 def test_norms_before_mlps_have_no_affine_part_left(dense):
+    with pytest.raises(ValueError, match="a runtime among .*, found 'caffe'"):
+        prepare(KCRVisionTransformer(**VIT), 'caffe')
     model = KCRVisionTransformer(**VIT) if dense else subnet(KCRVisionTransformer, VIT,
                                                             ['mlp_channels'])
     found = prepare(model, 'any').model
@@ -210,33 +196,16 @@ def test_gates_of_groups_give_grouped_selections(target):
     assert 'grouped' in said and 'elements' not in said
 
 
-def test_another_runtime_is_refused():
-    model = KCRVisionTransformer(**VIT)
-    with pytest.raises(ValueError, match="a runtime among .*, found 'caffe'"):
-        prepare(model, 'caffe')
-
-
 @pytest.mark.parametrize('part', ['ffn', 'ln2'])
 def test_parts_that_two_blocks_share(part):
     """A norm that only one of them has must not be folded into an MLP that both have."""
-    torch.manual_seed(0)
     model = VisionTransformer(**VIT)
     setattr(model.layers[1], part, getattr(model.layers[0], part))
-    for parameter in model.parameters():
-        parameter.data.normal_(0.1, 0.3)
-    model.eval()
-    x = torch.randn(2, *SHAPE)
-    with torch.no_grad():
-        torch.testing.assert_close(prepare(model)(x), TensorModel(model)(x), rtol=1e-4, atol=1e-4)
+    assert_same(randomise(model))
 
 
 def test_tiles_that_do_not_cover_the_map():
-    model = SwinTransformer(
+    assert_same(SwinTransformer(
         arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=36, window_size=3,
         patch_size=4, pad_small_map=True, out_indices=[0, 1],
-        stage_cfgs=dict(downsample_cfg=dict(padding=0)))
-    model.eval()
-    x = torch.randn(1, 3, 36, 36)
-    with torch.no_grad():
-        for found, expected in zip(prepare(model)(x), model(x)):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        stage_cfgs=dict(downsample_cfg=dict(padding=0))), size=36)

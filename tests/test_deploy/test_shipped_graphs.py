@@ -7,6 +7,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from lab.kind_coverage import randomise
 from long_form import few
 from mmkcr.core import Structure
 from mmkcr.deploy.export import export_onnx
@@ -71,10 +72,7 @@ def test_nothing_is_derived_from_the_weights_of_operators(operator, tmp_path):
             for i, name in enumerate(names)}
     structure = dense.structure_for({name: torch.tensor(heads).long()
                                      for name, heads in kept.items()})
-    torch.manual_seed(0)
-    model = MODELS.build(dict(backbone, structure=structure.to_dict()))
-    for parameter in model.parameters():
-        parameter.data.normal_(0., 0.1)
+    model = randomise(MODELS.build(dict(backbone, structure=structure.to_dict())))
     report = export_onnx(model, tmp_path / 'model.onnx', (3, 32, 32), False, (1, 3))
     assert max(report.errors.values()) < 1e-5
     graph = onnx.load(report.path).graph

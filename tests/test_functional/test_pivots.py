@@ -29,6 +29,15 @@ def directly(covariance, gram, kept, rho):
     return float((gram * left).sum())
 
 
+def assert_exact(order, covariance, gram, rho=1e-3, extra=None, **tolerance):
+    """The error at every size is as computed directly, and what is lost beside it."""
+    assert float(order.errors[-1]) == 0
+    for k in range(len(order.order)):
+        lost = 0 if extra is None else float(extra[order.order[k:]].sum())
+        assert float(order.errors[k]) == pytest.approx(
+            directly(covariance, gram, order.kept(k), rho) + lost, **tolerance)
+
+
 def problem(draw_rows, d, rank, seed, outputs=3):
     covariance = moments_of(draw_rows(3 * d, d, rank, seed)).covariance
     return covariance, gram_matrix(draw_rows(outputs, d, outputs, seed + 1))
@@ -54,23 +63,18 @@ def test_every_step_is_greedy_and_its_error_exact(draw_rows, method, size, case,
         return directly(covariance, gram, kept, rho)
 
     for k in units:
-        chosen, rest = order.order[:k].tolist(), order.order[k:].tolist()
-        here = error(chosen)
+        chosen, (unit, *rest) = order.order[:k].tolist(), order.order[k:].tolist()
+        here, grown = error(chosen), [*chosen, unit]
         assert float(order.errors[k]) == pytest.approx(here, rel=1e-6, abs=1e-9 * start)
         # the step between k and k + 1 units is the best one, by error a channel
-        after = error([*chosen, rest[0]])
-        others = rest if method == 'forward' else [*chosen, rest[0]]
-        for other in others:
-            width = len(order.groups[other])
-            if method == 'forward':
-                step = (here - error([*chosen, other])) / width
-                taken = (here - after) / len(order.groups[rest[0]])
-                assert taken >= step - 1e-6 * abs(step) - 1e-9 * start
-            else:
-                without = [unit for unit in others if unit != other]
-                step = (error(without) - after) / width
-                taken = (here - after) / len(order.groups[rest[0]])
-                assert taken <= step + 1e-6 * abs(step) + 1e-9 * start
+        after = error(grown)
+        taken = (here - after) / len(order.groups[unit])
+        for other in rest if method == 'forward' else chosen:
+            step = here - error([*chosen, other]) if method == 'forward' else \
+                error([one for one in grown if one != other]) - after
+            step /= len(order.groups[other])
+            slack = 1e-6 * abs(step) + 1e-9 * start
+            assert taken >= step - slack if method == 'forward' else taken <= step + slack
     assert float(order.errors[-1]) == 0
 
 
@@ -124,8 +128,7 @@ def test_units_of_any_channels_and_of_several_sizes(draw_rows, method):
     for k in range(5):
         kept = [channel for unit in order.order[:k] for channel in groups[unit]]
         assert order.kept(k).tolist() == sorted(kept)
-        expected = directly(covariance, gram, kept, 1e-3)
-        assert float(order.errors[k]) == pytest.approx(expected, abs=1e-9 * float(order.errors[0]))
+    assert_exact(order, covariance, gram, abs=1e-9 * float(order.errors[0]))
 
 
 @methods
@@ -133,9 +136,7 @@ def test_fixed_units_come_first(draw_rows, method):
     covariance, gram = problem(draw_rows, 30, 30, 0)
     order = pivot_order(covariance, gram, fixed=[11, 2, 29], method=method)
     assert order.order[:3].tolist() == [11, 2, 29]
-    for k in (1, 3, 17):
-        expected = directly(covariance, gram, order.kept(k), 1e-3)
-        assert float(order.errors[k]) == pytest.approx(expected, rel=1e-8)
+    assert_exact(order, covariance, gram, rel=1e-8)
 
 
 @methods
@@ -156,10 +157,7 @@ def test_extra_errors_are_counted(draw_rows, method):
     covariance, gram = problem(draw_rows, 10, 10, 0)
     extra = torch.rand(10, dtype=torch.float64) * gram.trace()
     order = pivot_order(covariance, gram, extra=extra, method=method)
-    for k in range(11):
-        lost = float(extra[order.order[k:]].sum())
-        expected = directly(covariance, gram, order.kept(k), 1e-3) + lost
-        assert float(order.errors[k]) == pytest.approx(expected, rel=1e-8, abs=1e-12)
+    assert_exact(order, covariance, gram, extra=extra, rel=1e-8, abs=1e-12)
 
 
 @methods
@@ -179,9 +177,7 @@ def test_variances_of_very_different_sizes(draw_rows, method):
     covariance = moments_of(rows).covariance
     gram = gram_matrix(draw_rows(6, 24, 6, 1))
     order = pivot_order(covariance, gram, rho=1e-8, method=method)
-    for k in (1, 8, 20):
-        expected = directly(covariance, gram, order.kept(k), 1e-8)
-        assert float(order.errors[k]) == pytest.approx(expected, rel=1e-4)
+    assert_exact(order, covariance, gram, 1e-8, rel=1e-4)
 
 
 @given(problems)
