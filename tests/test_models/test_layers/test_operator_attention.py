@@ -16,6 +16,7 @@ from mmkcr.methods.dwconv.top_k import RelaxedTopKGate
 from mmkcr.methods.search.gumbel import GumbelChannelGate
 from mmkcr.models.layers import MixedAttention, OperatorAttention, TokenGrid
 from mmkcr.models.layers.head_operators import OPERATORS, border_sums, gaussian_taps
+from mmkcr.models.sites import find_sites
 
 D, H = 12, 3
 NAMES = sorted(OPERATORS)
@@ -40,6 +41,15 @@ def mixed(attn, gate, name, grid=None):
     module = MixedAttention(attn, name, grid or TokenGrid()).to(attn.proj.weight.dtype)
     module.head_operator = SiteHolder(gate=gate)
     return module
+
+
+def macs_of(attn, name, grid):
+    """The closed form of a site on one layer."""
+    host = nn.ModuleDict(dict(attn=attn))
+    host.grid, host.num_extra_tokens, host.patch_embed = grid, grid.extra, nn.Identity()
+    site = find_sites(host, [dict(kind='head_operator', operator=name)])['attn.head_operator']
+    site.attach(GumbelChannelGate(H, min_size=1))
+    return site.macs
 
 
 def shake(module, seed=0):
@@ -186,6 +196,17 @@ def test_fold_gives_plain_layers_with_the_same_outputs_once_and_twice(name, kept
     close(grown.eval()(y), module(y))
     grown.train()(y).square().sum().backward()
     assert all(p.grad is not None for p in grown.parameters())
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('extra', [0, 2])
+def test_macs_of_the_static_module_are_the_closed_form(name, extra):
+    for size in range(H + 1):
+        closed_form = macs_of(dense(), name, TokenGrid(extra, (4, 5)))
+        module = convert(dense(), range(size), name, extra=extra).fold()
+        expected = closed_form(size, (1, 20 + extra, D))
+        assert count_macs(Counted(module, 20 + extra), (3, 8, 8)) == expected
+        assert float(closed_form(torch.tensor(float(size)), (1, 20 + extra, D))) == expected
 
 
 class Counted(nn.Module):
