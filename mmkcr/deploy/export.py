@@ -49,8 +49,7 @@ class ExportReport:
         errors (dict): Largest difference, relative to the largest output (at least 1), by input
             shape.
         operators (dict): Number of nodes in the graph by operator.
-        notice (str): Why height and width are fixed, or multiples of a number, although dynamic
-            ones were requested, or ''.
+        notice (str): Why height and width are fixed although dynamic ones were requested, or ''.
     """
 
     path: Path
@@ -84,9 +83,9 @@ def export_onnx(model: nn.Module,
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
         dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
             that branches on the size of its feature maps (Swin without ``pad_small_map``), or that
-            ONNX cannot express for others than its own, is exported for ``input_shape``; one that
-            takes whole patches only (DINOv3 and others of timm's), for their multiples. The report
-            says so. Defaults to None: only for ``runtime='any'``; fixed sizes are faster.
+            ONNX cannot express for others than its own (most of timm's), is exported for
+            ``input_shape``, and the report says so. Defaults to None: only for ``runtime='any'``;
+            fixed sizes are faster.
         batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 2, 5).
         tolerance (float): Largest permitted difference. Defaults to 1e-4.
         runtime (str): ``'onnxruntime'``, ``'openvino'``, ``'tensorrt'`` or ``'any'``, which is
@@ -140,14 +139,6 @@ def export_onnx(model: nn.Module,
             return export(True)
         except Exception as error:  # the exporter raises many kinds
             why = f'an export for any size failed ({_first_line(error)})'
-        patch = _whole_patches(TensorModel(model), tuple(input_shape))
-        if patch > 1:
-            try:
-                report = export(True, patch)
-                report.notice = f'height and width are multiples of {patch}, because {why}'
-                return report
-            except Exception as error:
-                why = f'an export for any size failed ({_first_line(error)})'
         report = export(False)
         report.notice = f'height and width are fixed, because {why}'
         return report
@@ -198,21 +189,19 @@ def _first_line(error: Exception) -> str:
 
 
 def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes: Sequence[int],
-            tolerance: float, runtime: str, dynamic: bool,
-            multiple: int = 1) -> ExportReport:
-    """Trace, compare, write; dynamic heights and widths are multiples of a number."""
+            tolerance: float, runtime: str, dynamic: bool) -> ExportReport:
+    """Trace, compare, write."""
     import onnx
     shapes = [(batch, *shape) for batch in batch_sizes]
     if dynamic:
         channels, height, width = shape
         # other sizes than the traced ones, and other aspect ratios
         shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
-    shapes = [(*found[:2], *_rounded_up(found[2:], multiple)) for found in shapes]
     prepared = prepare(model.model, runtime, dynamic)
     compared = 'onnxruntime' if runtime == 'any' else runtime
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / path.name
-        graph = trace(prepared, temporary, shape, dynamic, runtime, multiple)
+        graph = trace(prepared, temporary, shape, dynamic, runtime)
         # the file itself tells its MACs, and at which size, to whoever times it
         graph.metadata_props.add(key=f'{_META}.macs', value=str(model.count_macs(shape)))
         graph.metadata_props.add(key=f'{_META}.input_shape', value=_written(shape))
@@ -229,29 +218,8 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
     return ExportReport(path, dynamic, errors, count_operators(graph))
 
 
-def _whole_patches(model: TensorModel, shape: tuple[int, ...]) -> int:
-    """Side of the patches if the model refuses images that are not whole ones, else 1."""
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    sides = set() if first is None else {*first.kernel_size, *first.stride}
-    if len(sides) != 1:
-        return 1
-    (patch, ) = sides
-    channels, *other = padded_shape(model, shape)
-    whole = _takes(model, (channels, *_rounded_up(other, patch)))
-    return patch if whole and not _takes(model, (channels, *other)) else 1
-
-
-@torch.no_grad()
-def _takes(model: TensorModel, shape: Sequence[int]) -> bool:
-    try:
-        model(torch.zeros(1, *shape))
-    except Exception:  # of whatever model
-        return False
-    return True
-
-
 def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool,
-          runtime: str = 'any', multiple: int = 1) -> 'object':
+          runtime: str = 'any') -> 'object':
     """Trace a prepared model to an ONNX graph, with constants where images make no difference.
 
     Args:
@@ -260,7 +228,6 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
         shape (Sequence[int]): (C, H, W).
         dynamic (bool): Whether height and width are dynamic.
         runtime (str): See :func:`~mmkcr.deploy.prepare.prepare`. Defaults to ``'any'``.
-        multiple (int): What a dynamic height and width must be multiples of. Defaults to 1.
 
     Returns:
         onnx.ModelProto: With the input ``images`` and the outputs ``output``, or ``output0`` ...
@@ -271,7 +238,6 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
     """
     import onnx
     traced = padded_shape(prepared, shape) if dynamic else tuple(shape)
-    traced = (traced[0], *_rounded_up(traced[1:], multiple))
     names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
     images = torch.zeros(2, *traced)
     with torch.no_grad(), quiet(), without_fast_path():
@@ -340,10 +306,6 @@ def _named(prepared: TensorModel, path: str) -> str:
     except AttributeError:  # a path that the exporter shortened
         return f'`{own or path}`'
     return f'`{own}` (`{kind}`)' if own else f'`{kind}`'
-
-
-def _rounded_up(sides: Sequence[int], multiple: int) -> tuple[int, ...]:
-    return tuple(-(-side // multiple) * multiple for side in sides)
 
 
 def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]:

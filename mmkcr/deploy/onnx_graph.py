@@ -28,6 +28,9 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
 
     Returns:
         onnx.ModelProto: The model.
+
+    Raises:
+        ValueError: ONNX Runtime does not compute the graph for an example.
     """
     from onnx import numpy_helper
     graph = model.graph
@@ -140,7 +143,11 @@ def _evaluate(model: Any, names: Sequence[str], shapes: dict[str, str],
     session = onnxruntime.InferenceSession(probe.SerializeToString(), options,
                                            ['CPUExecutionProvider'])
     name = session.get_inputs()[0].name
-    runs = [session.run(names, {name: image}) for image in images] if names else []
+    try:
+        runs = [session.run(names, {name: image}) for image in images] if names else []
+    except Exception as error:  # ONNX Runtime's have no class of their own
+        raise ValueError('expected a model whose trace ONNX Runtime computes for every batch, '
+                         f'found: {" ".join(str(error).split())[:300]}') from error
     return {name: list(found) for name, found in zip(names, zip(*runs))}
 
 
