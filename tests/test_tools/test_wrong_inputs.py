@@ -119,8 +119,6 @@ OPTIONS = {
     '--nets': ['nothing'], '--rows': ['nothing']}
 #: Known to be wrong after an evaluation alone: what was measured until then stays.
 LATE = ('--metric', )
-#: Begins with the first of any number of configs, in a process of its own, before it sees the rest.
-ANY_NUMBER = ('benchmarks/full_size', )
 #: Calls that are wrong otherwise: what a run is asked for.
 MORE = {
     'train': ['{dense} --work-dir {out} --cfg-options train_cfg.max_epochs=0',
@@ -293,8 +291,7 @@ def calls(tool, files, wrong, options):
             yield [*row, option, 'nothing']
     if '--device' in options and not torch.cuda.is_available():
         yield [*row, '--device', 'cuda']
-    if tool not in ANY_NUMBER:
-        yield [*row, 'many', 'words', 'too', 'many']
+    yield [*row, 'many', 'words', 'too', 'many']
     for more in MORE.get(tool, ()):
         yield good(more.split(), files)
 

@@ -132,6 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run, time and print."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
+    for name in args.configs:  # before the first takes its minutes
+        load_config(name)
     rows = [measure(name if '::' in name else str(Path(name).resolve()), args.images,
                     args.target_macs) for name in shown(args.configs, 'Models')]
     machine = machine_info()
