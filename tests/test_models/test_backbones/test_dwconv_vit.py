@@ -102,8 +102,8 @@ def test_gradient_checkpointing_changes_nothing_even_across_sizes(gates):
         model = build(dict(VIT, out_type='featmap'), gates=gates, with_cp=with_cp)
         if gates is None:
             model.slice_to(structure(model, kept))
-        model.train()
         models.append(randomise(copy.deepcopy(model), 1))
+        models[-1].train()
     plain, checkpointed = models
     one, two = torch.randn(2, 3, 16, 64), torch.randn(1, 3, 32, 32)
     for model in models:

@@ -73,6 +73,7 @@ def test_macs_of_the_expectation_are_those_of_the_built_subnet(name):
     """One-hot options: the expectation, the closed form and the counter agree exactly."""
     _, subnet, structure = scene(name)
     model, shape = supernet(name), (3, *NETWORKS[name].size)
+    model.train()
     image = torch.zeros(1, *shape).double()
     sites = model.search_space.gated_sites()
     macs = MacsModel(model, model, sites, lambda: model(image))
@@ -97,6 +98,7 @@ def test_adamw_steps_after_slicing_are_the_masked_ones(name):
     """Moments belong to the right channels: two steps of the sliced and of the masked network."""
     # in fp64: Adam blows up rounding where a gradient is 0 in theory (the keys' bias)
     model = supernet(name)
+    model.train()
     x = torch.randn(2, 3, *NETWORKS[name].size, dtype=torch.float64)
 
     def optimizer_of(net):
@@ -134,6 +136,7 @@ def test_adamw_steps_after_slicing_are_the_masked_ones(name):
 def test_folding_rescales_gradients_and_moments():
     """The gradient of a folded weight is the old one over the scale, and so are its moments."""
     model = supernet('ofb-vit-cls')
+    model.train()
     x = torch.randn(2, 3, 32, 32).double()
     for gate in model.gates().values():
         gate.restrict(gate.only(gate.alpha.numel() - 1))
