@@ -83,7 +83,7 @@ def export_onnx(model: nn.Module,
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
         dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
             that branches on the size of its feature maps (Swin without ``pad_small_map``), or that
-            ONNX cannot express for others than its own (most of timm's), is exported for
+            ONNX cannot express for others than its own (plain ViTs of timm's), is exported for
             ``input_shape``, and the report says so. Defaults to None: only for ``runtime='any'``;
             fixed sizes are faster.
         batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 2, 5).
