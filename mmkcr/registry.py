@@ -21,11 +21,11 @@ def _child(name: str, parent: Registry, *locations: str) -> Registry:
 
 
 MODELS = _child('model', root.MODELS, 'models.registered')
-HOOKS = _child('hook', root.HOOKS, 'engine')
-RUNNERS = _child('runner', root.RUNNERS, 'engine')
+HOOKS = _child('hook', root.HOOKS, 'engine.registered')
+RUNNERS = _child('runner', root.RUNNERS, 'engine.registered')
 LOOPS = _child('loop', root.LOOPS)
 OPTIM_WRAPPER_CONSTRUCTORS = _child('optimizer wrapper constructor',
-                                    root.OPTIM_WRAPPER_CONSTRUCTORS, 'engine')
+                                    root.OPTIM_WRAPPER_CONSTRUCTORS, 'engine.registered')
 DATASETS = _child('dataset', root.DATASETS, 'datasets')
 DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, 'datasets')
 TRANSFORMS = _child('transform', root.TRANSFORMS, 'datasets')

@@ -1,7 +1,6 @@
 """A dense network cut to a known structure, such as a searched one, and refitted."""
 
 import copy
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Structure
-from mmkcr.models.backbones.named import DCSBackbone
 from mmkcr.models.counting import compared
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties
@@ -95,7 +93,7 @@ def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:
         # a structure of a named backbone lists none, but its sites' names end with the kinds
         kinds = list(dict.fromkeys(name.rpartition('.')[2] for name in structure.sites))
         cls = MODELS.get(structure.backbone['type'])
-        if inspect.isclass(cls) and issubclass(cls, DCSBackbone):
+        if getattr(cls, 'method', '') == 'dcs':
             mask = structure.backbone.get('qk_mask', {})
             kinds += [] if mask is None else [dict(mask, kind='qk_mask')]
     masks = [kind for kind in kinds if kind_name(kind) == QKMaskSite.kind]

@@ -5,7 +5,7 @@ import sys
 import torch
 from torch import nn
 
-import mmkcr.engine  # noqa: F401
+import mmkcr.engine.registered  # noqa: F401
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.models.losses import FeatureDistillationLoss
 

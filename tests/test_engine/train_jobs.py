@@ -32,7 +32,7 @@ from pathlib import Path
 
 import mmkcr.registry  # noqa: F401  isort: skip  (before any host library)
 
-import mmkcr.engine  # noqa: F401
+import mmkcr.engine.registered  # noqa: F401
 import mmpretrain.datasets  # noqa: F401
 import mmpretrain.models  # noqa: F401
 import mmseg.datasets  # noqa: F401

@@ -41,6 +41,21 @@ model = ViTForImageClassification(ViTConfig(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
     image_size=32, patch_size=8))
 """
+DISTIL = """
+import sys
+import torch
+import mmkcr.hosts
+mmkcr.hosts.ensure_torchvision()  # `timm` imports it
+sys.modules.update(dict.fromkeys({hosts}))  # importing one fails
+{network}
+from mmkcr import compress
+from mmkcr.closed_form.distil import distil
+from mmkcr.closed_form.refit_structure import refit_structure
+images, shape = torch.rand(4, 3, 32, 32), (3, 32, 32)
+structure = compress(model, images, '80%', ['mlp_hidden'], shape).structure
+small = refit_structure(model, structure, images, shape).model
+assert distil(small, model, images, 2, batch_size=2).steps == 2
+"""
 #: What the package replaces for commands, see `mmkcr.hosts.prepare_hosts`.
 UNCHANGED = """
 import mmengine.config.config, mmengine.logging, mmengine.runner.checkpoint
@@ -75,6 +90,11 @@ assert objects() == after
 def test_no_host_for_networks_of_others(library, network, after_torch):
     pytest.importorskip(library)
     after_torch(IMPORT.format(rest=COMPRESS.format(network=network, hosts=HOSTS)))
+
+
+def test_distillation_and_refits_need_mmengine_alone(after_torch):
+    pytest.importorskip('timm')
+    after_torch(DISTIL.format(network=TIMM, hosts=HOSTS[1:]))
 
 
 def test_hosts_are_changed_by_no_import(after_torch):

@@ -10,7 +10,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.runner import find_latest_checkpoint
 
 from long_form import few
-from mmkcr.engine.resume import AtomicCheckpointHook, ExactResumeHook
+from mmkcr.engine.registered import AtomicCheckpointHook, ExactResumeHook
 from mmkcr.engine.resume.atomic_checkpoint import AtomicLocalBackend, write_atomically
 
 OPTIONS = {

@@ -74,7 +74,7 @@ def test_two_processes_agree_on_the_iteration(run_jobs, same_runs, tmp_path):
 
 def test_a_file_without_a_pointer_stays(tmp_path):
     """A run may be killed between the two; every later start died in its first iteration."""
-    from mmkcr.engine.resume import PreemptionHook
+    from mmkcr.engine.resume.preemption import PreemptionHook
     path = tmp_path / 'preempted.pth'
     path.write_bytes(b'weights')
     for pointer, stays in ((None, True), ('preempted.pth', True), ('epoch_1.pth', False)):
@@ -86,7 +86,7 @@ def test_a_file_without_a_pointer_stays(tmp_path):
 
 def test_the_signal_is_given_back(run_jobs, tmp_path):
     """After a training SIGTERM ends the process again as it did before."""
-    from mmkcr.engine.resume import PreemptionHook
+    from mmkcr.engine.resume.preemption import PreemptionHook
     before, hook = signal.getsignal(signal.SIGTERM), PreemptionHook()
 
     class Runner:

@@ -7,7 +7,7 @@ import pytest
 from mmengine.optim import LinearLR, build_optim_wrapper
 from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor
 
-import mmkcr.engine  # noqa: F401
+import mmkcr.engine.registered  # noqa: F401
 from mmkcr.apis import slim
 from mmkcr.engine.optimizers import layer_depth
 from mmkcr.engine.optimizers.layer_depth import _count_blocks
