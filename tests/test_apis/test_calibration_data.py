@@ -16,6 +16,8 @@ from torch import nn
 from mmkcr.apis import compress, compress_files
 from mmkcr.closed_form.images import CalibrationImages, calibration_images
 
+#: All of a model that is looked at.
+CLASSIFIER = nn.ModuleDict(dict(data_preprocessor=ClsDataPreprocessor()))
 SIZES = [(24, 40), (40, 24), (24, 24), (24, 40)]
 
 
@@ -43,16 +45,14 @@ def test_the_transforms_of_several_test_sets(tmp_path):
         type='ConcatDataset', datasets=[dict(type='CustomDataset', pipeline=pipeline)] * 2))))
     Image.fromarray(np.full((4, 6, 3), 7, np.uint8)).save(tmp_path / 'a.png')
     os.mkfifo(tmp_path / 'pipe.png')  # to read it would wait for ever
-    model = nn.Module()
-    model.data_preprocessor = ClsDataPreprocessor()
-    (batch, ) = calibration_images(config, model, str(tmp_path))
+    (batch, ) = calibration_images(config, CLASSIFIER, str(tmp_path))
     assert batch['inputs'].shape == (1, 3, 4, 6) and (batch['inputs'] == 7).all()
     config.test_dataloader.dataset.datasets[0].pipeline = pipeline[-1:]  # as of CIFAR
     with pytest.raises(ValueError, match='expected test transforms that load an image file'):
-        calibration_images(config, model, str(tmp_path))[0]
+        calibration_images(config, CLASSIFIER, str(tmp_path))[0]
     config.test_dataloader.dataset.datasets = []
     with pytest.raises(ValueError, match='with `test_dataloader`, whose transforms'):
-        calibration_images(config, model, str(tmp_path))
+        calibration_images(config, CLASSIFIER, str(tmp_path))
 
 
 def test_a_masked_image_model_gets_a_batch_of_whole_images():
@@ -107,11 +107,9 @@ def test_another_image_in_the_middle_is_noticed(whole, tmp_path):
                    pipeline=pipeline)
     config = Config(dict(train_dataloader=dict(dataset=dataset),
                          test_dataloader=dict(dataset=dataset)))
-    model = nn.Module()
-    model.data_preprocessor = ClsDataPreprocessor()
 
     def digest():
-        batches = calibration_images(config, model, str(tmp_path) if whole else None)
+        batches = calibration_images(config, CLASSIFIER, str(tmp_path) if whole else None)
         assert len(batches) == 12
         return batches.digest(), batches
 

@@ -101,12 +101,18 @@ def test_a_pipe_that_closes_is_no_error(code):
     assert (process.returncode, err) == (141, '')
 
 
-def test_an_interrupt_is_one_word(capsys, monkeypatch):
-    """Of a command; of a call from Python it is the caller's."""
+def raising(error):
+    """A command."""
     @command
     def main(argv=None):
-        raise KeyboardInterrupt
+        raise error
 
+    return main
+
+
+def test_an_interrupt_is_one_word(capsys, monkeypatch):
+    """Of a command; of a call from Python it is the caller's."""
+    main = raising(KeyboardInterrupt())
     monkeypatch.setattr(sys, 'argv', ['mmkcr'])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -117,13 +123,9 @@ def test_an_interrupt_is_one_word(capsys, monkeypatch):
 
 def test_another_broken_pipe_is_an_error(capfd):
     """Only standard output is meant: that of a worker process is a failure."""
-    @command
-    def main(argv=None):
-        raise BrokenPipeError('a worker died')
-
     assert not reader_is_gone()
     with pytest.raises(BrokenPipeError, match='a worker died'):
-        main([])
+        raising(BrokenPipeError('a worker died'))([])
 
 
 def test_an_assertion_of_a_host_is_one_sentence(capsys):
@@ -139,10 +141,5 @@ def test_an_assertion_of_a_host_is_one_sentence(capsys):
     assert line.startswith('error: Arch unknown is not in default archs')
     with pytest.raises(AssertionError, match='Arch unknown'):
         main(['--debug'])
-
-    @command
-    def ours(argv=None):
-        raise AssertionError('a bug')
-
     with pytest.raises(AssertionError, match='a bug'):
-        ours([])
+        raising(AssertionError('a bug'))([])

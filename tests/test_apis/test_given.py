@@ -108,12 +108,7 @@ def test_wrappers_are_taken_off(wrap):
     assert list(slim(wrap(supernet), None, 1, SHAPE)[0].state_dict()) == list(vit().state_dict())
 
 
-@dataclasses.dataclass
-class Outputs:
-    """Of a model."""
-
-    logits: torch.Tensor
-    other: object = None
+Outputs = dataclasses.make_dataclass('Outputs', ['logits', ('other', object, None)])
 
 
 class Giving(nn.Module):
@@ -146,12 +141,9 @@ UNPACK = r'for images, \*_ in loader'
 
 @pytest.mark.parametrize('batches, said', [
     (LABELLED, UNPACK), (list(map(list, LABELLED)), UNPACK),
-    (PAIRS, r'torch.stack\(\[image for image'),
-    (list(images()), r'torch.stack\(images\)'),
-    ([dict(pixel_values=images(2))] * 3, r'model\(\*\*batch\)'),
-    ([None] * 3, 'a `NoneType`'),
-    ([torch.zeros(2, 5)] * 3, 'takes the first batch, a tensor'),
-])
+    (PAIRS, r'torch.stack\(\[image for image'), (list(images()), r'torch.stack\(images\)'),
+    ([dict(pixel_values=images(2))] * 3, r'model\(\*\*batch\)'), ([None] * 3, 'a `NoneType`'),
+    ([torch.zeros(2, 5)] * 3, 'takes the first batch, a tensor')])
 def test_batches_that_no_model_takes(batches, said):
     with pytest.raises(ValueError, match=said) as error:
         small(vit(), batches)
@@ -201,17 +193,14 @@ def test_copies_that_are_held_out_are_told(batches, held_out, seen):
     assert f'{said.get(seen, f", {seen} of which the refit saw,")} differ by' in str(result)
 
 
-def infinite(model):
-    model.blocks[0].mlp.fc1.bias.data.fill_(torch.inf)
-
-
 def test_a_refit_of_a_structure_looks_at_the_same():
     structure = small(vit()).structure
     wrapped = refit_structure(nn.DataParallel(vit()), structure, images(), SHAPE)
     assert type(wrapped.model) is type(vit()) and wrapped.structure.sites == structure.sites
     for change, batches, said in (
             (lambda model: CHANGES['pruned'][0](model, 'blocks.0.mlp.fc1'), images(), 'prune.rem'),
-            (infinite, images(), 'finite'), (nn.Identity(), PAIRS, 'a data set'),
+            (lambda model: model.blocks[0].mlp.fc1.bias.data.fill_(torch.inf), images(), 'finite'),
+            (nn.Identity(), PAIRS, 'a data set'),
             (nn.Identity(), LABELLED, UNPACK), (nn.Identity(), images().bfloat16(), 'bfloat16')):
         model = vit()
         change(model)

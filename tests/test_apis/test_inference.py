@@ -1,9 +1,12 @@
 """mmpretrain's, mmdet's and mmseg's inferencers on dense and slimmed models."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from torch.utils._pytree import tree_leaves
 
 from long_form import few
 from mmkcr.apis import inferencer, list_models, model_config, register_models, slim
@@ -27,31 +30,25 @@ def scenes(written_digits):
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
     """``trained(name)``: dense checkpoint, subnet's checkpoint and structure of random weights."""
-    made = {}
-
+    @functools.cache
     def make(name):
-        if name not in made:
-            made[name] = write_checkpoints(name, tmp_path_factory.mktemp('weights'))
-        return made[name]
+        folder = tmp_path_factory.mktemp('weights')
+        config = load_config(model_config(name.format('dense')).filename)
+        config.model.backbone.update(gates=dict(type='mmkcr.GumbelChannelGate'), init_cfg=None)
+        torch.manual_seed(1)
+        model = build_model(config)
+        for gate in find_backbone(model).gates().values():
+            torch.nn.init.normal_(gate.alpha)
+        subnet, structure = slim(model, target_macs=0.8, input_shape=(3, 128, 128), part='backbone')
+        structure.save(folder / 'structure.json')
+        palette = [[25 * index] * 3 for index in range(10)]
+        meta = dict(meta=dict(dataset_meta=dict(classes=DIGITS, palette=palette)))
+        dense = {key: value for key, value in model.state_dict().items() if '.gate.' not in key}
+        torch.save(dict(meta, state_dict=dense), folder / 'dense.pth')
+        torch.save(dict(meta, state_dict=subnet.state_dict()), folder / 'slim.pth')
+        return [str(folder / file) for file in ('dense.pth', 'slim.pth', 'structure.json')]
 
     return make
-
-
-def write_checkpoints(name, folder):
-    config = load_config(model_config(name.format('dense')).filename)
-    config.model.backbone.update(gates=dict(type='mmkcr.GumbelChannelGate'), init_cfg=None)
-    torch.manual_seed(1)
-    model = build_model(config)
-    for gate in find_backbone(model).gates().values():
-        torch.nn.init.normal_(gate.alpha)
-    subnet, structure = slim(model, target_macs=0.8, input_shape=(3, 128, 128), part='backbone')
-    structure.save(folder / 'structure.json')
-    palette = [[25 * index] * 3 for index in range(10)]
-    meta = dict(meta=dict(dataset_meta=dict(classes=DIGITS, palette=palette)))
-    dense = {key: value for key, value in model.state_dict().items() if '.gate.' not in key}
-    torch.save(dict(meta, state_dict=dense), folder / 'dense.pth')
-    torch.save(dict(meta, state_dict=subnet.state_dict()), folder / 'slim.pth')
-    return [str(folder / file) for file in ('dense.pth', 'slim.pth', 'structure.json')]
 
 
 def test_names():
@@ -110,20 +107,10 @@ def test_dense_and_slim(name, trained, scenes):
     after = inferencer(name.format('slim'), subnet, structure)
     assert type(ours) is type(after) is host
     assert ours.model.dataset_meta['classes'] == DIGITS
-    found = [flat(model(image)['predictions']) for model in (theirs, ours, after)]
+    found = [np.concatenate([np.ravel(leaf) for leaf in tree_leaves(model(image)['predictions'])])
+             for model in (theirs, ours, after)]
     np.testing.assert_array_equal(found[0], found[1])
     assert found[0].size and not np.array_equal(found[1], found[2])
-
-
-def flat(predictions):
-    """All numbers of a prediction in one array."""
-    if isinstance(predictions, dict):
-        predictions = [predictions['scores'], predictions['bboxes']] if 'bboxes' in predictions \
-            else list(predictions.values())
-    if isinstance(predictions, (list, tuple)):
-        parts = [flat(value) for value in predictions]
-        return np.concatenate(parts) if parts else np.zeros(0)
-    return np.asarray(predictions, dtype=float).reshape(-1)
 
 
 def test_checkpoint_of_another_model(trained, tmp_path):
@@ -140,18 +127,13 @@ def test_checkpoint_of_another_model(trained, tmp_path):
         inferencer(DETECTOR.format('dense'), str(tmp_path / 'headless.pth'))
 
 
-@pytest.fixture
-def demo():
-    """The command's module."""
-    return load_tool('demo/before_after')
-
-
 @pytest.mark.parametrize('name', few((DETECTOR, SEGMENTOR), DETECTOR))
-def test_pictures(demo, name, trained, scenes, tmp_path, capsys):
+def test_pictures(name, trained, scenes, tmp_path, capsys):
     dense, subnet, structure = trained(name)
-    demo.main(['--dense', name.format('dense'), dense, '--slim', name.format('slim'), subnet,
-               '--structure', structure, '--images', str(scenes / 'scenes/images/validation'),
-               '--count', '1', '--out', str(tmp_path), '--score-thr', '0.05'])
+    load_tool('demo/before_after').main([
+        '--dense', name.format('dense'), dense, '--slim', name.format('slim'), subnet,
+        '--structure', structure, '--images', str(scenes / 'scenes/images/validation'),
+        '--count', '1', '--out', str(tmp_path), '--score-thr', '0.05'])
     picture, = tmp_path.glob('*.png')
     assert str(picture) in capsys.readouterr().out
     pixels = imread(picture)[..., :3]
@@ -162,15 +144,14 @@ def test_pictures(demo, name, trained, scenes, tmp_path, capsys):
 
 @pytest.mark.parametrize(('change', 'message'), [
     (dict(images='no/images'), 'expected images at `no/images`, found nothing'),
-    (dict(count='0'), 'expected `--count` of at least 1, found 0'),
     (dict(dense=CLASSIFIER), "a detector or a segmentor, found `default_scope = 'mmpretrain'`"),
     (dict(dense='kcr-mask'), 'expected a config file or a model')])
-def test_wrong_arguments(demo, scenes, tmp_path, capsys, change, message):
-    given = dict(dense=DETECTOR.format('dense'), images=str(scenes / 'scenes/images/validation'),
-                 count='1') | change
+def test_wrong_arguments(scenes, tmp_path, capsys, change, message):
+    given = dict(dense=DETECTOR.format('dense'),
+                 images=str(scenes / 'scenes/images/validation')) | change
     with pytest.raises(SystemExit):
-        demo.main(['--dense', given['dense'], 'x.pth', '--slim', DETECTOR.format('slim'), 'x.pth',
-                   '--images', given['images'], '--count', given['count'], '--out',
-                   str(tmp_path)])
+        load_tool('demo/before_after').main([
+            '--dense', given['dense'], 'x.pth', '--slim', DETECTOR.format('slim'), 'x.pth',
+            '--images', given['images'], '--count', '1', '--out', str(tmp_path)])
     line, = capsys.readouterr().err.splitlines()
     assert line.startswith('error: ') and message in line and not list(tmp_path.iterdir())

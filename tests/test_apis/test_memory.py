@@ -83,13 +83,18 @@ def test_the_batch_follows_from_what_a_pass_of_an_image_takes():
         large.batch(large.bytes - 1)
 
 
-def test_a_limit_is_kept_from_the_first_pass_on():
+def test_a_limit_is_kept_from_the_first_pass_on(monkeypatch):
+    """By default half of what is free."""
     taken = survey(vit(), IMAGES.split(1), lambda net, x: net(x)).bytes
     forward, sizes = watched()
     compress(vit(), IMAGES, '60%', forward=forward, memory=13 * taken, **OPTIONS)
     assert max(sizes) == 3
     with pytest.raises(ValueError, match='expected memory for the activations of an image of 3 x'):
         compress(vit(), IMAGES, '60%', memory=taken // 2, **OPTIONS)
+    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'free_memory',
+                        lambda device: 2 * 10**4)
+    with pytest.raises(ValueError, match='a limit of 9.3e-06 GB'):
+        compress(vit(), IMAGES, '60%', **OPTIONS)
 
 
 @pytest.mark.parametrize('build, sites', [(Segmentor, None), (vit, ['mlp_channels', 'heads'])])
@@ -107,13 +112,6 @@ def test_it_costs_at_most_eight_forward_passes_over_the_images(build, sites):
     assert a_pass < sum(macs) <= 8 * a_pass
 
 
-def test_half_of_what_is_free_is_taken(monkeypatch):
-    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'free_memory',
-                        lambda device: 2 * 10**4)
-    with pytest.raises(ValueError, match='a limit of 9.3e-06 GB'):
-        compress(vit(), IMAGES, '60%', **OPTIONS)
-
-
 def test_images_that_are_all_the_same_are_refused():
     """With 40 black images outputs differed by 0.0 %, and top-1 fell by 14 points."""
     for images in (torch.zeros(40, 3, 32, 32), IMAGES[:1].repeat(9, 1, 1, 1)):
@@ -124,7 +122,6 @@ def test_images_that_are_all_the_same_are_refused():
 
 def test_what_the_comparison_tells_is_said():
     other = compress(vit(), IMAGES, '60%', logits=True, **OPTIONS)
-    assert 'Outputs on 2 images that the refit did not see differ by' in str(other)
     assert ' of the 2 images have the same class' in str(other) and 'all alike' not in str(other)
     alike = compress(vit(), IMAGES, '60%', held_out=IMAGES[:1].repeat(3, 1, 1, 1), **OPTIONS)
     assert 'These 3 images are all alike' in str(alike)

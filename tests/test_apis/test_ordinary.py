@@ -1,6 +1,7 @@
 """What compress returns is as ordinary a network as its dense parent: both side by side."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -15,43 +16,34 @@ from mmkcr.deploy.prepare import describe_selections
 from mmkcr.models.searchable import Searchable
 from mmkcr.models.sites import why_not
 
+
+def some(count, *names):
+    """The networks that can be built here; in the short form, of the first ones."""
+    return [name for name in few(names, *names[:count]) if installed(name.partition(', ')[0])]
+
+
 #: Families whose own layers express every narrower form that is the default.
-PLAIN = [name for name in few(
-    ('timm ViT', 'timm DeiT III', 'timm SigLIP 2', 'timm Swin', 'HF ViT', 'HF DINOv2', 'ViT'),
-    'timm ViT', 'timm SigLIP 2', 'timm Swin', 'HF DINOv2', 'ViT') if installed(name)]
+PLAIN = some(5, 'timm ViT', 'timm SigLIP 2', 'timm Swin', 'HF DINOv2', 'ViT', 'timm DeiT III',
+             'HF ViT')
 #: Networks with parts that are graphs of torch's own operators: selections of channels of MLPs,
 #: and attention whose host cannot compute with fewer or narrower heads.
-GRAPHS = [name for name in few(
-    ('timm ViT, mlp_channels', 'ViT, mlp_channels', 'Swin, head_channels', 'Swin V2, heads',
-     'BEiT, heads', 'MixMIM, head_channels', 'PCPVT, head_channels', 'SVT, heads', 'XCiT, heads',
-     'TNT, heads', 'MiT (SegFormer), heads', 'mmdet Swin, heads', 'timm EVA-02, head_channels',
-     'timm DINOv3, head_channels', 'timm Swin V2, heads', 'timm BEiT, heads',
-     'timm PVT v2, head_channels', 'HF DINOv3, head_channels', 'HF CLIP, head_channels'),
-    'timm ViT, mlp_channels', 'ViT, mlp_channels', 'Swin, head_channels',
-    'MiT (SegFormer), heads', 'timm EVA-02, head_channels', 'timm Swin V2, heads',
-    'HF DINOv3, head_channels')
-    if installed(name.partition(', ')[0])]
-every_family = pytest.mark.parametrize('name', PLAIN)
-every_network = pytest.mark.parametrize('name', PLAIN + GRAPHS)
+GRAPHS = some(7, 'timm ViT, mlp_channels', 'ViT, mlp_channels', 'Swin, head_channels',
+              'MiT (SegFormer), heads', 'timm EVA-02, head_channels', 'timm Swin V2, heads',
+              'HF DINOv3, head_channels', 'Swin V2, heads', 'BEiT, heads', 'MixMIM, head_channels',
+              'PCPVT, head_channels', 'SVT, heads', 'XCiT, heads', 'TNT, heads',
+              'mmdet Swin, heads', 'timm DINOv3, head_channels', 'timm BEiT, heads',
+              'timm PVT v2, head_channels', 'HF CLIP, head_channels')
 
 
-class _Pairs(dict):
-    """Dense and compressed networks by family, made when they are asked for."""
-
-    def __missing__(self, name):
-        family, _, kind = name.partition(', ')
-        dense = randomise(FAMILIES[family].build())
-        dense.train(False)
-        kinds = [kind] if kind else [kind for kind in ('mlp_hidden', 'head_channels')
-                                     if not why_not(dense, kind)]
-        self[name] = dense, compress(dense, images(name), '90%' if kind else '80%', kinds,
-                                     (3, ) + images(name).shape[2:]).model
-        return self[name]
-
-
-@pytest.fixture(scope='module')
-def pairs():
-    return _Pairs()
+@functools.cache
+def pair(name):
+    """A dense network and the compressed one, by family."""
+    family, _, kind = name.partition(', ')
+    dense = randomise(FAMILIES[family].build())
+    kinds = [kind] if kind else [kind for kind in ('mlp_hidden', 'head_channels')
+                                 if not why_not(dense, kind)]
+    return dense, compress(dense, images(name), '90%' if kind else '80%', kinds,
+                           (3, ) + images(name).shape[2:]).model
 
 
 def images(name):
@@ -69,9 +61,9 @@ def ours(value):
     return any(str(module).split('.')[0] == 'mmkcr' for module in modules)
 
 
-@every_family
-def test_nothing_of_ours_is_on_it(pairs, name):
-    dense, small = pairs[name]
+@pytest.mark.parametrize('name', PLAIN)
+def test_nothing_of_ours_is_on_it(name):
+    dense, small = pair(name)
     assert list(small.state_dict()) == list(dense.state_dict())
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in dense.parameters())
     for one, other in zip(dense.modules(), small.modules(), strict=True):
@@ -84,8 +76,8 @@ def test_nothing_of_ours_is_on_it(pairs, name):
 
 
 @pytest.mark.parametrize('name', GRAPHS)
-def test_what_the_host_cannot_is_a_graph_of_torch(pairs, name):
-    dense, small = pairs[name]
+def test_what_the_host_cannot_is_a_graph_of_torch(name):
+    dense, small = pair(name)
     assert small.state_dict().keys() == dense.state_dict().keys()
     copied = pickle.loads(pickle.dumps(copy.deepcopy(small)))
     assert [path for path, _ in copied.named_parameters()] == \
@@ -140,8 +132,8 @@ SLOW = dict(scripted=('timm ViT', *GRAPHS), exported=('timm ViT', *GRAPHS),
 @pytest.mark.parametrize('name, form', [
     (name, form) for name in PLAIN + GRAPHS for form in FORMS
     if LONG or name in SLOW.get(form, PLAIN + GRAPHS)])
-def test_what_the_dense_network_can_the_small_one_can(pairs, name, form):
-    (dense, small), x, make = pairs[name], images(name), FORMS[form]
+def test_what_the_dense_network_can_the_small_one_can(name, form):
+    (dense, small), x, make = pair(name), images(name), FORMS[form]
     torch.compiler.reset()
     with torch.no_grad():
         try:
@@ -157,26 +149,26 @@ def test_what_the_dense_network_can_the_small_one_can(pairs, name, form):
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('form', [distributed, sharded])
-@every_network
-def test_it_trains_in_wrappers_of_several_processes(pairs, group, name, form):
+@pytest.mark.parametrize('name', PLAIN + GRAPHS)
+def test_it_trains_in_wrappers_of_several_processes(group, name, form):
     x, grads = images(name), []
-    for model in pairs[name]:
+    for model in pair(name):
         try:
             again = form(model, x)
             found = tensor(again(x))
             found.square().sum().backward()
         except (TypeError, ValueError, RuntimeError) as error:
-            assert form is sharded and model is pairs[name][0]
+            assert form is sharded and model is pair(name)[0]
             pytest.skip(f'the dense network cannot: {type(error).__name__}')
         torch.testing.assert_close(found, tensor(model(x)), rtol=1e-4, atol=1e-4)
         grads.append({path for path, value in again.named_parameters() if value.grad is not None})
     assert grads[0] and grads[0] == grads[1]
 
 
-def test_whole_files_load_without_us(pairs, after_torch, tmp_path):
+def test_whole_files_load_without_us(after_torch, tmp_path):
     names = [name for name in PLAIN + GRAPHS if name.startswith(('timm ViT', 'timm EVA', 'Swin'))]
-    torch.save([pairs[name][1] for name in names], tmp_path / 'whole.pt')
-    torch.save([(images(name), pairs[name][1](images(name))) for name in names],
+    torch.save([pair(name)[1] for name in names], tmp_path / 'whole.pt')
+    torch.save([(images(name), pair(name)[1](images(name))) for name in names],
                tmp_path / 'told.pt')
     # imported for the operators that a torchvision for CUDA lacks, then out of reach
     after_torch("""
@@ -189,31 +181,27 @@ for model, (x, y) in zip(models, torch.load('told.pt'), strict=True):
 """, tmp_path)
 
 
-def switches(model):
-    """Plain attributes of attention layers that choose an implementation."""
-    return [module for module in model.modules() if hasattr(module, 'fused_attn')]
-
-
 @pytest.mark.parametrize('name', [name for name in FAMILIES if name.startswith('timm ')
                                   and installed(name)])
 def test_switching_fused_attention_changes_nothing(name):
     kind = 'heads' if why_not(FAMILIES[name].build(), 'head_channels') else 'head_channels'
     host = Searchable(FAMILIES[name].build(), [kind], dict(type='mmkcr.BiMaskGate')).double()
-    fused = [module.fused_attn for module in switches(host)]
+    fused = [module.fused_attn for module in host.modules() if hasattr(module, 'fused_attn')]
     if not fused:
         return
     small, _ = slim(randomise(host), None, 1, (3, ) + images(name).shape[2:])
     x, outs = images(name).double(), []
-    assert all(module.fused_attn for module in switches(small)) == all(fused)
+    switches = [module for module in small.modules() if hasattr(module, 'fused_attn')]
+    assert all(module.fused_attn for module in switches) == all(fused)
     for choice in (True, False):
-        for module in switches(small):
+        for module in switches:
             module.fused_attn = choice
         outs.append(tensor(small(x)).detach())
     torch.testing.assert_close(*outs, rtol=1e-10, atol=1e-10)
 
 
-def test_a_searched_network_is_as_ordinary(pairs):
-    dense = pairs['timm ViT'][0]
+def test_a_searched_network_is_as_ordinary():
+    dense = pair('timm ViT')[0]
     supernet = Searchable(copy.deepcopy(dense), ['mlp_hidden', 'heads'],
                           dict(type='mmkcr.GumbelChannelGate', min_size=1))
     small, structure = slim(randomise(supernet), None, 1, (3, 64, 64))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mmkcr.apis.slim_files import write_subnet
-from mmkcr.core import SiteEntry, Structure
+from mmkcr.core import SiteEntry, Structure, write_tensors
 
 
 def structure(kept):
@@ -35,6 +35,5 @@ def test_one_rename_decides(tmp_path, monkeypatch, last):
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path):
     (tmp_path / 'full').symlink_to('/dev/full')
-    from mmkcr.core import write_tensors
     with pytest.raises(OSError, match='No space left'):
         write_tensors(dict(weight=torch.ones(9)), tmp_path / 'full')

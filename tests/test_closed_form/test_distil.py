@@ -115,12 +115,6 @@ def test_two_processes_are_as_one_that_accumulates(tmp_path):
     assert one.steps == 4
 
 
-def of_transformers():
-    transformers = pytest.importorskip('transformers')
-    return transformers.Dinov2Model(transformers.Dinov2Config(
-        image_size=64, patch_size=16, hidden_size=48, num_hidden_layers=3, num_attention_heads=3))
-
-
 #: Of the hosts, but the last; imported there alone, as `transformers` 5 breaks mmpretrain's models.
 FRAMEWORKS = dict(
     classifier=('digits/kcr-dense_vit-mini_1xb64_digits', 32),
@@ -139,7 +133,10 @@ def test_networks_of_the_frameworks(name, size):
         dense = build_model(load_config(CONFIGS / f'{name}.py'))
         images = [dict(inputs=batch) for batch in images.split(2)]
     else:
-        dense = of_transformers()
+        transformers = pytest.importorskip('transformers')
+        dense = transformers.Dinov2Model(transformers.Dinov2Config(
+            image_size=64, patch_size=16, hidden_size=48, num_hidden_layers=3,
+            num_attention_heads=3))
     dense.eval()
     slim = compress(dense, images, '80%', input_shape=(3, size, size), forward=forward,
                     part=name and 'backbone', progress=False).model
@@ -202,15 +199,3 @@ def test_a_position_has_one_augmentation():
     batch = augmented(dict(inputs=images, data_samples=[1]), torch.Generator())
     assert batch['data_samples'] == [1] and batch['inputs'].shape == images.shape
     assert augmented('text', torch.Generator()) == 'text'
-
-
-def test_networks_of_others_need_no_models_of_the_hosts(after_torch):
-    """As where `transformers` 5 breaks the import of mmpretrain's models."""
-    after_torch("""
-import sys, torch
-from mmkcr.hosts import ensure_torchvision; ensure_torchvision()
-for name in ('mmpretrain', 'mmdet', 'mmseg'): sys.modules[f'{name}.models'] = None
-from mmkcr.closed_form.distil import distil
-networks = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(3, 4, 3)
-assert distil(*networks, torch.randn(4, 3, 8, 8), 2).steps == 2
-""")

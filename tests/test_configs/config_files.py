@@ -13,48 +13,55 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import OptimWrapperDict
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData, PixelData
+from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
 
 from lab.model_zoo import uninitialized
+from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
+from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.methods.search.refresh import RefreshHook
 from mmkcr.methods.search.scheduled import ScheduledHook
 from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
-from mmkcr.models.tasks import find_backbone, find_task
+from mmkcr.models import DistillationLoss
+from mmkcr.models.tasks import find_backbone, find_task, search_space
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'configs').rglob('*.py')
                  if '_base_' not in path.parts)
 
 
+#: Models of the metafiles by method.
+MODELS_OF = {path.parent.name: yaml.safe_load(path.read_text())['Models']
+             for path in sorted((ROOT / 'configs').glob('*/metafile.yml'))}
+
+
 def rows_of(method, folder):
-    """Models of a metafile whose config is in a folder, by their names.
-
-    Several models of one config differ by the options of the metafile.
-
-    Args:
-        method (str): Of the metafile.
-        folder (str): Below the method's.
-
-    Returns:
-        dict[str, tuple[Path, dict]]: Config and options, as `load_config` takes them.
-    """
-    models = yaml.safe_load((ROOT / f'configs/{method}/metafile.yml').read_text())['Models']
+    """Config and options of a metafile's models in a folder, as `load_config` takes them."""
     return {model['Name']: (ROOT / model['Config'], model.get('Options'))
-            for model in models if model['Config'].startswith(f'configs/{method}/{folder}/')}
+            for model in MODELS_OF[method] if Path(model['Config']).parts[2] == folder}
 
 
 def search_of(folder):
-    """The search config whose run is in a folder of this name.
-
-    Several runs of a config differ by an argument, which their folders' names have after the
-    network's: ``kcr-search_swin-base_lambda04_...``, ``ofb-search_deit-small_900m_...``.
-    """
+    """The config of a run's folder, whose name may have an argument: ``_lambda04_``, ``_900m_``."""
     plain = re.sub(r'_(lambda0\d|\d+m)(?=_)', '', folder)
     for name in (folder, plain):
         found = [path for path in CONFIGS if Path(path).stem == name]
         if found:
             return found[0]
     raise AssertionError(f'expected a config of the run `{folder}`, found none')
+
+
+def task_of(config):
+    """The task model in a config, within its wrapper or without one."""
+    return config.model.get('architecture', config.model)
+
+
+def transforms(config, part, name):
+    """Transforms of a name in the pipeline of a part of the data."""
+    dataset = config[f'{part}_dataloader'].dataset
+    while 'pipeline' not in dataset:
+        dataset = dataset.dataset
+    return [step for step in dataset.pipeline if step.type == name]
 
 
 def build(config, context=uninitialized):
@@ -66,9 +73,31 @@ def build(config, context=uninitialized):
         runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
         if runner.param_schedulers is not None:
             runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-        runner._val_loop = runner.build_val_loop(runner._val_loop)
-        runner._test_loop = runner.build_test_loop(runner._test_loop)
+        if runner._val_loop is not None:
+            runner._val_loop = runner.build_val_loop(runner._val_loop)
+            runner._test_loop = runner.build_test_loop(runner._test_loop)
     return runner
+
+
+STAGES = ('pretrain', 'dense', 'search', 'slim', 'replace', 'retrain', 'deploy', 'transfer',
+          'finetune', 'linear')
+
+
+def stage_of(path):
+    """The stage in a config's name: behind the method, or behind the network of a dense task.
+
+    Dense tasks whose subnet was searched on ImageNet have none.
+    """
+    first, _, second, *_ = Path(path).stem.split('_')
+    return next((part for part in (first.rpartition('-')[2], second) if part in STAGES), None)
+
+
+def check_state(path, model, **states):
+    """The network is in the state of its stage, by default a subnet."""
+    stage, space = stage_of(path), search_space(model)
+    states = dict(search='supernet', dense='dense', **states)
+    assert space.state_name() == states.get(stage, 'subnet')
+    assert bool(space.gates()) == (stage == 'search')
 
 
 def wrappers_of(runner):
@@ -88,10 +117,24 @@ def check_run(runner):
 
 
 def ready_to_train(runner):
-    """The model with small weights; norms, biases and gates are about one, and pass on much."""
+    """The model with small weights and all terms.
+
+    Norms, biases and gates are about one, and pass on much.
+    """
     model = runner.model = revert_sync_batchnorm(runner.model).train()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, float(parameter.ndim == 1), 0.02)
+    for term in model.modules():  # as after a refresh; a teacher without its checkpoint
+        if isinstance(term, KernelComplexityLoss):
+            width, rank = term.basis.shape
+            term.set_basis(torch.eye(width)[:, :rank])
+            term.active = True
+        elif isinstance(term, InformationBottleneckLoss):
+            term.refresh(torch.randn_like(term.centroids),
+                         torch.randn_like(term.log_q).log_softmax(1))
+            term.active = True
+        elif isinstance(term, DistillationLoss):
+            term.teacher.checkpoint = None
     return model
 
 
@@ -129,6 +172,12 @@ def check_steps(runner):
 def images(count, size):
     """Noise."""
     return list(torch.randint(0, 255, (count, 3, *size), dtype=torch.uint8))
+
+
+def labelled():
+    """A batch of the digits for a classifier, as the data loader gives it."""
+    return dict(inputs=images(4, (32, 32)),
+                data_samples=[DataSample().set_gt_label(label) for label in range(4)])
 
 
 def label_maps(size, classes, count=2):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from config_files import ROOT, search_of
+from config_files import ROOT, search_of, task_of
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose
 from mmengine.registry import DATASETS as ROOT_DATASETS
@@ -16,15 +16,20 @@ from mmpretrain.registry import DATASETS
 from torch.utils.data import Dataset
 
 from lab.model_zoo import task_config, uninitialized
-from mmkcr.core import Structure
 from mmkcr.engine.build import load_config
 from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 
 SAMPLES = dict(ImageNet=1281167, ClassSubset=126000, Flowers102=2040, OxfordIIITPet=3680,
                StanfordCars=8144, CocoDataset=118287,
                RepeatDataset=591435, ADE20KDataset=20210, BaseSegDataset=400,
                CIFAR10=50000, CIFAR100=50000, CityscapesDataset=2975)
+
+
+def pytest_make_parametrize_id(val):
+    """A config's name."""
+    return Path(val).stem if str(val).startswith('configs/') else None
 
 
 @DATASETS.register_module()
@@ -64,25 +69,37 @@ def load():
 
 
 @pytest.fixture(scope='session')
-def structure_of(load, tmp_path_factory):
-    """The file that slimming a search config would write: every other channel."""
+def put_structure(load, tmp_path_factory):
+    """Give a config the file that slimming the run of its structure's path would write.
+
+    Every other unit is kept, and half of the blocks are replaced.
+    """
     folder = tmp_path_factory.mktemp('structures')
 
     @functools.lru_cache(maxsize=None)
-    def build(name):
+    def structure_of(name):
         config = load(search_of(name))
-        assert config.model.type in ('mmkcr.SearchModel', 'mmkcr.MaskedSearchModel')
+        assert config.model.type.endswith('SearchModel') or name.startswith('dwconv-')
         init_default_scope('mmpretrain')  # all backbones with sites are mmpretrain's
         with uninitialized():
-            backbone = MODELS.build(task_config(config).backbone)
-        sites = {site: dict(total=total, kept=list(range(0, total, 2)))
-                 for site, total in backbone.sites().items()}
-        empty = backbone.structure_for({site: torch.tensor([0]) for site in sites})
+            space = search_space(MODELS.build(task_config(config).backbone))
+        heads = [path for path, site in space.sites.items() if site.kind == 'head_operator']
+        kept = {path: torch.arange(0, total, 1 if path in heads else 2)
+                for path, total in space.totals().items()}
+        kept.update((path, kept[path][:0]) for path in heads[:len(heads) // 2])
         file = folder / f'{name}.json'
-        Structure.load(dict(empty.to_dict(), sites=sites)).save(file)
+        space.structure_for(kept).save(file)
         return str(file)
 
-    return build
+    def put(config):
+        backbone = task_of(config).backbone
+        if backbone.get('structure') is not None:
+            where = Path(backbone.structure)
+            assert where.parts[0] == 'work_dirs' and where.parts[2:] == ('slim', 'structure.json')
+            backbone.structure = structure_of(where.parts[1])
+        return config
+
+    return put
 
 
 @pytest.fixture(scope='session')
@@ -90,6 +107,19 @@ def digits(written_digits):
     """The digits on disk."""
     from lab.digits import DigitsOptions
     return written_digits(DigitsOptions())
+
+
+@pytest.fixture(scope='session')
+def questions(tmp_path_factory):
+    """Questions about digits on disk."""
+    from lab.digit_questions import QuestionOptions, write_questions
+    folder = tmp_path_factory.mktemp('vqa') / 'digits-vqa'
+    write_questions(folder, QuestionOptions(train_scenes=30, val_scenes=8))
+    return folder
+
+
+#: Fixtures that write the data of folders.
+WRITTEN = {'data/digits': 'digits', 'data/digits-vqa': 'questions'}
 
 
 @pytest.fixture(scope='session')
@@ -101,31 +131,29 @@ def no_scenes(tmp_path_factory):
 
 
 @pytest.fixture
-def prepared(load, structure_of, request, tmp_path, monkeypatch):
+def prepared(load, put_structure, request, tmp_path, monkeypatch):
     """A config that a Runner can be built from on this machine."""
     # a Runner prints its config three times, which takes seconds each to format
     monkeypatch.setattr(Config, 'pretty_text', property(lambda self: repr(self.to_dict())))
 
     def prepare(path, options=None):
-        config = load(path) if options is None else load_config(ROOT / path, options)
+        config = put_structure(
+            load(path) if options is None else load_config(ROOT / path, options))
         config.work_dir = str(tmp_path)
         config.experiment_name = Path(path).stem
         config.log_level = 'ERROR'
-        task = config.model.get('architecture', config.model)
-        if task.backbone.get('structure') is not None:
-            where = Path(task.backbone.structure)
-            assert where.parts[0] == 'work_dirs' and where.parts[2:] == ('slim', 'structure.json')
-            task.backbone.structure = structure_of(where.parts[1])
         init_default_scope(config.get('default_scope', 'mmpretrain'))
-        for part in ('train', 'val', 'test'):
-            loader = config[f'{part}_dataloader']
+        parts = [part for part in ('train', 'val', 'test') if config.get(f'{part}_dataloader')]
+        for part in parts:
+            config[f'{part}_dataloader'] = copy.deepcopy(config[f'{part}_dataloader'])
+            loader = config[f'{part}_dataloader']  # which two parts may share
             loader.num_workers, loader.persistent_workers = 0, False
-            if loader.dataset.get('data_root') == 'data/digits':
-                loader.dataset.data_root = str(request.getfixturevalue('digits'))
+            inner = loader.dataset.get('dataset', loader.dataset)
+            if inner.get('data_root') in WRITTEN:
+                inner.data_root = str(request.getfixturevalue(WRITTEN[inner.data_root]))
             else:
                 loader.dataset = stand_in(loader.dataset)
-        for part in ('val', 'test'):
-            if 'ann_file' in config[f'{part}_evaluator']:
+            if 'ann_file' in config.get(f'{part}_evaluator', {}):
                 config[f'{part}_evaluator'].ann_file = str(request.getfixturevalue('no_scenes'))
         return config
 

@@ -6,20 +6,19 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
+import config_files as runs
 import pytest
 import torch
-from config_files import CONFIGS, ROOT, backward, build, check_run, images
+from config_files import CONFIGS, ROOT
 from mmengine.config import Config
 from mmengine.runner import save_checkpoint
-from mmpretrain.structures import DataSample
 
 from lab.model_zoo import uninitialized
 from mmkcr.engine.build import build_model
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
-from mmkcr.models import DistillationLoss
-from mmkcr.models.tasks import find_task, search_space
+from mmkcr.models.tasks import find_task
 
 FOUND = {'combined': 1, 'kcr/ssl': 15, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retrain': 7,
          'kcr/transfer': 3, 'kcr/digits': 11, 'kcr/detection': 9, 'kcr/segmentation': 8,
@@ -27,9 +26,7 @@ FOUND = {'combined': 1, 'kcr/ssl': 15, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retra
          'dwconv/digits': 8, 'dwconv/imagenet': 5, 'dwconv/segmentation': 20,
          'ofb/search': 4, 'ofb/retrain': 4, 'ofb/transfer': 2, 'ofb/segmentation': 8,
          'ofb/detection': 3, 'ofb/digits': 5}
-# the dense tasks are built by test_detection_configs.py and test_segmentation_configs.py, those
-# without labels by test_ssl_configs.py, questions by test_vqa_configs.py, those with replaced heads
-# by test_dwconv_configs.py, those of OFB by test_ofb_configs.py
+# the others are built by the tests that are named after their folder or method
 CLASSIFIERS = [path for path in CONFIGS
                if Path(path).parts[2] not in ('detection', 'segmentation', 'ssl', 'vqa')
                and not {'dwconv', 'ofb'} & set(Path(path).parts)]
@@ -65,22 +62,18 @@ def test_basenames_are_unique_and_follow_the_pattern():
     assert not [name for name in names if not re.fullmatch(pattern, name)]
 
 
-STAGES = {'pretrain', 'dense', 'search', 'slim', 'replace', 'retrain', 'deploy', 'transfer',
-          'finetune', 'linear'}
-
-
 def test_the_stage_stands_in_one_place():
     """Behind the method; of dense tasks, whose model is there, behind the network."""
     for path in CONFIGS:
         first, _, *rest = Path(path).stem.split('_')
-        stages = [part for part in rest if part in STAGES]
+        stages = [part for part in rest if part in runs.STAGES]
         if {'detection', 'segmentation'} & set(Path(path).parts):
-            assert first.rpartition('-')[2] not in STAGES and stages in ([], rest[:1]), path
+            assert first.rpartition('-')[2] not in runs.STAGES and stages in ([], rest[:1]), path
         else:
-            assert first.rpartition('-')[2] in STAGES and not stages, path
+            assert first.rpartition('-')[2] in runs.STAGES and not stages, path
 
 
-@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', CONFIGS)
 def test_header_gives_command_and_result(path):
     text = (ROOT / path).read_text()
     header = ''.join(re.match(r'(#.*\n)+', text)[0].splitlines(True))
@@ -91,34 +84,28 @@ def test_header_gives_command_and_result(path):
     assert ast.get_docstring(ast.parse(text)) is None and len(text.splitlines()) < 40
 
 
-@pytest.mark.parametrize('path', CLASSIFIERS, ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', CLASSIFIERS)
 def test_builds(path, prepared):
     """Those on the digits also train: every parameter gets a gradient."""
     config = prepared(path)
-    runner = build(config, nullcontext if path in SMALL else uninitialized)
+    runner = runs.build(config, nullcontext if path in SMALL else uninitialized)
     task = find_task(runner.model)
     classes = task.head.num_classes
     for part in ('train', 'val', 'test'):
         assert config.data_preprocessor.num_classes == classes, part
     assert set(runner.val_evaluator.metrics[0].topk) <= set(range(1, classes + 1))
-    _check_state(path, runner.model)
-    if path in SMALL:
-        _check_gradients(path, runner.model.train())
-    check_run(runner)
-    _check_hooks(runner)
-
-
-def _check_state(path, model):
-    state = search_space(model).state_name()
-    stage = Path(path).stem.split('_')[0].rpartition('-')[2]
-    assert state == dict(search='supernet', dense='dense').get(stage, 'subnet')
+    runs.check_state(path, runner.model)
     wrapped = dict(search='SearchModel', retrain='RegularizedModel')
     if '_arch1_' in path:  # dense, with masks, whose openness has a price
         wrapped['dense'] = 'RegularizedModel'
-    assert type(model).__name__ == wrapped.get(stage, 'ImageClassifier')
-
-
-def _check_hooks(runner):
+    assert type(runner.model).__name__ == wrapped.get(runs.stage_of(path), 'ImageClassifier')
+    if path in SMALL:
+        runner.model.init_weights()
+        losses = runs.backward(runs.ready_to_train(runner), runs.labelled())
+        terms = {f'loss_{name}' for name in getattr(runner.model, 'regularizers', ())}
+        expected = {'loss', *terms, *(['loss_price'] if 'search' in path else [])}
+        assert expected == {name for name in losses if 'loss' in name}
+    runs.check_run(runner)
     names = [type(hook).__name__ for hook in runner.hooks]
     assert names.count('ExactResumeHook') == 1
     kernel, bottleneck = (any(isinstance(m, loss) for m in runner.model.modules())
@@ -126,29 +113,6 @@ def _check_hooks(runner):
     assert ('NystromRefreshHook' in names) == kernel
     assert ('InformationBottleneckHook' in names) == bottleneck
     assert ('WarmupSwitchHook' in names) == (kernel or bottleneck)
-
-
-def _make_ready(term):
-    """State as after a refresh; a teacher without its checkpoint."""
-    if isinstance(term, KernelComplexityLoss):
-        width, rank = term.basis.shape
-        term.set_basis(torch.linalg.qr(torch.randn(width, rank))[0])
-    elif isinstance(term, InformationBottleneckLoss):
-        term.refresh(torch.randn_like(term.centroids), torch.randn_like(term.log_q).log_softmax(1))
-    elif isinstance(term, DistillationLoss):
-        term.teacher.checkpoint = None
-
-
-def _check_gradients(path, model):
-    model.init_weights()
-    terms = getattr(model, 'regularizers', {})
-    for term in terms.values():
-        _make_ready(term)
-    samples = [DataSample().set_gt_label(label) for label in range(4)]
-    losses = backward(model, dict(inputs=images(4, (32, 32)), data_samples=samples))
-    expected = {'loss', *(f'loss_{name}' for name in terms),
-                *(['loss_price'] if 'search' in path else [])}
-    assert expected == {name for name in losses if 'loss' in name}
 
 
 def test_transfer_starts_from_the_retrained_backbone(load, tmp_path):

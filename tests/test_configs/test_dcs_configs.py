@@ -3,17 +3,9 @@
 import json
 from pathlib import Path
 
+import config_files as runs
 import pytest
-from config_files import (
-    CONFIGS,
-    backward,
-    build,
-    check_run,
-    check_steps,
-    few_rois,
-    objects,
-    ready_to_train,
-)
+from config_files import CONFIGS
 from mmengine.config import Config
 
 from mmkcr.models.tasks import find_backbone
@@ -30,25 +22,20 @@ def name_of(path):
 
 
 def test_found():
-    assert len(DETECTION) == 14 and len(IMAGENET) == 11
     for net in FEATURES:
         stages = {name_of(path).split('_')[0] for path in IMAGENET if f'_{net}_' in path}
         assert stages == {'dcs-search', 'dcs-retrain'}
         assert any(f'ssdlite_{net}_8xb16' in path for path in DETECTION)
 
 
-@pytest.mark.parametrize('path', IMAGENET, ids=name_of)
+@pytest.mark.parametrize('path', IMAGENET)
 def test_settings_of_the_paper(path, load):
     """The paper: search as KCR's, CE + 50 IB after 90 of 300 epochs, 224 or 288 px."""
     config, name = load(path), name_of(path)
     size = 288 if 'r288' in name else 224
-    dataset = config.train_dataloader.dataset
-    pipeline = dataset.get('dataset', dataset).pipeline
-    assert next(t for t in pipeline if t.type == 'RandomResizedCrop').scale == size
-    assert next(t for t in config.test_dataloader.dataset.get(
-        'dataset', config.test_dataloader.dataset).pipeline
-        if t.type == 'CenterCrop').crop_size == size
-    task = config.model.get('architecture', config.model)
+    assert runs.transforms(config, 'train', 'RandomResizedCrop')[0].scale == size
+    assert runs.transforms(config, 'test', 'CenterCrop')[0].crop_size == size
+    task = runs.task_of(config)
     assert task.backbone.get('img_size', 224) == size
     hooks = {hook.type.split('.')[-1]: hook for hook in config.get('custom_hooks', [])}
     if '/search/' in path:
@@ -73,8 +60,7 @@ def test_settings_of_the_paper(path, load):
         assert hooks['WarmupSwitchHook'].begin == 90 and 'InformationBottleneckHook' in hooks
 
 
-@pytest.mark.parametrize('path', [path for path in DETECTION if path.endswith('_coco.py')],
-                         ids=name_of)
+@pytest.mark.parametrize('path', [path for path in DETECTION if path.endswith('_coco.py')])
 def test_detection_settings_of_the_paper(path, load):
     """The settings of the paper's experiments."""
     config, searched = load(path), '_search_' in path
@@ -84,11 +70,10 @@ def test_detection_settings_of_the_paper(path, load):
     optimizer, last = wrapper.optimizer, schedulers[-1]
     assert optimizer.type == 'AdamW' and last.type == 'CosineAnnealingLR'
     if 'ssdlite' in path:
-        dataset = config.train_dataloader.dataset
-        assert config.train_cfg.max_epochs * dataset.times == 200
+        assert config.train_cfg.max_epochs * config.train_dataloader.dataset.times == 200
         assert optimizer.lr == 9e-4
         assert optimizer.lr * last.eta_min_ratio == pytest.approx(1.6e-6)
-        assert next(t for t in dataset.dataset.pipeline if t.type == 'Resize').scale == (320, 320)
+        assert runs.transforms(config, 'train', 'Resize')[0].scale == (320, 320)
         assert config.train_dataloader.batch_size * 8 == config.auto_scale_lr.base_batch_size
     else:
         assert config.train_cfg.max_epochs == 12 and optimizer.lr == 1e-3
@@ -111,32 +96,29 @@ def test_detectors_see_what_their_weights_saw(net, load):
     detectors = [path for path in DETECTION if f'_{net}_' in path]
     assert len(detectors) == (3 if net == 'mobilevit-small' else 2)
     for path in detectors:
-        task = load(path).model
-        task = task.get('architecture', task)
-        assert normalisation(task.data_preprocessor) == host, path
+        assert normalisation(runs.task_of(load(path)).data_preprocessor) == host, path
 
 
-@pytest.mark.parametrize('path', DETECTION, ids=name_of)
+@pytest.mark.parametrize('path', DETECTION)
 def test_detector_builds_and_steps(path, prepared):
     config, masked, searched = prepared(path), 'mask-rcnn' in path, '_search_' in path
     if searched:
         side = 128 if 'digit-scenes' in path else 320
         assert tuple(config.model.price.input_shape) == (3, side, side)
-    runner = build(config)
-    check_run(runner)
+    runner = runs.build(config)
+    runs.check_run(runner)
     backbone = find_backbone(runner.model)
-    assert (backbone.structure is None) == ('_dense_' in path or searched)
-    assert bool(backbone.gates()) == searched
+    runs.check_state(path, runner.model)
     assert bool(backbone.masks()) == ('_dense_' not in path)
     assert backbone.init_cfg['type'] == 'Pretrained'
-    model, classes = ready_to_train(runner), 10 if 'digit-scenes' in path else 80
+    model, classes = runs.ready_to_train(runner), 10 if 'digit-scenes' in path else 80
     if masked:
-        few_rois(model)
-    losses = backward(model, objects(160 if masked else 128, classes, masked))
+        runs.few_rois(model)
+    losses = runs.backward(model, runs.objects(160 if masked else 128, classes, masked))
     assert ('loss_price' in losses) == searched
     if not masked:  # mmdet's own SSDHead cannot
-        data = model.data_preprocessor(objects(128, classes, False))
+        data = model.data_preprocessor(runs.objects(128, classes, False))
         results = model.eval()(**data, mode='predict')
         assert len(results) == 2 and all('pred_instances' in result for result in results)
-    check_steps(runner)
+    runs.check_steps(runner)
     assert json.dumps(config.val_evaluator.metric) in ('"bbox"', '["bbox", "segm"]')

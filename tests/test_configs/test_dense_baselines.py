@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from config_files import ROOT
+from config_files import MODELS_OF, ROOT, task_of
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
@@ -21,10 +20,9 @@ from mmkcr.models.counting import macs_report
 from mmkcr.models.tasks import find_task
 from mmkcr.registry import MODELS
 
-MODELS_OF = {method: yaml.safe_load((ROOT / f'configs/{method}/metafile.yml').read_text())['Models']
-             for method in ('kcr', 'dcs', 'ofb')}
+TABLES = ('kcr', 'dcs', 'ofb')
 # options that make a row dense; variants such as another eta have others
-ROWS = {model['Name']: model for models in MODELS_OF.values() for model in models
+ROWS = {model['Name']: model for method in TABLES for model in MODELS_OF[method]
         if 'Options' in model and 'dense' in model['Name']}
 
 #: The hosts' networks, by the name in a row; MACs do not depend on the number of heads, in which
@@ -49,16 +47,11 @@ METHOD_HOOKS = {'mmkcr.WarmupSwitchHook', 'mmkcr.NystromRefreshHook', 'mmkcr.Gat
                 'mmkcr.InformationBottleneckHook'}
 
 
-def row_of(name):
-    """Path and options of a row, as `load_config` takes them."""
-    return ROOT / ROWS[name]['Config'], ROWS[name]['Options']
-
-
 def test_every_table_has_its_baseline():
     """Each folder with compressed rows of a big data set has dense ones, of each network in it."""
-    for method, models in MODELS_OF.items():
+    for method in TABLES:
         nets = {}
-        for model in models:
+        for model in MODELS_OF[method]:
             folder, name = Path(model['Config']).parts[2], model['Name']
             if folder in ('digits', 'search') or 'digit' in name or '-search_' in name or \
                     '_search_' in name:
@@ -71,13 +64,9 @@ def test_every_table_has_its_baseline():
     assert len(ROWS) == 33 and not any(model['Results'] for model in ROWS.values())
 
 
-def task_of(config):
-    return config.model.get('architecture', config.model)
-
-
 @pytest.mark.parametrize('name', ROWS)
 def test_recipe_is_that_of_the_compressed_partner(name):
-    path, options = row_of(name)
+    path, options = ROOT / ROWS[name]['Config'], ROWS[name]['Options']
     dense, partner = load_config(path, options), load_config(path)
     for config in (dense, partner):  # which alone a host's config lacks, and changes no step
         config.default_hooks.pop('exact_resume', None)
@@ -104,13 +93,9 @@ def test_recipe_is_that_of_the_compressed_partner(name):
             assert part.split('/')[1] in ROWS
 
 
-def backbone_macs(config):
+@functools.cache
+def backbone_macs(text):
     """At 3 x 224 x 224, which is enough to tell networks apart."""
-    return _counted(json.dumps(config, sort_keys=True, default=str))
-
-
-@functools.lru_cache(maxsize=None)
-def _counted(text):
     config = json.loads(text)
     init_default_scope('mmpretrain')
     with uninitialized():
@@ -123,14 +108,16 @@ def _counted(text):
 
 @pytest.mark.parametrize('name', ROWS)
 def test_network_is_the_hosts(name):
-    config = load_config(*row_of(name))
+    config = load_config(ROOT / ROWS[name]['Config'], ROWS[name]['Options'])
     backbone = copy.deepcopy(scoped(task_of(config).backbone, config)).to_dict()
     if 'flava' in name:
         pytest.importorskip('transformers')
     for where in (backbone, backbone.get('backbone', {})):
         where.pop('init_cfg', None)
     net = next(net for net in HOSTS if f'_{net}_' in name or f'-naive_{net}_' in name)
-    assert backbone_macs(backbone) == backbone_macs(HOSTS[net])
+    ours, theirs = (backbone_macs(json.dumps(found, sort_keys=True, default=str))
+                    for found in (backbone, HOSTS[net]))
+    assert ours == theirs
 
 
 BUILT = [name for name in ROWS if '/retrain/' in ROWS[name]['Config']

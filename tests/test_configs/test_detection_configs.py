@@ -1,33 +1,21 @@
 """Every detection config is built, and takes a training step on an image of a true shape.
 
-The config's own transforms make the image: for COCO the largest for Mask R-CNN with the KCR-Swin-T
-of ImageNet, and for its cascade what they make of a square image, at the shortest side that they
-draw. The dense parents and Swin-B have the same transforms and take their step on a small image.
+The config's own transforms make the image: the largest for Mask R-CNN with the KCR-Swin-T, for its
+cascade a square one of the shortest side. Others of the same transforms take a small image.
 """
 
-import copy
-import json
 import random
-from pathlib import Path
 
+import config_files as runs
 import numpy as np
 import pytest
 import torch
-from config_files import (
-    CONFIGS,
-    backward,
-    build,
-    check_run,
-    check_steps,
-    few_rois,
-    ready_to_train,
-)
+from config_files import CONFIGS
 from mmdet.structures.bbox import HorizontalBoxes
 from mmdet.structures.mask import BitmapMasks
 
 from long_form import few
 from mmkcr.engine.build import default_shape
-from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.models.tasks import find_backbone, find_task
 
 DETECTION = [path for path in CONFIGS if path.startswith('configs/kcr/detection/')]
@@ -36,62 +24,41 @@ TRUE_SHAPE = [path for path in COCO if path.endswith('_swin-tiny_8xb2_coco.py')]
 CASCADES = [path for path in COCO if 'cascade' in path]
 
 
-def stage_of(path):
-    """'dense', 'search', 'slim' (searched on this task) or 'kcr' (searched on ImageNet)."""
-    part = Path(path).stem.split('_')[2]
-    return part if part in ('dense', 'search', 'slim') else 'kcr'
-
-
 def test_found():
     assert len(DETECTION) == 9 and len(COCO) == 6 and len(CASCADES) == 4 and len(TRUE_SHAPE) == 2
     for arch in ('tiny', 'base'):
-        assert {stage_of(path) for path in CASCADES if arch in path} == {'dense', 'kcr'}
+        assert {runs.stage_of(path) for path in CASCADES if arch in path} == {'dense', None}
 
 
 @pytest.mark.parametrize('path', few(
     tuple(DETECTION), *(path for path in DETECTION if 'swin-base' not in path and
-                        'kcr-cascade-mask-rcnn_swin-tiny_8xb2' not in path)),
-    ids=lambda path: Path(path).stem)
-def test_builds_and_takes_a_step(path, load, prepared, stepped):
+                        'kcr-cascade-mask-rcnn_swin-tiny_8xb2' not in path)))
+def test_builds_and_takes_a_step(path, load, prepared):
     config = prepared(path)
     shape = (3, 800, 1280) if path in COCO else (3, 128, 128)
     if 'price' in config.model:
         assert tuple(config.model.price.input_shape) == shape
         config.model.price.input_shape = (3, 64, 64)  # counted once, which takes time
-    runner = build(config)
-    task, backbone, stage = find_task(runner.model), find_backbone(runner.model), stage_of(path)
+    runner = runs.build(config)
+    task, stage = find_task(runner.model), runs.stage_of(path)
     heads = [m for m in task.roi_head.modules() if hasattr(m, 'num_classes')]
     assert {head.num_classes for head in heads} == {len(runner.train_dataloader.dataset.metainfo[
         'classes'])} == {80 if path in COCO else 10}
-    assert bool(backbone.gates()) == (stage == 'search')
-    assert (backbone.structure is not None) == (stage in ('slim', 'kcr'))
+    runs.check_state(path, runner.model)
     assert type(runner.model).__name__ == ('SearchModel' if stage == 'search' else
                                            'CascadeRCNN' if path in CASCADES else 'MaskRCNN')
-    initial = backbone.init_cfg or {}
+    initial = find_backbone(runner.model).init_cfg or {}
     assert (initial.get('type') == 'Pretrained') == (stage != 'slim')
-    check_run(runner)
+    runs.check_run(runner)
     assert [type(hook).__name__ for hook in runner.hooks].count('ExactResumeHook') == 1
     assert 'price' in config.model or default_shape(load(path), runner.model) == shape
-    # configs that differ in the origin of their weights only take the same step
-    if stepped.setdefault(step_key(path, load), path) == path:
-        step(path, runner)
-
-
-@pytest.fixture(scope='module')
-def stepped():
-    """The config that took a step, by what the step depends on."""
-    return {}
-
-
-def step_key(path, load):
-    """What a training step depends on, where the weights come from aside."""
-    config = load(path)
-    model = copy.deepcopy(config.model)
-    backbone = model.get('architecture', model).backbone
-    backbone.pop('init_cfg', None)
-    backbone.structure = bool(backbone.get('structure'))
-    return json.dumps([model.to_dict(), config.optim_wrapper.to_dict(),
-                       config.train_dataloader.to_dict()], sort_keys=True)
+    model = runs.ready_to_train(runner)
+    runs.few_rois(model)
+    transforms = runner.train_dataloader.dataset.pipeline.transforms
+    assert [type(t).__name__ for t in transforms[:2]] == ['LoadImageFromFile', 'LoadAnnotations']
+    losses = runs.backward(model, batch_of(path, transforms[2:]))
+    assert ('loss_kcr' in losses) == ('loss_price' in losses) == (stage == 'search')
+    runs.check_steps(runner)
 
 
 def annotated(height, width, classes):
@@ -129,22 +96,7 @@ def batch_of(path, transforms):
     raise AssertionError(f'no image of {wanted}')
 
 
-def step(path, runner):
-    model = ready_to_train(runner)
-    for term in (m for m in model.modules() if isinstance(m, KernelComplexityLoss)):
-        width, rank = term.basis.shape
-        term.set_basis(torch.eye(width)[:, :rank])
-        term.active = True
-    few_rois(model)
-    transforms = runner.train_dataloader.dataset.pipeline.transforms
-    assert [type(t).__name__ for t in transforms[:2]] == ['LoadImageFromFile', 'LoadAnnotations']
-    losses = backward(model, batch_of(path, transforms[2:]))
-    assert ('loss_kcr' in losses) == ('loss_price' in losses) == (stage_of(path) == 'search')
-    check_steps(runner)
-
-
-@pytest.mark.parametrize('path', [path for path in CASCADES if stage_of(path) != 'search'],
-                         ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', [path for path in CASCADES if runs.stage_of(path) != 'search'])
 def test_settings_of_the_paper(path, load):
     """The paper: 3x, short side 480 to 800, long side 1333, AdamW 1e-4, decay 0.05, batch 16."""
     config = load(path)
@@ -153,9 +105,8 @@ def test_settings_of_the_paper(path, load):
     optimizer = config.optim_wrapper.optimizer
     assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 1e-4, 0.05)
     assert config.train_dataloader.batch_size * 8 == config.auto_scale_lr.base_batch_size == 16
-    choices = next(t for t in config.train_dataloader.dataset.pipeline
-                   if t.type == 'RandomChoice').transforms
-    for choice in choices:  # the last step decides what the model sees
+    choices, = runs.transforms(config, 'train', 'RandomChoice')
+    for choice in choices.transforms:  # the last step decides what the model sees
         assert choice[-1].keep_ratio and {long for _, long in choice[-1].scales} == {1333}
         assert [short for short, _ in choice[-1].scales] == list(range(480, 801, 32))
     assert config.model.type == 'CascadeRCNN' and 'mask_head' in config.model.roi_head

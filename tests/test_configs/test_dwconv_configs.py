@@ -7,96 +7,55 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from config_files import CONFIGS, ROOT, build, check_run
-from mmengine.config import Config
-from mmengine.registry import init_default_scope
+from config_files import CONFIGS, ROOT, build, check_run, check_state, stage_of, task_of, transforms
 from mmpretrain.models import VisionTransformer
 
 from lab.grids import with_values
-from lab.model_zoo import task_config, uninitialized
-from lab.run_settings import move_data
+from lab.model_zoo import uninitialized
 from lab.study import Study
 from mmkcr.cli.console import load_tool
-from mmkcr.engine.build import load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.engine.hooks.class_check import check_classes
 from mmkcr.models.head_choice import choose_heads
 from mmkcr.models.layers import MixedAttention, OperatorAttention
 from mmkcr.models.layers.head_operators import OPERATORS
 from mmkcr.models.tasks import find_backbone, find_task, search_space
-from mmkcr.registry import MODELS
 
 DWCONV = [path for path in CONFIGS if path.startswith('configs/dwconv/')]
-CLASSIFIERS = [path for path in DWCONV if '/segmentation/' not in path]
 SEGMENTORS = [path for path in DWCONV if '/segmentation/' in path]
 SMALL = [path for path in DWCONV if 'vit-octo' in path]
-STAGES = ('pretrain', 'dense', 'replace', 'search', 'deploy', 'retrain')
-
-
-def stage_of(path):
-    return next(stage for stage in STAGES if stage in Path(path).stem)
 
 
 def test_found():
-    assert len(CLASSIFIERS) == 13 and len(SEGMENTORS) == 20 and len(SMALL) == 11
+    assert len(SEGMENTORS) == 20 and len(SMALL) == 11
     foundation = {Path(path).stem.split('_')[1] for path in DWCONV} - {'vit-octo'}
     assert foundation == {f'{kind}-vit-{size}' for kind in ('dinov2', 'mae', 'clip')
                           for size in ('base', 'large')}
 
 
-@pytest.fixture
-def replaced():
-    """Put a structure into a config: half of the blocks replaced, half of the channels kept."""
-
-    def put(config):
-        task = find_config(config)
-        if task.backbone.get('structure') is None:
-            return
-        assert Path(task.backbone.structure).parts[0] == 'work_dirs'
-        init_default_scope('mmpretrain')
-        kind = task_config(config).backbone
-        if 'gates' in task.backbone:  # the structure is that of the heads alone
-            kind.type = 'mmkcr.DWConvVisionTransformer'
-        with uninitialized():
-            backbone = MODELS.build({k: v for k, v in kind.items() if k != 'init_cfg'})
-        sites = list(backbone.sites().items())
-        kept = {site: torch.arange(total // 2 if site.endswith('mlp_channels') else
-                                   0 if i < len(sites) // 2 else total)
-                for i, (site, total) in enumerate(sites)}
-        task.backbone.structure = backbone.structure_for(kept).to_dict()
-
-    return put
-
-
-def find_config(config):
-    return config.model.get('architecture', config.model)
-
-
-@pytest.mark.parametrize('path', DWCONV, ids=lambda path: Path(path).stem)
-def test_model_is_in_the_state_of_its_stage(path, load, replaced, tmp_path, request, monkeypatch):
+@pytest.mark.parametrize('path', DWCONV)
+def test_model_is_in_the_state_of_its_stage(path, load, put_structure, prepared):
     """Those on the digits are built with data, optimizers and hooks."""
-    config, stage = load(path), stage_of(path)
-    replaced(config)
-    init_default_scope(config.default_scope)
+    stage = stage_of(path)
     if path in SMALL:
-        monkeypatch.setattr(Config, 'pretty_text', property(lambda self: repr(self.to_dict())))
-        move_data(config._cfg_dict, 'data/digits', str(request.getfixturevalue('digits')))
-        config.work_dir, config.log_level = str(tmp_path), 'ERROR'
-        config.experiment_name = f'dwconv-build-{Path(path).stem}'
-        for part in ('train', 'val', 'test'):
-            config[f'{part}_dataloader'].update(num_workers=0, persistent_workers=False)
-        runner = build(config)
+        runner = build(prepared(path))
         model = runner.model
         check_classes(model, runner.train_dataloader.dataset, 'training')  # as train.py does
         check_run(runner)
         if stage == 'search' and 'kcr-' not in path:
-            check_gates_schedule(runner)
+            alpha = next(p for name, p in model.named_parameters() if 'gate.alpha' in name)
+            group, = (group for group in runner.optim_wrapper.optimizer.param_groups
+                      if any(p is alpha for p in group['params']))
+            assert group['initial_lr'] == pytest.approx(1e-2) and not group['weight_decay']
+            hook = next(h for h in runner.hooks if type(h).__name__ == 'TemperatureDecayHook')
+            assert hook.temperature(10**6) == pytest.approx(1e-3)
     else:
+        config = put_structure(load(path))
         with uninitialized():
-            model = MODELS.build(config.model)
+            model = build_model(config)
     backbone, task = find_backbone(model), find_task(model)
+    check_state(path, model, pretrain='dense')
     searched = stage == 'search'
-    assert bool(backbone.gates()) == searched
-    assert (backbone.structure is not None) == (stage in ('replace', 'deploy', 'retrain'))
     assert type(model).__name__ == ('SearchModel' if searched else type(task).__name__)
     kinds = [type(site.owner) for site in search_space(model).sites.values()
              if site.kind == 'head_operator']
@@ -113,49 +72,35 @@ def test_model_is_in_the_state_of_its_stage(path, load, replaced, tmp_path, requ
         assert backbone.patch_resolution in ((24, 24), (21, 21)) and not backbone.with_cls_token
 
 
-def check_gates_schedule(runner):
-    alpha = next(p for name, p in runner.model.named_parameters() if 'gate.alpha' in name)
-    group, = (group for group in runner.optim_wrapper.optimizer.param_groups
-              if any(p is alpha for p in group['params']))
-    assert group['initial_lr'] == pytest.approx(1e-2) and not group['weight_decay']
-    hook = next(h for h in runner.hooks if type(h).__name__ == 'TemperatureDecayHook')
-    assert hook.temperature(10**6) == pytest.approx(1e-3)
-
-
 @pytest.mark.parametrize('path', [path for path in DWCONV if 'vit-octo' not in path
-                                  and stage_of(path) == 'dense'],
-                         ids=lambda path: Path(path).stem)
+                                  and stage_of(path) == 'dense'])
 def test_all_that_is_pretrained_is_kept(path, load):
     """All but the class token, which these networks do not have; and no norm is new."""
     config = load(path)
     backbone = config.model.backbone
-    init_default_scope(config.default_scope)
     kwargs = {key: backbone[key] for key in ('patch_size', 'layer_scale_init_value', 'pre_norm')
               if key in backbone}
     with uninitialized():
-        ours = set(MODELS.build(config.model).backbone.state_dict())
+        ours = set(build_model(config).backbone.state_dict())
         theirs = set(VisionTransformer(arch=backbone.arch.replace('dinov2-', ''), **kwargs)
                      .state_dict())
     assert theirs - ours == {'cls_token'} and ours <= theirs and 'ln1.weight' in ours
 
 
 @pytest.mark.parametrize('stage', ['dense', 'replace'])
-def test_linear_evaluation_is_an_option(stage, load, replaced):
+def test_linear_evaluation_is_an_option(stage, load, put_structure):
     """With `model.backbone.frozen_stages=12` the classifier and the new convolutions learn."""
     path = f'configs/dwconv/imagenet/dwconv-{stage}_dinov2-vit-base_8xb64_in1k.py'
-    config = load(path)
+    config = put_structure(load(path))
     config.model.backbone.frozen_stages = 12
-    replaced(config)
-    init_default_scope(config.default_scope)
     with uninitialized():
-        backbone = find_backbone(MODELS.build(config.model))
+        backbone = find_backbone(build_model(config))
     trained = {name for name, p in backbone.named_parameters() if p.requires_grad}
     assert all('.operator.' in name for name in trained)
     assert ('layers.0.attn.operator.conv.weight' in trained) == (stage == 'replace')
 
 
-@pytest.mark.parametrize('path', [path for path in DWCONV if 'kcr-dwconv-search' not in path],
-                         ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', [path for path in DWCONV if 'kcr-dwconv-search' not in path])
 def test_second_fine_tuning_is_half_as_long(path, load):
     config, stage = load(path), stage_of(path)
     length = config.train_cfg.get('max_epochs') or config.train_cfg.max_iters
@@ -171,18 +116,10 @@ def test_second_fine_tuning_is_half_as_long(path, load):
         assert config.load_from == f'work_dirs/{dense}/slim/subnet.pth'
 
 
-def transforms(config, part, name):
-    """Transforms of a name in the pipeline of a part of the data."""
-    dataset = config[f'{part}_dataloader'].dataset
-    while 'pipeline' not in dataset:
-        dataset = dataset.dataset
-    return [step for step in dataset.pipeline if step.type == name]
-
-
-@pytest.mark.parametrize('path', SEGMENTORS, ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', SEGMENTORS)
 def test_training_and_test_see_crops_of_one_size_at_one_scale(path, load):
     config = load(path)
-    model = find_config(config)
+    model = task_of(config)
     size = tuple(model.data_preprocessor.size)
     image = model.backbone.get('backbone', model.backbone).img_size
     assert size == (image, image)
@@ -199,20 +136,13 @@ def test_training_and_test_see_crops_of_one_size_at_one_scale(path, load):
 
 
 @pytest.mark.parametrize('name', ['digits/dwconv-study_digits.yml',
-                                  'segmentation/dwconv-study_digit-scenes.yml'])
-def test_studies_have_the_papers_rows(name, load):
+                                  'segmentation/dwconv-study_digit-scenes.yml',
+                                  'segmentation/dwconv-study_recipe_digit-scenes.yml'])
+def test_studies_have_the_papers_rows_and_override_entries_that_are_there(name, load):
     study = Study(Path('configs/dwconv') / name)
     rows = {'dense', 'lowest', 'highest', 'random', 'one', 'dsp', 'dsp-again'}
     scattered = {'heads', 'dsp-heads', 'dsp-heads-again'} if 'scenes' in name else {'scattered'}
-    assert rows | scattered <= set(study.rows)
-
-
-@pytest.mark.parametrize('name', ['digits/dwconv-study_digits.yml',
-                                  'segmentation/dwconv-study_digit-scenes.yml',
-                                  'segmentation/dwconv-study_recipe_digit-scenes.yml'])
-def test_stages_of_studies_override_entries_that_are_there(name, load):
-    study = Study(Path('configs/dwconv') / name)
-    assert study.stages
+    assert study.stages and ('recipe' in name or rows | scattered <= set(study.rows))
     for stage in study.stages.values():
         file = stage.get('train', stage.get('config'))
         if file is not None:
@@ -247,34 +177,23 @@ def test_the_rows_of_the_papers_tables_are_there():
                                                                         range(1, 6))))
 
 
-@pytest.fixture(scope='module')
-def spaces():
-    """Search spaces of dense models by path, and which operators were put into them."""
-    return {}, set()
-
-
 @pytest.mark.parametrize('name, options, replaced, units', paper_rows())
-def test_rows_that_are_options_are_built(name, options, replaced, units, load, spaces, tmp_path):
+def test_rows_that_are_options_are_built(name, options, replaced, units, load, tmp_path):
     """The command's options as written, from scores that are drawn at random."""
     path = next(path for path in CONFIGS if Path(path).stem == name)
     if options.startswith('compression'):
         given = dict(option.split('=') for option in options.split())
         config = load_config(ROOT / path.replace('_dense_', '_search_'),
                              {key: yaml.safe_load(value) for key, value in given.items()})
-        init_default_scope(config.default_scope)
         with uninitialized():
-            space = search_space(MODELS.build(config.model))
+            space = search_space(build_model(config))
         gates = list(space.gates().values())
         assert {gate.count for gate in gates} == {replaced}
         assert sum(1 if gate.blockwise else gate.total for gate in gates) == units
         return
-    config, tool = load(path), load_tool('analysis_tools/score_heads')
-    built, put = spaces
-    if path not in built:
-        init_default_scope(config.default_scope)
-        with uninitialized():
-            built[path] = find_backbone(MODELS.build(config.model)).search_space
-    space = built[path]
+    tool = load_tool('analysis_tools/score_heads')
+    with uninitialized():
+        space = find_backbone(build_model(load(path))).search_space
     scores = {site: torch.rand(total).tolist() for site, total in space.totals().items()}
     (tmp_path / 'scores.json').write_text(json.dumps(dict(scores=scores)))
     words = options.split() + ([] if '--replace' in options else ['--replace', '12'])
@@ -288,9 +207,7 @@ def test_rows_that_are_options_are_built(name, options, replaced, units, load, s
             else len(gone)) == units
     assert {site.operator for site in structure.sites.values() if len(site.kept) < site.total} \
         == {args.operator}
-    if (path, args.operator, scattered) not in put:  # numbers of heads alone build no other layers
-        put.add((path, args.operator, scattered))
-        with uninitialized():
-            built.pop(path).slice_to(structure)
-        operators = {type(site.owner.operator) for site in space.sites.values()} - {type(None)}
-        assert operators == {OPERATORS[args.operator]}
+    with uninitialized():
+        space.slice_to(structure)
+    operators = {type(site.owner.operator) for site in space.sites.values()} - {type(None)}
+    assert operators == {OPERATORS[args.operator]}

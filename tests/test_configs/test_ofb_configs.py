@@ -5,24 +5,11 @@ import re
 from contextlib import nullcontext
 from pathlib import Path
 
+import config_files as runs
 import pytest
 import torch
-from config_files import (
-    CONFIGS,
-    ROOT,
-    backward,
-    build,
-    check_run,
-    check_steps,
-    few_rois,
-    images,
-    label_maps,
-    objects,
-    ready_to_train,
-    rows_of,
-)
+from config_files import CONFIGS, ROOT
 from mmengine.registry import PARAM_SCHEDULERS
-from mmpretrain.structures import DataSample
 
 from lab.model_zoo import uninitialized
 from lab.study import Study
@@ -31,27 +18,20 @@ from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_backbone, find_task
 from mmkcr.registry import HOOKS
 
-ROWS = {name: row for name, row in rows_of('ofb', 'retrain').items() if '_dense_' not in name}
+ROWS = {name: row for name, row in runs.rows_of('ofb', 'retrain').items() if '_dense_' not in name}
 OFB = [path for path in CONFIGS if path.startswith('configs/ofb/')]
 TARGETS = {'deit-small': (0.9, 1.1, 1.7), 'deit-base': (3.6, 8.7), 'swin-tiny': (1.0, 2.6, 3.1),
            'resnet50': (1.6, )}
 
 
-def stage_of(path):
-    parts = Path(path).stem.split('_')
-    return parts[2] if parts[2] in ('dense', 'search', 'slim') else parts[0].split('-')[1]
-
-
 def test_found():
-    assert len(OFB) == 26
     names = [name.split('_') for name in ROWS]
     assert {name[1]: tuple(sorted(int(n[2][:-1]) / 1000 for n in names if n[1] == name[1]))
             for name in names} == TARGETS
     assert {Path(path).stem.split('_')[1] for path in OFB if '/search/' in path} == set(TARGETS)
 
 
-@pytest.mark.parametrize('path', [path for path in OFB if '/retrain/' in path],
-                         ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', [path for path in OFB if '/retrain/' in path])
 def test_header_of_a_retraining_says_the_search_of_its_size(path):
     _, net, size, _, _ = Path(path).stem.split('_')
     header = (ROOT / path).read_text().partition('_base_')[0]
@@ -74,39 +54,42 @@ def test_a_size_is_that_of_its_search(name):
     assert config.load_from == f'{run}/subnet.pth'
 
 
-def counted_small(config):
-    """MACs of an image of COCO take seconds to count."""
-    price = config.model.get('price', {})
-    if tuple(price.get('input_shape', ())) == (3, 800, 1280):
-        price.input_shape = (3, 128, 128)
-    return config
-
-
-@pytest.mark.parametrize('path', OFB, ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', OFB)
 def test_builds_and_takes_a_step(path, prepared):
     """Those on the digits, segmentors and detectors train: every parameter gets a gradient."""
-    config, small = counted_small(prepared(path)), '/digits/' in path
-    runner = build(config, nullcontext if small else uninitialized)
+    config, small = prepared(path), '/digits/' in path
+    if tuple(config.model.get('price', {}).get('input_shape', ())) == (3, 800, 1280):
+        config.model.price.input_shape = (3, 128, 128)  # counting the larger one takes seconds
+    runner = runs.build(config, nullcontext if small else uninitialized)
     task, backbone = find_task(runner.model), find_backbone(runner.model)
-    stage = stage_of(path)
-    assert (bool(backbone.gates()), backbone.structure is not None) == dict(
-        search=(True, False), dense=(False, False)).get(stage, (False, True))
+    stage = runs.stage_of(path)
+    runs.check_state(path, runner.model)
     head = task.decode_head if hasattr(task, 'decode_head') else \
         task.roi_head.bbox_head if hasattr(task, 'roi_head') else task.head
     assert head.num_classes == len(runner.train_dataloader.dataset.metainfo['classes']) or \
         head.num_classes == config.data_preprocessor.num_classes
     assert backbone.method == 'ofb'
-    check_run(runner)
+    runs.check_run(runner)
     if stage == 'search':
         check_search(path, runner)
     if small:
-        check_gradients(path, runner.model.train())
+        runner.model.init_weights()
+        losses = runs.backward(runs.ready_to_train(runner), runs.labelled())
+        assert ('loss_reconstruction' in losses) == (
+            stage == 'search' and 'no-pmim' not in path)
     elif '/segmentation/' in path or '/detection/' in path:
-        model = ready_to_train(runner)
-        step = segmentor_step if '/segmentation/' in path else detector_step
-        losses = step(path, model, head.num_classes)
+        model, classes = runs.ready_to_train(runner), head.num_classes
+        if '/segmentation/' in path:
+            # crops of the scenes' size, 8 x 8 tokens of a stage or more, for all
+            find_task(model).data_preprocessor.size = (128, 128)
+            losses = runs.backward(model, runs.label_maps((128, 128), classes))
+        else:
+            runs.few_rois(model)
+            losses = runs.backward(model, runs.objects(128, classes, masked=True, count=1))
+            assert {'loss_bbox', 'loss_mask'} <= set(losses)
+            assert ('loss_reconstruction' in losses) == ('search_8xb2_coco' in path)
         assert ('loss_budget' in losses) == (stage == 'search')
-        check_steps(runner)
+        runs.check_steps(runner)
 
 
 def check_search(path, runner):
@@ -122,27 +105,6 @@ def check_search(path, runner):
         assert float(runner.model.price.target[:-1]) == TARGETS[Path(path).stem.split('_')[1]][-1]
 
 
-def check_gradients(path, model):
-    model.init_weights()
-    samples = [DataSample().set_gt_label(label) for label in range(4)]
-    losses = backward(model, dict(inputs=images(4, (32, 32)), data_samples=samples))
-    assert ('loss_reconstruction' in losses) == ('search' in path and 'no-pmim' not in path)
-
-
-def segmentor_step(path, model, classes):
-    # crops of the scenes' size, 8 x 8 tokens of a stage or more, for all
-    find_task(model).data_preprocessor.size = (128, 128)
-    return backward(model, label_maps((128, 128), classes))
-
-
-def detector_step(path, model, classes):
-    few_rois(model)
-    losses = backward(model, objects(128, classes, masked=True, count=1))
-    assert {'loss_bbox', 'loss_mask'} <= set(losses)
-    assert ('loss_reconstruction' in losses) == ('search_8xb2_coco' in path)
-    return losses
-
-
 def test_study_has_the_papers_variants():
     study = Study(ROOT / 'configs/ofb/digits/ofb-study_digits.yml')
     assert study.steps() == 22 + 15
@@ -154,8 +116,7 @@ def test_study_has_the_papers_variants():
     assert any(found.get(f'{gates}.order') == 'ordinal' for found in overrides)
 
 
-@pytest.mark.parametrize('path', [path for path in OFB if '/retrain/' in path and 'deit' in path],
-                         ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', [path for path in OFB if '/retrain/' in path and 'deit' in path])
 def test_deit_is_retrained_as_published(path, load):
     """DeiT's drop path, warm-up and repeated augmentation, without mixup and cutmix, at 6e-4."""
     config = load(path)

@@ -1,30 +1,18 @@
 """Every segmentation config is built, and takes a training step on images of the true shape."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from unittest import mock
 
+import config_files as runs
 import pytest
-import torch
-from config_files import (
-    CONFIGS,
-    ROOT,
-    backward,
-    build,
-    check_run,
-    check_steps,
-    label_maps,
-    ready_to_train,
-    wrappers_of,
-)
+from config_files import CONFIGS, ROOT
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmseg.datasets import ADE20KDataset
 
 from lab.model_zoo import uninitialized
 from mmkcr.engine.build import load_config
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
-from mmkcr.models.tasks import find_backbone, find_task, search_space
+from mmkcr.models.tasks import find_backbone, find_task
 
 SEGMENTATION = [path for path in CONFIGS if path.startswith('configs/kcr/segmentation/')]
 ADE20K = [path for path in SEGMENTATION if '_ade20k' in path]
@@ -35,47 +23,31 @@ def crop_of(path):
     return 640 if '640x640' in path else 512
 
 
-def stage_of(path):
-    """'dense', 'search', 'slim' (searched on this task) or 'kcr' (searched on ImageNet)."""
-    part = Path(path).stem.split('_')[2]
-    return part if part in ('dense', 'search', 'slim') else 'kcr'
-
-
 def test_found():
     assert len(SEGMENTATION) == 8 and len(ADE20K) == 5
     for arch in ('tiny', 'base'):
-        assert {stage_of(path) for path in ADE20K if arch in path} == {'dense', 'kcr'}
+        assert {runs.stage_of(path) for path in ADE20K if arch in path} == {'dense', None}
 
 
-@pytest.mark.parametrize('path', SEGMENTATION, ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', SEGMENTATION)
 def test_builds_and_takes_a_step(path, prepared):
-    stage = stage_of(path)
-    runner = build(prepared(path), uninitialized if path in ADE20K else nullcontext)
+    stage = runs.stage_of(path)
+    runner = runs.build(prepared(path), uninitialized if path in ADE20K else nullcontext)
     task, backbone = find_task(runner.model), find_backbone(runner.model)
-    space = search_space(runner.model)
     classes = runner.train_dataloader.dataset.metainfo['classes']
     assert {task.decode_head.num_classes, task.auxiliary_head.num_classes} == {len(classes)} == {
         len(ADE20KDataset.METAINFO['classes']) if path in ADE20K else 10}
-    assert bool(space.gates()) == (stage == 'search')
-    assert (space.structure is not None) == (stage in ('slim', 'kcr'))
+    runs.check_state(path, runner.model)
     assert type(runner.model).__name__ == ('SearchModel' if stage == 'search' else
                                            'EncoderDecoder')
     initial = backbone.init_cfg or {}
     assert (initial.get('type') == 'Pretrained') == (stage != 'slim')
-    check_run(runner)
+    runs.check_run(runner)
     names = [type(hook).__name__ for hook in runner.hooks]
     assert names.count('ExactResumeHook') == 1
     for name in ('TemperatureDecayHook', 'WarmupSwitchHook', 'NystromRefreshHook'):
         assert names.count(name) == (stage == 'search')
     step_without_numbers(path, runner, len(classes))
-
-
-def with_a_basis(model):
-    """For the KCR term."""
-    for term in (m for m in model.modules() if isinstance(m, KernelComplexityLoss)):
-        width, rank = term.basis.shape
-        term.set_basis(torch.eye(width)[:, :rank])
-    return model
 
 
 def no_accuracy(pred, *_, **__):
@@ -88,11 +60,11 @@ def step_without_numbers(path, runner, classes):
     A batch of the config's size in crops of the config's size reaches the loss
     and the optimizers, and every trainable parameter gets a gradient.
     """
-    model = with_a_basis(revert_sync_batchnorm(runner.model).train())
+    model = revert_sync_batchnorm(runner.model).train()
     size = tuple(find_task(model).data_preprocessor.size)
     assert size == ((crop_of(path), ) * 2 if path in ADE20K else (128, 128))
     data = model.data_preprocessor(
-        label_maps(size, classes, runner.train_dataloader.batch_size), training=True)
+        runs.label_maps(size, classes, runner.train_dataloader.batch_size), training=True)
     assert data['inputs'].shape[2:] == size
     device = 'meta' if path in ADE20K else 'cpu'  # losses over labelled pixels count these
     model.to(device)
@@ -100,19 +72,18 @@ def step_without_numbers(path, runner, classes):
     with mock.patch('mmseg.models.decode_heads.decode_head.accuracy', no_accuracy):
         losses = model(data['inputs'].to(device), [s.to(device) for s in data['data_samples']],
                        mode='loss')
-    assert ('loss_price' in losses) == (stage_of(path) == 'search')
+    assert ('loss_price' in losses) == (runs.stage_of(path) == 'search')
     assert 'loss_kcr' not in losses  # off in the warm-up; on in the step with numbers below
     parse = BaseModel.parse_losses if device == 'meta' else type(model).parse_losses
     parse(model, losses)[0].backward()  # without a look whether they are finite
     missing = [name for name, parameter in model.named_parameters()
                if parameter.requires_grad and parameter.grad is None]
     assert not missing
-    for wrapper in wrappers_of(runner):
+    for wrapper in runs.wrappers_of(runner):
         wrapper.step()
 
 
-@pytest.mark.parametrize('path', [path for path in ADE20K if stage_of(path) != 'search'],
-                         ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', [path for path in ADE20K if runs.stage_of(path) != 'search'])
 def test_settings_of_the_paper(path, load):
     """The paper: 160k, batch 16, AdamW 6e-5, 0.01, 1500 of warm-up then linear, and the rest."""
     config = load(path)
@@ -137,28 +108,25 @@ def test_settings_of_the_paper(path, load):
     assert config.tta_model.type == 'SegTTAModel'
 
 
-def searched(config):
-    """A search on the task itself: the dense config with a method base and a target."""
-    base = load_config(ROOT / 'configs/_base_/methods/kcr_search.py', compressed=False)
-    config.compression = dict(base.compression, sites='own', target='80%')
-    return compressed_config(config)
-
-
 @pytest.mark.parametrize(('arch', 'stage'), [('tiny', 'search'), ('base', 'kcr')])
 def test_a_step_with_numbers(arch, stage, prepared):
     """On small crops, with narrower heads; the step above has the config's crops."""
     variant = '_dense' if stage == 'search' else ''
     path = f'configs/kcr/segmentation/kcr-upernet_swin-{arch}{variant}_8xb2_ade20k.py'
-    config = searched(prepared(path)) if stage == 'search' else prepared(path)
-    task = config.model.get('architecture', config.model)
+    config = prepared(path)
+    if stage == 'search':  # on the task itself: the dense config, a method base and a target
+        base = load_config(ROOT / 'configs/_base_/methods/kcr_search.py', compressed=False)
+        config.compression = dict(base.compression, sites='own', target='80%')
+        config = compressed_config(config)
+    task = runs.task_of(config)
     task.decode_head.channels = task.auxiliary_head.channels = 16
     if stage == 'search':
         config.model.price.input_shape = (3, 128, 128)
-    runner = build(config, uninitialized if path in ADE20K else nullcontext)
-    model = with_a_basis(ready_to_train(runner))
+    runner = runs.build(config, uninitialized if path in ADE20K else nullcontext)
+    model = runs.ready_to_train(runner)
     for pool in find_task(model).decode_head.psp_modules:
         pool.eval()  # a norm over a batch of one pooled pixel
     find_task(model).data_preprocessor.size = (128, 128)
-    losses = backward(model, label_maps((128, 128), 150, 1))
+    losses = runs.backward(model, runs.label_maps((128, 128), 150, 1))
     assert ('loss_kcr' in losses) == ('loss_price' in losses) == (stage == 'search')
-    check_steps(runner)
+    runs.check_steps(runner)

@@ -1,45 +1,19 @@
 """Every config of self-supervised training is built; those of the digits take a step."""
 
-import re
-from pathlib import Path
+from contextlib import nullcontext
 
 import pytest
 import torch
-from config_files import CONFIGS, first_losses
-from mmengine.registry import init_default_scope
-from mmengine.runner import Runner, save_checkpoint
+from config_files import CONFIGS, build, check_state, first_losses, stage_of, task_of
+from mmengine.runner import save_checkpoint
 
 from lab.model_zoo import uninitialized
 from mmkcr.apis import slim
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_task, momentum_copies, search_space
-from mmkcr.registry import MODELS
 
 SSL = [path for path in CONFIGS if path.startswith('configs/kcr/ssl/')]
 DIGITS = [path for path in SSL if path.endswith('digits.py')]
-VIT_MINI = dict(type='mmpretrain.MoCoV3ViT', img_size=32, patch_size=8, arch=dict(
-    embed_dims=96, num_layers=4, num_heads=4, feedforward_channels=384))
-
-
-def stage_of(path):
-    return re.match(r'kcr-(?:moco|moca)-([a-z]+)_', Path(path).stem)[1]
-
-
-@pytest.fixture(scope='module')
-def slimmed(tmp_path_factory):
-    """Structure and weights of half of the channels, as slimming writes them."""
-    init_default_scope('mmpretrain')
-    backbone = MODELS.build(dict(
-        type='mmkcr.Searchable', backbone=VIT_MINI, sites=['mlp_channels'],
-        gates=dict(type='mmkcr.GumbelChannelGate')))
-    for gate in backbone.search_space.gates().values():
-        gate.alpha.data[::2] = -1.
-    subnet, structure = slim(backbone, input_shape=(3, 32, 32))
-    folder = tmp_path_factory.mktemp('slim')
-    structure.save(folder / 'structure.json')
-    state = {f'backbone.{name}': value for name, value in subnet.state_dict().items()}
-    save_checkpoint(dict(state_dict=state), str(folder / 'epoch_100.pth'))
-    return folder
 
 
 def test_found():
@@ -48,31 +22,20 @@ def test_found():
     assert set(stages.values()) == {'dense', 'search', 'pretrain', 'linear', 'finetune'}
 
 
-@pytest.mark.parametrize('path', DIGITS, ids=lambda path: Path(path).stem)
-def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
-    stage, config = stage_of(path), load(path)
-    config.work_dir, config.experiment_name, config.log_level = str(tmp_path), stage, 'ERROR'
-    for part in ('train', 'val', 'test'):
-        loader = config.get(f'{part}_dataloader')
-        if loader is not None:
-            loader.update(num_workers=0, persistent_workers=False)
-            loader.dataset.data_root = str(digits)
-            if 'indices' not in loader.dataset:
-                loader.dataset.indices = 100
-                loader.batch_size = min(loader.batch_size, 16)
-    backbone = config.model.get('architecture', config.model).backbone
-    if 'structure' in backbone:
-        assert backbone.structure.endswith('/slim/structure.json')
-        backbone.structure = str(slimmed / 'structure.json')
+@pytest.mark.parametrize('path', DIGITS)
+def test_digits_take_a_step(path, prepared):
+    stage, config = stage_of(path), prepared(path)
+    loader = config.train_dataloader
+    if 'indices' not in loader.dataset:
+        loader.dataset.indices = 100
+        loader.batch_size = min(loader.batch_size, 16)
+    backbone = task_of(config).backbone
     if stage in ('linear', 'finetune'):
-        assert backbone.backbone.init_cfg.checkpoint.endswith('/epoch_100.pth')
-        backbone.backbone.init_cfg.checkpoint = str(slimmed / 'epoch_100.pth')
-    runner = Runner.from_cfg(config)
+        initial = backbone.backbone.pop('init_cfg')  # they arrive in the test below
+        assert initial.checkpoint.endswith('/epoch_100.pth')
+    runner = build(config, nullcontext)
     model = runner.model
-    runner._train_loop = runner.build_train_loop(runner._train_loop)
-    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-    state = search_space(model).state_name()
-    assert state == dict(search='supernet', dense='dense').get(stage, 'subnet')
+    check_state(path, model)
     kinds = dict(search='SearchModel', pretrain='RegularizedModel', dense='MoCoV3')
     assert type(model).__name__ == kinds.get(stage, 'ImageClassifier')
     model.init_weights()
@@ -102,17 +65,11 @@ def test_a_network_of_moca_is_fine_tuned(stage, load, tmp_path):
         torch.testing.assert_close(value, subnet.backbone.layers.state_dict()[name])
 
 
-BASE = [f'configs/kcr/ssl/kcr-{stage}.py' for stage in (
+@pytest.mark.parametrize('path', [f'configs/kcr/ssl/kcr-{stage}.py' for stage in (
     'moco-pretrain_vit-base_16xb256_in1k', 'moco-finetune_vit-base_8xb64_in1k',
-    'moca-finetune_vit-base_8xb64_in1k')]
-
-
-@pytest.mark.parametrize('path', BASE, ids=lambda path: Path(path).stem)
-def test_vit_base_is_built(path, load):
-    config, stage = load(path), stage_of(path)
-    backbone = config.model.get('architecture', config.model).backbone
-    # which stands in for that of a search
-    backbone.structure = 'configs/structures/kcr-search_vit-base_8xb64_in1k-100.json'
+    'moca-finetune_vit-base_8xb64_in1k')])
+def test_vit_base_is_built(path, load, put_structure):
+    config, stage = put_structure(load(path)), stage_of(path)
     with uninitialized():
         model = build_model(config)
     assert len(momentum_copies(find_task(model))) == (stage == 'pretrain')
@@ -143,7 +100,7 @@ def test_the_search_for_vit_base(load):
     ('kcr-moca-pretrain_vit-base_32xb64_in1k', 200, 'mmkcr.MOCA')])
 def test_the_others_are_subnets_in_the_hosts_recipes(path, epochs, task, load):
     config = load(f'configs/kcr/ssl/{path}.py')
-    model = config.model.get('architecture', config.model)
+    model = task_of(config)
     assert model.type == task and config.train_cfg.max_epochs == epochs
     arch = 'small' if 'small' in path else 'base'
     assert f'kcr-search_vit-{arch}_8xb64_in1k-100/slim' in model.backbone.structure
@@ -172,8 +129,3 @@ def test_configs_of_mmpretrain_are_searched(tmp_path):
     model = host_search(tmp_path, 'mocov2/mocov2_resnet50_8xb32-coslr-200e_in1k.py',
                         sites=['mlp_hidden'], regularizers=None)
     assert len(model.gates()) == 32 and len(momentum_copies(model)) == 1
-
-
-def test_a_teacher_that_is_no_average_is_refused(tmp_path):
-    with pytest.raises(ValueError, match='one searchable backbone .* in `CAE`, found 2'):
-        host_search(tmp_path, 'cae/cae_beit-base-p16_8xb256-amp-coslr-300e_in1k.py')

@@ -1,11 +1,9 @@
 """configs/structures: every ImageNet model can be built before a search was run."""
 
 import json
-from pathlib import Path
 
 import pytest
-import yaml
-from config_files import CONFIGS, ROOT
+from config_files import CONFIGS, MODELS_OF, ROOT
 
 from lab.model_zoo import uninitialized
 from lab.structures import structure_name, structure_of_model, uniform_structure, wanted
@@ -19,32 +17,24 @@ FOLDER = ROOT / 'configs/structures'
 FILES = sorted(FOLDER.glob('*.json'))
 ASKING = [path for path in CONFIGS if path.endswith('_in1k.py')
           and ('/retrain/' in path or '/deploy/' in path or '-replace_' in path)]
-
-
-def entries():
-    return [entry for path in sorted((ROOT / 'configs').glob('*/metafile.yml'))
-            for entry in yaml.safe_load(path.read_text())['Models']]
+ENTRIES = [entry for models in MODELS_OF.values() for entry in models]
 
 
 def test_there_is_one_for_every_config_that_asks():
-    names = {entry['Name']: structure_of_model(entry, ROOT) for entry in entries()
+    names = {entry['Name']: structure_of_model(entry, ROOT) for entry in ENTRIES
              if entry['Config'] in ASKING}
     asking = {model: name for model, name in names.items() if name}  # others inherit it
     assert len(asking) > 20 and set(asking.values()) == {path.stem for path in FILES}
 
 
-def test_they_are_small_and_say_what_they_are():
-    assert len(FILES) == 23 and max(path.stat().st_size for path in FILES) < 2**16
-    for path in FILES:
-        note = Structure.load(path).provenance['note']
-        assert 'no search has chosen' in note, path.name
-
-
 def test_they_meet_the_targets_of_the_metafiles():
-    found = {want.name: want for want in wanted(entries(), ROOT)}
-    assert set(found) == {path.stem for path in FILES}
+    """They are small and say what they are."""
+    found = {want.name: want for want in wanted(ENTRIES, ROOT)}
+    assert set(found) == {path.stem for path in FILES} and len(FILES) == 23
     for path in FILES:
         structure, want = Structure.load(path), found[path.stem]
+        assert path.stat().st_size < 2**16
+        assert 'no search has chosen' in structure.provenance['note'], path.name
         if want.replaced is not None:
             assert sum(not site.kept for site in structure.sites.values()
                        if site.operator) == want.replaced
@@ -61,7 +51,7 @@ def test_they_meet_the_targets_of_the_metafiles():
     'ofb-retrain_swin-tiny_3100m_8xb128_in1k', 'ofb-retrain_resnet50_1600m_8xb128_in1k',
     'ofb-retrain_deit-small_900m_8xb128_in1k', 'dwconv-replace_dinov2-vit-base_8xb64_in1k'])
 def test_a_config_is_built_with_it(model):
-    entry, = (entry for entry in entries() if entry['Name'] == model)
+    entry, = (entry for entry in ENTRIES if entry['Name'] == model)
     config = load_config(ROOT / entry['Config'], entry.get('Options'))
     name = structure_name(backbone_config(config)['structure'])
     backbone_config(config)['structure'] = str(FOLDER / f'{name}.json')
@@ -91,8 +81,7 @@ def test_ofb_keeps_what_its_search_offers():
 
 def test_a_file_is_reproduced(load):
     name = 'ofb-search_deit-small_900m_8xb128_in1k'
-    want, = (want for want in wanted(entries(), ROOT) if want.name == name)
+    want, = (want for want in wanted(ENTRIES, ROOT) if want.name == name)
     made = uniform_structure(load(want.config), want.target)
     there = json.loads((FOLDER / f'{name}.json').read_text())
     assert json.loads(made.dumps()) == there
-    assert Path(want.config).parts[1] == 'ofb'

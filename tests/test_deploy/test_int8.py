@@ -6,6 +6,7 @@ import pytest
 import torch
 from mmpretrain.models import ImageClassifier
 
+from lab.kind_coverage import FAMILIES
 from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx
 from mmkcr.deploy.int8_files import deploy_int8
 from mmkcr.deploy.latency import random_subnet, searchable
@@ -66,11 +67,9 @@ def test_classes_of_a_conformer_are_those_of_both_branches(tmp_path):
     pytest.importorskip(QUANTIZERS['onnxruntime'])
     pytest.importorskip('onnxruntime')
     torch.manual_seed(0)
-    model = ImageClassifier(
-        backbone=dict(type='mmpretrain.Conformer', base_channels=8, arch=dict(
-            embed_dims=32, channel_ratio=1, num_heads=4, depths=3)),
-        head=dict(type='mmpretrain.ConformerHead', num_classes=5, in_channels=[32, 32],
-                  loss=dict(type='mmpretrain.CrossEntropyLoss')))
+    model = ImageClassifier(FAMILIES['Conformer'].build(), head=dict(
+        type='mmpretrain.ConformerHead', num_classes=5, in_channels=[32, 32],
+        loss=dict(type='mmpretrain.CrossEntropyLoss')))
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)

@@ -26,11 +26,9 @@ def test_shapes_that_follow_from_the_batch_are_folded_whatever_they_are_written_
          for name, value in (('zero', [0]), ('rest', [2, -1]))])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)], ir_version=8)
     examples = [np.random.rand(size, 4, 3).astype(np.float32) for size in (2, 3)]
-    expected = run(model, examples[0])
     fold_constants(model, examples)
     assert count_operators(model) == {'Reshape': 1}
     assert numpy_helper.to_array(model.graph.initializer[0]).tolist() == [-1, 2, 6]
     for size in (1, 2, 5):
         x = np.random.rand(size, 4, 3).astype(np.float32)
         np.testing.assert_array_equal(run(model, x)[0], x.reshape(size, 2, 6))
-    np.testing.assert_array_equal(run(model, examples[0])[0], expected[0])

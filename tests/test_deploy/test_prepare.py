@@ -1,6 +1,7 @@
 """Models prepared for a runtime compute what they computed before."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -17,13 +18,7 @@ from lab.kind_coverage import randomise
 from mmkcr.apis import slim
 from mmkcr.core.forward import flat_tensors
 from mmkcr.deploy.latency import random_subnet
-from mmkcr.deploy.prepare import (
-    GROUPED_FROM,
-    RUNTIMES,
-    describe_selections,
-    prepare,
-    selection_form,
-)
+from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, describe_selections, prepare
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.norms import SlicedLayerNorm
@@ -88,10 +83,31 @@ class OwnBlock(SwinTransformerV2Block):
     """A subclass of a block with a norm behind the MLP."""
 
 
-@pytest.mark.parametrize('block', [PostNorm, lambda: OwnBlock(16, (8, 8), 2, window_size=4)])
-def test_norms_in_blocks_of_ones_own(block):
-    assert_same(randomise(nn.Sequential(
-        nn.Conv2d(3, 16, 4, 4), Permute((0, 2, 3, 1)), block())), rtol=1e-6, atol=1e-5)
+def shared(part):
+    """A norm that only one of two blocks has must not be folded into an MLP that both have."""
+    model = VisionTransformer(**VIT)
+    setattr(model.layers[1], part, getattr(model.layers[0], part))
+    return model
+
+
+@pytest.mark.parametrize('build, size', [
+    *((lambda block=block: nn.Sequential(
+        nn.Conv2d(3, 16, 4, 4), Permute((0, 2, 3, 1)), block()), 32)
+      for block in (PostNorm, lambda: OwnBlock(16, (8, 8), 2, window_size=4))),
+    # the shortcut of the blocks that widen reads the norm in front of the MLP
+    (lambda: MViT(arch=dict(embed_dims=16, num_layers=3, num_heads=1, downscale_indices=[1, 2]),
+                  img_size=64, dim_mul_in_attention=False, out_scales=[2]), 64),
+    # sizes of its tiles are lists
+    (lambda: TNT(arch=dict(embed_dims_outer=24, embed_dims_inner=12, num_layers=1,
+                           num_heads_outer=2, num_heads_inner=2), img_size=32), 32),
+    (partial(shared, 'ffn'), 32), (partial(shared, 'ln2'), 32),
+    # tiles that do not cover the map
+    (lambda: SwinTransformer(
+        arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=36, window_size=3,
+        patch_size=4, pad_small_map=True, out_indices=[0, 1],
+        stage_cfgs=dict(downsample_cfg=dict(padding=0))), 36)])
+def test_blocks_and_layers_of_their_own(build, size):
+    assert_same(randomise(build()), size=size, rtol=1e-6, atol=1e-5)
 
 
 class OwnLayer(TransformerEncoderLayer):
@@ -129,17 +145,6 @@ def test_subclasses_of_blocks_and_mlps_of_a_host(layer, mlp, folded):
             if isinstance(block, TransformerEncoderLayer)} == {folded}
 
 
-@pytest.mark.parametrize('cls, kwargs, size', [
-    # the shortcut of the blocks that widen reads the norm in front of the MLP
-    (MViT, dict(arch=dict(embed_dims=16, num_layers=3, num_heads=1, downscale_indices=[1, 2]),
-                img_size=64, dim_mul_in_attention=False, out_scales=[2]), 64),
-    # sizes of its tiles are lists
-    (TNT, dict(arch=dict(embed_dims_outer=24, embed_dims_inner=12, num_layers=1, num_heads_outer=2,
-                         num_heads_inner=2), img_size=32), 32)])
-def test_hosts_with_layers_of_their_own(cls, kwargs, size):
-    assert_same(randomise(cls(**kwargs)), size=size)
-
-
 @pytest.mark.parametrize('dense', [False, True])
 def test_norms_before_mlps_have_no_affine_part_left(dense):
     with pytest.raises(ValueError, match="a runtime among .*, found 'caffe'"):
@@ -167,7 +172,7 @@ def test_forms_follow_the_runtime_and_the_groups():
     names = list(space.sites)
     space.slice_to(space.structure_for({names[0]: kept, names[1]: torch.arange(8)}))
     assert describe_selections(model, 'onnxruntime') == '2 grouped, 2 sliced'
-    forms = [selection_form(module, 'onnxruntime')
+    forms = [(module.form, module.group)
              for module in prepare(model, 'onnxruntime').modules()
              if isinstance(module, (Take, Put)) and not module.contiguous]
     assert forms == [('grouped', GROUPED_FROM)] * 2
@@ -194,18 +199,3 @@ def test_gates_of_groups_give_grouped_selections(target):
         assert 0 < len(site.kept) < site.total and len(site.kept) % GROUPED_FROM == 0
     said = describe_selections(small, 'onnxruntime')
     assert 'grouped' in said and 'elements' not in said
-
-
-@pytest.mark.parametrize('part', ['ffn', 'ln2'])
-def test_parts_that_two_blocks_share(part):
-    """A norm that only one of them has must not be folded into an MLP that both have."""
-    model = VisionTransformer(**VIT)
-    setattr(model.layers[1], part, getattr(model.layers[0], part))
-    assert_same(randomise(model))
-
-
-def test_tiles_that_do_not_cover_the_map():
-    assert_same(SwinTransformer(
-        arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=36, window_size=3,
-        patch_size=4, pad_small_map=True, out_indices=[0, 1],
-        stage_cfgs=dict(downsample_cfg=dict(padding=0))), size=36)

@@ -1,5 +1,6 @@
 """What is left in the graphs of shipped networks, and that their outputs are still the same."""
 
+import functools
 from pathlib import Path
 
 import onnx
@@ -22,17 +23,16 @@ NAMES = ('kcr-search_vit-small_8xb64_in1k-100', 'dcs-search_mobilevit-small_8xb6
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory):
     """``exported(name)``: the graph of a structure file's network at its fixed size, and errors."""
-    found, folder = {}, tmp_path_factory.mktemp('graphs')
+    folder = tmp_path_factory.mktemp('graphs')
 
+    @functools.cache
     def export(name):
-        if name not in found:
-            path = ROOT / 'configs/structures' / f'{name}.json'
-            torch.manual_seed(0)
-            model = MODELS.build(dict(Structure.load(path).backbone, structure=str(path)))
-            report = export_onnx(model, folder / f'{name}.onnx', (3, 224, 224), False, (1, 3),
-                                 runtime='onnxruntime')
-            found[name] = onnx.load(report.path), report
-        return found[name]
+        path = ROOT / 'configs/structures' / f'{name}.json'
+        torch.manual_seed(0)
+        model = MODELS.build(dict(Structure.load(path).backbone, structure=str(path)))
+        report = export_onnx(model, folder / f'{name}.onnx', (3, 224, 224), False, (1, 3),
+                             runtime='onnxruntime')
+        return onnx.load(report.path), report
 
     return export
 

@@ -62,23 +62,17 @@ def test_values_are_those_of_all_features_at_once(model, layer, width):
     assert found['n'] == 26 and found['ib'] <= found['ibb']
 
 
-def test_every_image_goes_through_the_network_once(model):
-    seen = []
+def test_every_image_goes_through_the_network_once(model, monkeypatch):
+    """And only the drawn features are held."""
+    seen, held, fit = [], [], bottleneck.fit_clusters
     model.backbone.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
-    loss = InformationBottleneckLoss(16, 4)
-    drawn = torch.tensor([0, 3, 4, 9, 17])
-    values = BottleneckPass(model, loss, FewImages(), loader()).run(drawn)
-    assert sum(seen) == 26 and values['n'] == 26
-    assert loss.ready and torch.allclose(loss.log_q.exp().sum(1), torch.ones(4))
-
-
-def test_only_the_drawn_features_are_held(model, monkeypatch):
-    held, fit = [], bottleneck.fit_clusters
     monkeypatch.setattr(bottleneck, 'fit_clusters', lambda features, *args, **kwargs: held.append(
         features.shape) or fit(features, *args, **kwargs))
     loss = InformationBottleneckLoss(16, 4)
-    BottleneckPass(model, loss, FewImages(), loader()).run(torch.arange(0, 26, 5))
-    assert held == [(6, 16)]
+    drawn = torch.tensor([0, 3, 4, 9, 17])
+    values = BottleneckPass(model, loss, FewImages(), loader()).run(drawn)
+    assert sum(seen) == 26 and values['n'] == 26 and held == [(5, 16)]
+    assert loss.ready and torch.allclose(loss.log_q.exp().sum(1), torch.ones(4))
 
 
 class PeakBytes(TorchDispatchMode):

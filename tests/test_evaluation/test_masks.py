@@ -31,11 +31,6 @@ def build(backbone, width):
             head=dict(type='LinearClsHead', num_classes=4, in_channels=width, topk=(1, )))))
 
 
-def batch(n=6, side=32):
-    samples = [DataSample().set_gt_label(i % 4) for i in range(n)]
-    return torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(1)), samples
-
-
 def thetas(model, images):
     """What every mask gives."""
     found = {}
@@ -54,7 +49,8 @@ def test_statistics_of_a_data_set(backbone, width):
     model = build(backbone, width).eval()
     mask = next(iter(find_masks(model).values()))
     mask.bias.data[:3], mask.bias.data[3:5] = 50., -50.
-    images, samples = batch(8)
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    samples = [DataSample().set_gt_label(i % 4) for i in range(8)]
     loader = [dict(inputs=list(images[i:i + 2]), data_samples=samples[i:i + 2])
               for i in range(0, 8, 2)]
     with MaskWatch(model) as watch:

@@ -18,21 +18,16 @@ def samples(n, classes=3, width=5):
     return features, labels, images
 
 
-def evaluate(metric, data, batch):
-    features, labels, images = data
-    for x, y, z in zip(features.split(batch), labels.split(batch), images.split(batch)):
-        metric.process(dict(inputs=list(z)), [dict(features=f, gt_label=label[None])
-                                              for f, label in zip(x, y)])
-    return metric.evaluate(len(features))
-
-
 @pytest.mark.parametrize('batch', [1, 4, 30])
 @pytest.mark.parametrize('normalize', [True, False])
 def test_values_are_those_of_the_clusters_of_the_set(batch, normalize):
     data = samples(30)
     settings = dict(beta=0.7, normalize=normalize)
-    found = evaluate(InformationBottleneckMetric(3, mean=MEAN, std=STD, seed=2, **settings), data,
-                     batch)
+    metric = InformationBottleneckMetric(3, mean=MEAN, std=STD, seed=2, **settings)
+    for x, y, z in zip(*(part.split(batch) for part in data)):
+        metric.process(dict(inputs=list(z)), [dict(features=f, gt_label=label[None])
+                                              for f, label in zip(x, y)])
+    found = metric.evaluate(30)
     points = ((data[2] - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1))
     sums = InformationAccumulator(3, 3, 3).add(*(
         x if x.ndim == 1 else log_assignments(x, fit_clusters(x, 3, 2, normalize), **settings)
@@ -52,12 +47,9 @@ def test_without_inputs_nothing_of_them_is_kept():
     assert set(metric.evaluate(12)) == {'information/i_labels', 'information/n'}
 
 
-def test_a_missing_feature_is_one_sentence():
+def test_refusals():
     with pytest.raises(ValueError, match='the field `features` .* add `FeatureTapHook`'):
         InformationBottleneckMetric(3, inputs=False).process(None, [dict(gt_label=1)])
-
-
-def test_an_empty_set_is_one_sentence():
     with pytest.raises(ValueError, match='expected at least one data sample, found `0`'):
         InformationBottleneckMetric(3).evaluate(0)
 

@@ -9,18 +9,12 @@ from torch import nn
 
 from mmkcr.apis.compress_files import both_parts
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.counting import count_macs, count_parts, counted_proposals, part_rows
+from mmkcr.models.counting import count_macs, count_parts, counted_proposals
 from mmkcr.models.tasks import task_forward
 from mmkcr.models.two_stage import most_proposals, refined_boxes, two_stage_outputs
 from .whole_models import MASK_RCNN, SWIN, UPERNET, batches, build
 
 SHAPE = (3, 64, 64)
-CONFIGS = dict(upernet=UPERNET, rcnn=MASK_RCNN)
-
-
-@pytest.fixture(scope='module')
-def models():
-    return {name: build_model(load_config(path)) for name, path in CONFIGS.items()}
 
 
 def naive(model):
@@ -47,45 +41,32 @@ def naive(model):
     return found
 
 
-@pytest.mark.parametrize('name', CONFIGS)
-def test_parts_are_the_naive_count(models, name):
-    if name == 'rcnn':
+@pytest.mark.parametrize('path', [UPERNET, MASK_RCNN])
+def test_parts_are_the_naive_count(path):
+    if path == MASK_RCNN:
         pytest.importorskip('mmcv.ops')
-    parts = count_parts(models[name], SHAPE)
-    assert {part: macs for part, macs in parts.items() if part != 'backbone'} == naive(models[name])
+    model = build_model(load_config(path))
+    parts = count_parts(model, SHAPE)
+    assert {part: macs for part, macs in parts.items() if part != 'backbone'} == naive(model)
     assert 'auxiliary_head' not in parts and parts['backbone'] > 0
+    assert (counted_proposals(model) is None) == (path == UPERNET)
 
 
-def test_the_second_stage_runs_on_the_stated_number(models):
+@pytest.mark.parametrize('name, stages, boxes', [('mask_rcnn', 1, 3 * 4), ('cascade', 3, 4)])
+def test_every_second_stage_runs_on_the_stated_number(name, stages, boxes):
     pytest.importorskip('mmcv.ops')
-    model = models['rcnn']
+    model = build(name)
     for count in (7, 130):
         model.rpn_head.test_cfg['max_per_img'] = count
-        parts, head = count_parts(model, SHAPE), model.roi_head.bbox_head
-        assert most_proposals(model) == count and f' {count} prop' in counted_proposals(model)
-        assert parts['roi_head.bbox_head'] == count * (
-            64 * 7 * 7 * 128 + 128 * 128 + 128 * (head.num_classes + 1) + 128 * 40)
-        pixels = min(count, 100) * 14 * 14  # two convolutions, one to twice the size, one layer
-        assert parts['roi_head.mask_head'] == pixels * (
-            2 * 64 * 64 * 9 + 4 * 64 * 64 + 4 * 64 * head.num_classes)
-    model.rpn_head.test_cfg['max_per_img'] = 50
-    assert counted_proposals(models['upernet']) is None
-
-
-def test_every_stage_of_a_cascade_runs_on_the_stated_number():
-    pytest.importorskip('mmcv.ops')
-    model = build('cascade')
-    for count in (7, 130):
-        model.rpn_head.test_cfg['max_per_img'] = count
-        parts = count_parts(model, SHAPE)
-        assert f'{count} proposals' in counted_proposals(model)
-        assert f'masks for {min(count, 100)}.' in counted_proposals(model)
-        # two layers, and those of scores and of boxes for any class; four layers of 12 channels,
-        # one to twice the size, and the logits
-        assert parts['roi_head.bbox_head'] == 3 * count * (
-            16 * 7 * 7 * 24 + 24 * 24 + 24 * (3 + 1) + 24 * 4)
+        parts, said = count_parts(model, SHAPE), counted_proposals(model)
+        assert most_proposals(model) == count and f' {count} proposals' in said
+        assert f'masks for {min(count, 100)}.' in said
+        # two layers, and those of scores and of boxes, of a cascade for any class; four layers of
+        # 12 channels, one to twice the size, and the logits
+        assert parts['roi_head.bbox_head'] == stages * count * (
+            16 * 7 * 7 * 24 + 24 * 24 + 24 * (3 + 1) + 24 * boxes)
         pixels = min(count, 100) * 14 * 14
-        assert parts['roi_head.mask_head'] == 3 * pixels * (
+        assert parts['roi_head.mask_head'] == stages * pixels * (
             16 * 12 * 9 + 12 * 12 * 9 + 4 * 12 * 12 + 4 * 12 * 3)
 
 
@@ -136,8 +117,3 @@ def test_a_model_that_needs_labels_is_refused_and_its_backbone_is_compressed_all
     with pytest.warns(UserWarning, match='MACs by part are not counted: expected `SparseRCNN`'):
         assert both_parts(task, model) == {}
     assert count_macs(model.backbone, SHAPE) > 0
-
-
-def test_rows_end_with_the_whole_model():
-    rows = part_rows(dict(backbone=(4 * 10**9, 2 * 10**9), neck=(6 * 10**9, 6 * 10**9)))
-    assert rows[-1] == ('whole model', '10', '8', '80.0%')

@@ -9,7 +9,7 @@ from mmengine.registry import MODELS as HOSTS
 from lab.kind_coverage import GATES, randomise
 from mmkcr.closed_form.kinds import default_kinds
 from mmkcr.core import BytesModel, MacsModel, ParamsModel, Unsupported, count_params
-from mmkcr.engine.build import state_bytes
+from mmkcr.engine.build import build_model, state_bytes
 from mmkcr.models.adapters import channel_views
 from mmkcr.models.counting import count_macs
 from mmkcr.models.searchable import Searchable
@@ -71,45 +71,26 @@ def test_the_law_on_a_whole_model(name):
     assert error(supernet) > 1e-3
 
 
-def _mask_scoring():
-    model = MODELS['mask_rcnn']()
-    model.type, model.roi_head.type = 'MaskScoringRCNN', 'MaskScoringRoIHead'
-    model.roi_head.mask_iou_head = dict(
-        type='MaskIoUHead', num_convs=2, num_fcs=1, in_channels=16, conv_out_channels=8,
-        fc_out_channels=16, num_classes=3)
-    return model
+#: What else may read a pyramid.
+READERS = dict(
+    mask_iou_head=dict(type='MaskScoringRCNN', roi_head=dict(
+        type='MaskScoringRoIHead', mask_iou_head=dict(
+            type='MaskIoUHead', num_convs=2, num_fcs=1, in_channels=16, conv_out_channels=8,
+            fc_out_channels=16, num_classes=3))),
+    semantic_head=dict(
+        type='PanopticFPN', test_cfg=dict(panoptic={}), semantic_head=dict(
+            type='PanopticFPNHead', num_things_classes=3, num_stuff_classes=2, in_channels=16,
+            inner_channels=32), panoptic_fusion_head=dict(
+                type='HeuristicFusionHead', num_things_classes=3, num_stuff_classes=2)))
 
 
-def _panoptic():
-    model = MODELS['mask_rcnn']()
-    model.type = 'PanopticFPN'
-    model.semantic_head = dict(type='PanopticFPNHead', num_things_classes=3, num_stuff_classes=2,
-                               in_channels=16, inner_channels=32)
-    model.panoptic_fusion_head = dict(type='HeuristicFusionHead', num_things_classes=3,
-                                      num_stuff_classes=2)
-    model.test_cfg.panoptic = {}
-    return model
-
-
-def _weighted_regions():
-    model = MODELS['mask_rcnn']()
-    for part in (model.roi_head.bbox_roi_extractor, model.roi_head.mask_roi_extractor):
-        part.pop('finest_scale', None)
-        part.update(type='GenericRoIExtractor', aggregation='sum', pre_cfg=dict(
-            type='ConvModule', in_channels=16, out_channels=16, kernel_size=5, padding=2))
-    return model
-
-
-@pytest.mark.parametrize('config, reader', [
-    (_mask_scoring, 'mask_iou_head'), (_panoptic, 'semantic_head'),
-    (_weighted_regions, 'bbox_roi_extractor')])
-def test_a_pyramid_with_a_reader_that_is_not_known_stays(config, reader):
+@pytest.mark.parametrize('reader', READERS)
+def test_a_pyramid_with_a_reader_that_is_not_known_stays(reader):
     """Its channels would be sliced, and those that the reader expects would not."""
     pytest.importorskip('mmcv.ops')
-    from mmengine.config import Config
-
-    from mmkcr.engine.build import build_model
-    model = build_model(Config(dict(model=config(), default_scope='mmdet')))
+    config = config_of('mask_rcnn')
+    config.merge_from_dict(dict(model=READERS[reader]))
+    model = build_model(config)
     reasons = [str(view) for view in channel_views(model) if isinstance(view, Unsupported)]
     assert reasons == [f'a feature pyramid that `{reader}` may read at ``']
     assert 'neck.fpn_convs.0.conv.channels' not in find_sites(model, ['channels'])

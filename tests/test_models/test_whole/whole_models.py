@@ -1,7 +1,7 @@
 """Small detectors and segmentors, and what they give for chosen proposals."""
 
 import copy
-import functools
+from functools import cache, partial
 
 import torch
 from mmengine.config import Config
@@ -16,7 +16,7 @@ SWIN = dict(type='mmkcr.KCRSwinTransformer', arch=dict(
     use_abs_pos_embed=False, drop_path_rate=0., out_indices=(0, 1), pad_small_map=True)
 UPERNET = 'configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py'
 MASK_RCNN = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
-_read = functools.cache(load_config)
+_read = cache(load_config)
 
 
 def _shipped(path):
@@ -24,33 +24,30 @@ def _shipped(path):
     return copy.deepcopy(_read(path).model)
 
 
-def _upernet():
-    return _shipped(UPERNET)
-
-
 def _upernet_batch_norm():
-    model = _upernet()
+    model = _shipped(UPERNET)
     model.decode_head.norm_cfg, model.decode_head.channels = dict(type='BN'), 12
     return model
 
 
 def _segformer():
-    model = _upernet()
+    model = _shipped(UPERNET)
     head = {key: model.decode_head[key] for key in ('in_channels', 'in_index', 'num_classes')}
     model.decode_head = dict(head, type='SegformerHead', channels=12, align_corners=False,
                              norm_cfg=dict(type='BN'))
     return model
 
 
-def _mask_rcnn():
+def _mask_rcnn(neck='FPN', convs=2):
+    """With so many convolutions of the masks before they grow."""
     model = _shipped(MASK_RCNN)
-    model.neck.out_channels = model.rpn_head.in_channels = 16
-    model.rpn_head.feat_channels = 12
+    model.neck.update(type=neck, out_channels=16)
+    model.rpn_head.update(in_channels=16, feat_channels=12)
     head = model.roi_head
     for part in (head.bbox_roi_extractor, head.mask_roi_extractor):
         part.out_channels = 16
     head.bbox_head.update(in_channels=16, fc_out_channels=24, num_classes=3)
-    head.mask_head.update(in_channels=16, conv_out_channels=12, num_classes=3)
+    head.mask_head.update(in_channels=16, conv_out_channels=12, num_classes=3, num_convs=convs)
     for config in (model.train_cfg.rpn_proposal, model.test_cfg.rpn):
         config.update(nms_pre=20, max_per_img=10)
     return model
@@ -75,23 +72,6 @@ def _cascade(masks=True):
     return model
 
 
-def _cascade_of_boxes():
-    return _cascade(masks=False)
-
-
-def _short_masks():
-    """Masks without convolutions before they grow."""
-    model = _mask_rcnn()
-    model.roi_head.mask_head.num_convs = 0
-    return model
-
-
-def _pafpn():
-    model = _mask_rcnn()
-    model.neck.type = 'PAFPN'
-    return model
-
-
 def _small_layers(config):
     for layer in config.values():
         layer.update(embed_dims=32)
@@ -111,16 +91,6 @@ def _queries(path, backbone, **neck):
     return model
 
 
-def _dino():
-    return _queries('mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py', SWIN, in_channels=[16, 32],
-                    norm_cfg=dict(type='GN', num_groups=4))
-
-
-def _detr():
-    return _queries('mmdet::detr/detr_r50_8xb2-150e_coco.py', dict(SWIN, out_indices=(1, )),
-                    in_channels=[32])
-
-
 def _mask2former():
     model = _shipped('mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py')
     model.backbone = SWIN
@@ -138,10 +108,15 @@ def _mask2former():
 
 
 #: Configs of models by name.
-MODELS = dict(upernet=_upernet, upernet_batch_norm=_upernet_batch_norm, segformer=_segformer,
-              mask_rcnn=_mask_rcnn, cascade=_cascade, cascade_of_boxes=_cascade_of_boxes,
-              short_masks=_short_masks, pafpn=_pafpn, dino=_dino, detr=_detr,
-              mask2former=_mask2former)
+MODELS = dict(
+    upernet=partial(_shipped, UPERNET), upernet_batch_norm=_upernet_batch_norm,
+    segformer=_segformer, mask_rcnn=_mask_rcnn, cascade=_cascade,
+    cascade_of_boxes=partial(_cascade, masks=False), short_masks=partial(_mask_rcnn, convs=0),
+    pafpn=partial(_mask_rcnn, neck='PAFPN'), mask2former=_mask2former,
+    dino=partial(_queries, 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py', SWIN,
+                 in_channels=[16, 32], norm_cfg=dict(type='GN', num_groups=4)),
+    detr=partial(_queries, 'mmdet::detr/detr_r50_8xb2-150e_coco.py',
+                 dict(SWIN, out_indices=(1, )), in_channels=[32]))
 SEGMENTORS = ('upernet', 'upernet_batch_norm', 'segformer')
 DETECTORS = tuple(name for name in MODELS if name not in SEGMENTORS)
 
