@@ -44,12 +44,6 @@ def test_supernet_dense_and_subnet(run_tool, search_config, checkpoint, tmp_path
     assert found['dense']['input_shape'] == [3, 32, 32]  # the backbone's `img_size`
 
 
-def test_missing_structure(refused, write_config):
-    config = write_config('model["architecture"]["backbone"].update(structure="no/such.json")\n'
-                          'model["architecture"]["backbone"]["gates"] = None\n')
-    assert '`no/such.json`, found none' in refused(TOOL, config)
-
-
 @pytest.mark.parametrize('config, shape, options', [
     ('mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py', (96, 128),
      ('--cfg-options', 'model.test_cfg.rpn.max_per_img=8')),

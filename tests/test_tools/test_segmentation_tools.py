@@ -148,15 +148,3 @@ def test_masks_with_labels_out_of_range(refused, config_of, scenes, tmp_path_fac
     line = refused('train', config_of(stage, lines, folder))
     assert re.search('expected labels below 10, the number of classes, or 255, found 13 in the '
                      r'mask `\S+annotations/training/00000\d.png`', line)
-
-
-def test_structure_of_another_width(refused, config_of, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('structure')
-    sites = {f'stages.{s}.blocks.{b}.ffn.mlp_channels': dict(total=32 * 2**s, kept=8)
-             for s in range(2) for b in range(2)}
-    (folder / 's.json').write_text(json.dumps(dict(
-        format_version=1, backbone=dict(type='mmkcr.KCRSwinTransformer'), sites=sites)))
-    line = refused('train', config_of(
-        'dense', f"model['backbone']['structure'] = {str(folder / 's.json')!r}\n"))
-    site = 'stages.0.blocks.0.ffn.mlp_channels'
-    assert f'expected 48 units at site `{site}`, found a structure for 32' in line
