@@ -202,19 +202,3 @@ def forget_runs():
 def read_json():
     """Reads a JSON file."""
     return lambda path: json.loads(Path(path).read_text())
-
-
-@pytest.fixture
-def rates_by_layer():
-    """Arguments of tools/train.py, as docs/running.md has them."""
-    def arguments(rate):
-        return ['--cfg-options', f'optim_wrapper.paramwise_cfg.layer_decay_rate={rate}',
-                'optim_wrapper.constructor=mmkcr.LayerDecayOptimWrapperConstructor']
-    return arguments
-
-
-@pytest.fixture
-def scales_of():
-    """The factors on the rate in a checkpoint's optimizer."""
-    return lambda checkpoint: {group['lr_scale'] for group in checkpoint['optimizer'][
-        'param_groups']}

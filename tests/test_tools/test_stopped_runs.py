@@ -96,17 +96,21 @@ def test_a_disk_that_is_full_in_the_middle(stopped, monkeypatch, tmp_path):
     assert checkpoints(tmp_path / 'run') == {'iter_2.pth': 2}
 
 
-@pytest.mark.parametrize('content, workers', [(b'', 0), (b'no image', 1)])
-def test_an_image_that_cannot_be_read_is_named(stopped, small_digits, tmp_path, content, workers):
+@pytest.mark.parametrize('content, workers, step', [
+    (b'', 0, 20), (b'no image', 1, 20), (b'no image', 1, 1)])
+def test_an_image_that_cannot_be_read_is_named(stopped, small_digits, tmp_path, content, workers,
+                                               step):
+    """Also in the first batch, before the run has begun."""
     data = tmp_path / 'digits'
     shutil.copytree(small_digits, data, ignore=shutil.ignore_patterns('scenes'))
     images = sorted((data / 'train').rglob('*.png'))
-    for path in images[::20]:
+    for path in images[::step]:
         path.write_bytes(content)
     line = stopped('--cfg-options', f'train_dataloader.dataset.data_root={data}',
                    f'train_dataloader.num_workers={workers}', lines='')
+    assert line.startswith('error: expected samples that can be loaded, found one that cannot: ')
     (found, ) = re.findall(r'that can be read at `(\S+)`, found none', line)
-    assert Path(found) in images[::20]
+    assert Path(found) in images[::step] and not checkpoints(tmp_path / 'run')
 
 
 def test_data_without_workers_and_a_run_without_its_pointer(load_tool, write_config, tmp_path,
