@@ -99,16 +99,9 @@ def test_tokens_become_maps():
     assert maps.shape == (2, 3, 2, 2) and torch.equal(maps[:, :, 0, 0], tokens[:, 1])
 
 
-@pytest.mark.parametrize('args, message', [
-    (['--names', 'a'], 'expected 2 different names and structures'),
-    (['--head', '9'], '`--head` from 0 to'),
-    (['--layer', '99'], '`--layer` among'),
-    (['--images', '0'], '`--images` of at least 1, found 0')])
-def test_bad_arguments(args, message, models, refused):
-    assert message in refused('analysis_tools/attention', *models['mobilevit-mini'], '--images', 2,
-                              '--shown', 1, *args)
-
-
-def test_a_config_without_a_checkpoint(models, refused):
+def test_refusals(models, refused):
+    config, *_ = given = models['mobilevit-mini']
+    assert 'expected 2 different names and structures' in refused(
+        'analysis_tools/attention', *given, '--names', 'a')
     assert 'a checkpoint after every config, found 1 files' in refused(
-        'analysis_tools/grad_cam', models['mobilevit-mini'][0])
+        'analysis_tools/grad_cam', config)

@@ -73,14 +73,9 @@ def test_refusals_write_nothing(refused, write_config, search_config):
     missing = write_config('train_dataloader["dataset"]["data_root"] = "no/such"\n')
     for args, message in [
         ((search_config, ), 'at least one grid with a value'),
-        ((search_config, '--grid', 'model.cost.weight=1,2'), 'found no `cost` among'),
-        ((search_config, '--grid', 'model.price.weight=1:2'), 'expected a grid'),
         ((search_config, '--preset', 'lambda', '--grid', 'model.price.weight=1'), 'once'),
         ((search_config, '--grid', 'model.price.weight=-1'), 'non-negative price `weight`'),
-        ((search_config, '--preset', 'rank', '--folds', 1), '`--folds` of at least 2'),
-        ((search_config, '--preset', 'rank', '--fraction', 2), 'found 2'),
-        ((search_config, '--preset', 'rank', '--fraction', '0.01'), 'stratified|every class'),
+        ((search_config, '--preset', 'rank', '--fraction', '0.01'), 'every class for 5 folds'),
         ((missing, '--preset', 'rank'), 'found no such folder'),
     ]:
-        line = refused('cross_validate', *args)
-        assert any(part in line for part in message.split('|')), line
+        assert message in refused('cross_validate', *args), message

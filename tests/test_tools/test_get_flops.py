@@ -13,9 +13,7 @@ TOOL = 'analysis_tools/get_flops'
 
 @pytest.mark.parametrize('config, shape, macs, params', [
     ('mmpretrain::deit/deit-small_4xb256_in1k.py', 224, 4.6e9, 22.05e6),
-    ('mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py', 224, 4.5e9, 28.29e6),
-    ('mmpretrain::mobilevit/mobilevit-small_8xb128_in1k.py', 256, 2.0e9, 5.58e6),
-])
+    ('mmpretrain::mobilevit/mobilevit-small_8xb128_in1k.py', 256, 2.0e9, 5.58e6)])
 def test_published_classifiers(run_tool, config, shape, macs, params):
     found = json.loads(run_tool(TOOL, config, '--shape', shape, '--json'))
     assert found['input_shape'] == [3, shape, shape]
@@ -85,11 +83,9 @@ def test_tables(run_tool, search_config):
 def test_refusals(refused, write_config, search_config):
     data = write_config('model = None\ncompression = None\n', name='no-model')
     for args, message in [
-        (('no.py', ), 'a config file at `no.py`, found none'),
         (('mmpretrain::no/such.py', ), 'found `mmpretrain::no/such.py`'),
         (('nolib::no/such.py', ), 'found `nolib::no/such.py`'),
         ((data, ), 'expected a config with a `model`'),
-        ((search_config, '--shape', '0'), 'one or two positive numbers, found 0'),
         ((search_config, '--by-module', '0'), 'a depth of at least 1 for `--by-module`, found 0'),
     ]:
         assert message in refused(TOOL, *args), message

@@ -103,13 +103,11 @@ def test_structure_and_config_give_the_same_pair(run_tool, search_config, dense_
 @pytest.mark.parametrize('args, message', [
     ((), 'expected a second side, `--target-macs` or a `structure`'),
     (('x.onnx', ), 'expected another ONNX file beside `x.onnx`, found `'),
-    (('none.py', ), 'config file at'),
     (('x.py', '--target-macs', '80%'), 'expected a second side or `--target-macs`'),
     (('x.py', '--sites', 'heads'), 'expected `--sites` with `--target-macs`, found it without'),
     (('x.py', '--group', '16'), 'expected `--group` with `--target-macs`, found it without'),
     (('--target-macs', '1%'), 'within the reachable'),
     (('--target-macs', '80%', '--threads', 0), '`--threads` of at least 1, found 0'),
-    (('--target-macs', '80%', '--batch-size', 0), '`--batch-size` of at least 1, found 0'),
     (('--target-macs', '80%', '--clock', 'cpu', '--threads', 2), '`--clock cpu`, found 2'),
     (('--target-macs', '80%', '--repeats', 0), 'at least one repeat'),
     (('--target-macs', '80%', '--amp', 'bf16', '--runtime', 'openvino'), 'for PyTorch'),

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import mmengine
-import pytest
 import torch
 from mmengine.hooks import EMAHook
 from mmengine.runner import load_checkpoint
@@ -101,8 +100,7 @@ def test_provenance(run_tool, search_config, checkpoint, tmp_path):
     assert torch.load('work_dirs/mine/slim/subnet.pth')['meta']['provenance'] == found
 
 
-def test_averaged_weights_by_default_and_online_ones_on_request(run_tool, search_config, checkpoint,
-                                                                dense_config, tmp_path):
+def test_averaged_weights(run_tool, search_config, checkpoint, dense_config, tmp_path):
     """EMAHook itself writes the checkpoint: its ``state_dict`` is the average."""
     model = supernet(search_config, checkpoint)
     hook, runner = EMAHook(momentum=0.5), SimpleNamespace(model=model, iter=5)
@@ -130,38 +128,22 @@ def test_averaged_weights_by_default_and_online_ones_on_request(run_tool, search
 
 
 def test_refusals(refused, run_tool, search_config, checkpoint, tmp_path):
-    junk = tmp_path / 'junk.pth'
-    junk.write_text('no checkpoint')
     run_tool('slim', search_config, checkpoint, '--out', tmp_path / 's')
     model, dense = supernet(search_config, checkpoint).architecture, tmp_path / 'dense.pth'
     torch.save(dict(state_dict={key: value for key, value in model.state_dict().items()
                                 if '.gate.' not in key}), dense)
     for args, message in [
-        (('no.py', checkpoint), 'a config file at `no.py`, found none'),
-        ((search_config, 'no.pth'), 'a checkpoint at `no.pth`, found none'),
-        ((search_config, junk), 'a file that cannot be read'),
-        ((search_config, tmp_path / 's' / 'subnet.pth'), 'subnet.pth` without gates'),
-        ((search_config, dense), f'expected a checkpoint of a search, as the config is one, found '
-                                 f'`{dense}` without gates'),
-        ((search_config, checkpoint, '--target-macs', 'much'), 'a target of MACs such as'),
-        *(((search_config, checkpoint, '--target-macs', target), 'within the reachable')
-          for target in ('0.1', '900G', '1K')),
-        ((search_config, checkpoint, '--divisor', '0'), '`--divisor` of at least 1, found 0'),
-        ((search_config, checkpoint, '--shape', '1', '2', '3'), 'one or two positive numbers'),
+        ((tmp_path / 's' / 'subnet.pth', ), 'subnet.pth` without gates'),
+        ((dense, ), f'expected a checkpoint of a search, as the config is one, found `{dense}` '
+                    'without gates'),
+        ((checkpoint, '--target-macs', '900G'), r'the reachable [\d.e-]+G to [\d.e-]+G MACs, f'),
+        ((checkpoint, '--target-params', '1K'), r'0.0\d+M to 0.0\d+M parameters, found 0.001M'),
+        ((checkpoint, '--target-bytes', '1KB'), r'reachable 0.\d+MB to 0.\d+MB, found 0.001MB'),
     ]:
-        assert message in refused('slim', *args), message
+        assert re.search(message, refused('slim', search_config, *args)), message
 
 
-def test_interrupted_write_leaves_nothing(load_tool, search_config, checkpoint, tmp_path,
-                                          monkeypatch):
-    """Neither file is there if the second cannot be written."""
-    monkeypatch.setattr(Structure, 'save', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        load_tool('slim').main([search_config, checkpoint, '--out', str(tmp_path / 's')])
-    assert not list((tmp_path / 's').iterdir())
-
-
-def test_budgets_of_parameters_and_bytes(run_tool, refused, search_config, dense_config, checkpoint,
+def test_budgets_of_parameters_and_bytes(run_tool, search_config, dense_config, checkpoint,
                                          tmp_path):
     for cost in ('params', 'bytes'):
         printed = run_tool('slim', search_config, checkpoint, f'--target-{cost}', '85%', '--out',
@@ -174,8 +156,3 @@ def test_budgets_of_parameters_and_bytes(run_tool, refused, search_config, dense
             if not name.endswith(KEPT))
         assert said['subnet'] == found and 0.8 * said['dense'] < found <= 0.85 * said['dense']
         assert 'parameters (M)' in printed
-    for arguments, message in (
-            (('--target-params', '1K'), r'reachable 0.0\d+M to 0.0\d+M parameters, found 0.001M'),
-            (('--target-bytes', '1KB'), r'reachable 0.\d+MB to 0.\d+MB, found 0.001MB'),
-            (('--target-bytes', '9ms'), r"a target of bytes such as `12.6MB`, .* found '9ms'")):
-        assert re.search(message, refused('slim', search_config, checkpoint, *arguments))

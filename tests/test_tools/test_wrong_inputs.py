@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from lab.run_settings import move_data
-from mmkcr.cli import console
-from mmkcr.cli.command import COMMANDS, Parser
+from mmkcr.cli.command import Parser
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config
 
@@ -361,16 +360,6 @@ def test_full_disks(tool, load_tool, files, complained):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert problem is None
-
-
-@pytest.mark.parametrize('name', sorted(COMMANDS))
-def test_subcommands(name, files, complained):
-    """``mmkcr <command>`` is the same function: one wrong input of each."""
-    assert complained(console.main, [name, '--no-such-option']) is None
-    if '{dense}' in ROWS[COMMANDS[name].tool]:
-        row = ROWS[COMMANDS[name].tool].split()
-        words = [str(files['list']) if word == '{dense}' else word for word in row]
-        assert complained(console.main, [name, *words]) is None
 
 
 @pytest.mark.parametrize('tool', TOOLS)
