@@ -38,6 +38,17 @@ model = dict(
     regularizers=dict(kcr=dict(num_features=32)))
 """
 
+# a network of DCS on few of the digits
+DCS = """
+_base_ = {base!r}
+val_dataloader = dict(
+    num_workers=0, persistent_workers=False,
+    dataset=dict(data_root={data!r}, indices=list(range(0, 360, 12))))
+test_dataloader = val_dataloader
+train_dataloader = dict(dataset=dict(data_root={data!r}, indices=list(range(0, 1437, 40))))
+custom_hooks = []
+"""
+
 
 @pytest.fixture(scope='session')
 def whole_model():
@@ -138,6 +149,29 @@ def make_checkpoint(tmp_path_factory):
 def checkpoint(make_checkpoint, search_config):
     """A checkpoint of the tiny search."""
     return make_checkpoint(search_config)
+
+
+@pytest.fixture(scope='session')
+def dcs_network(small_digits, tmp_path_factory):
+    """``dcs_network(net, *epochs)``: its config, and a checkpoint of random weights for each."""
+    from mmkcr.engine.build import build_model, load_config
+    folder = tmp_path_factory.mktemp('dcs')
+
+    def make(net, *epochs):
+        files = [folder / f'dcs-dense_{net}_1xb64_digits.py']
+        files[0].write_text(DCS.format(base=str(REPO / 'configs/dcs/digits' / files[0].name),
+                                       data=str(small_digits)))
+        for epoch in epochs:
+            torch.manual_seed(epoch)
+            model = build_model(load_config(files[0]))
+            for module in model.modules():
+                if hasattr(module, 'running_var'):
+                    module.running_var.fill_(0.5)
+            files.append(folder / f'{net}_{epoch}.pth')
+            torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=epoch)), files[-1])
+        return files
+
+    return make
 
 
 @pytest.fixture(scope='session')
