@@ -503,8 +503,8 @@ def refuse_to_begin_anew(monkeypatch):
     return refuse
 
 
-def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, tuned, tmp_path,
-                                                    refuse_to_begin_anew):
+def test_killed_in_the_refit_the_fine_tuning_and_the_evaluation(load_tool, tuned, tmp_path,
+                                                                refuse_to_begin_anew):
     """Nothing that was finished is done again, and it ends as if it had not been killed."""
     call, unbroken, _ = tuned
     assert not (unbroken / '.progress').exists()
@@ -515,11 +515,14 @@ def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, tuned, tmp_path,
     killed(BLOCK, 2, *call(tmp_path / 'slim'))
     assert not (tmp_path / 'slim/subnet.pth').exists()
     killed(POINTER, 1, *call(tmp_path / 'slim'))
-    first = tmp_path / 'slim/finetune/epoch_1.pth'
+    first, last = (tmp_path / f'slim/finetune/epoch_{epoch}.pth' for epoch in (1, 2))
     before = first.stat().st_mtime_ns
     refuse_to_begin_anew()
+    killed('mmengine.runner:Runner.test', 1, *call(tmp_path / 'slim'))
+    assert first.stat().st_mtime_ns == before < last.stat().st_mtime_ns
+    before = last.stat().st_mtime_ns
     load_tool('compress').main(call(tmp_path / 'slim'))
-    assert first.stat().st_mtime_ns == before
+    assert last.stat().st_mtime_ns == before
     assert_same_weights(tmp_path / 'slim', unbroken)
     assert_same_weights(tmp_path / 'slim', unbroken, 'finetune/epoch_2.pth')
     assert not (tmp_path / 'slim/.progress').exists()
@@ -537,38 +540,31 @@ def test_killed_while_it_writes(writes, name, call, run_tool, tmp_path):
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES
 
 
-@pytest.mark.parametrize('option', few(('--target-macs', '--structure'), '--structure'))
-def test_killed_in_the_evaluation(option, call, run_tool, tmp_path, searched,
-                                  refuse_to_begin_anew):
-    """The repeated call compresses nothing again, and leaves nothing to go on from."""
-    given = '50%' if option == '--target-macs' else searched('mlp_hidden', 'heads')
-    words = call(option, given, '--evaluate', out=tmp_path / 'slim')
-    killed('mmengine.runner:Runner.test', 1, *words)
-    refuse_to_begin_anew()
-    assert 'accuracy/top1' in run_tool('compress', *words)
-    assert not list((tmp_path / 'slim').rglob('.progress*'))
-
-
-def test_killed_in_the_refit_of_a_structure(call, compress, tmp_path, monkeypatch, searched):
-    structure = searched('mlp_hidden', 'heads')
-    compress('--structure', structure, out='unbroken')
-    killed(BLOCK, 2, *call('--structure', structure, out=tmp_path / 'slim'))
-    assert [path.name for path in (tmp_path / 'slim').iterdir()] == ['.progress']
-    saved, save = [], CompressProgress.save_block
-    monkeypatch.setattr(CompressProgress, 'save_block', lambda self, block, layers: (
-        saved.append(block), save(self, block, layers)))
-    compress('--structure', structure, out=tmp_path / 'slim')
-    assert saved == ['layers.2', 'layers.3']
-    assert_same_weights(tmp_path / 'slim', tmp_path / 'unbroken')
-    assert not (tmp_path / 'slim/.progress').exists()
-
-
-def test_a_structure_with_masks_gives_a_config_with_masks(compress, searched):
-    compress('--structure', searched('qk_mask', 'mlp_channels'))
-    model = build_model(load_config('slim/config.py'))
-    load_checkpoint(model, 'slim/subnet.pth', strict=True)
+def test_killed_in_the_refit_and_evaluation_of_a_structure(call, compress, tmp_path, monkeypatch,
+                                                           searched, refuse_to_begin_anew):
+    """No block is refitted twice; what is written has the masks of the structure."""
+    words, out = ('--structure', searched('qk_mask', 'mlp_channels')), tmp_path / 'slim'
+    compress(*words, out='unbroken')
+    model = build_model(load_config('unbroken/config.py'))
+    load_checkpoint(model, 'unbroken/subnet.pth', strict=True)
     masks = [value for name, value in model.state_dict().items() if name.endswith('mask.bias')]
     assert len(masks) == 4 and all((bias == 2).all() for bias in masks)
+    log, save = tmp_path / 'blocks.txt', CompressProgress.save_block
+
+    def logged(self, block, layers):
+        with log.open('a') as file:
+            print(block, file=file)
+        save(self, block, layers)
+
+    monkeypatch.setattr(CompressProgress, 'save_block', logged)
+    killed(BLOCK, 2, *call(*words, '--evaluate', out=out))
+    assert [path.name for path in out.iterdir()] == ['.progress']
+    killed('mmengine.runner:Runner.test', 1, *call(*words, '--evaluate', out=out))
+    assert log.read_text().split() == [f'layers.{index}' for index in range(4)]
+    refuse_to_begin_anew()
+    assert 'accuracy/top1' in compress(*words, '--evaluate', out=out)
+    assert_same_weights(out, tmp_path / 'unbroken')
+    assert not (out / '.progress').exists()
 
 
 def test_several_targets_share_one_calibration(compress, calibrated, tmp_path, capsys,
