@@ -24,35 +24,6 @@ from mmkcr.engine.processes import join_processes
 
 TOOLS = Path(__file__).parents[2] / 'tools'
 
-CONFIG = """
-default_scope = 'mmpretrain'
-custom_imports = dict(imports=['mmkcr'])
-randomness = dict(seed=0)
-data_preprocessor = dict(mean=[127.] * 3, std=[60.] * 3, num_classes=10)
-model = dict(
-    type='mmkcr.RegularizedModel', architecture=dict(
-        type='mmpretrain.ImageClassifier',
-        backbone=dict(type='mmkcr.KCRVisionTransformer', img_size=32, patch_size=8,
-                      out_type='avg_featmap', arch=dict(
-                          embed_dims=8, num_layers=1, num_heads=2, feedforward_channels=16)),
-        head=dict(type='LinearClsHead', num_classes=10, in_channels=8)))
-pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
-train_dataloader = dict(
-    batch_size=8, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(type='CustomDataset', data_root='{root}', data_prefix='train',
-                 indices=list(range(0, 1437, 60)), pipeline=pipeline))
-val_dataloader = dict(
-    batch_size=8, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(type='CustomDataset', data_root='{root}', data_prefix='val',
-                 indices=list(range(0, 360, 30)), pipeline=pipeline))
-test_dataloader = val_dataloader
-val_evaluator = test_evaluator = dict(type='Accuracy')
-train_cfg = dict(by_epoch=True, max_epochs=2)
-val_cfg = test_cfg = dict()
-optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))
-default_hooks = dict(visualization=dict(type='VisualizationHook'))
-custom_hooks = [dict(type='mmkcr.ExactResumeHook')]
-"""
 ONE_EPOCH = ('--cfg-options', 'train_cfg.max_epochs=1')
 
 
@@ -72,10 +43,22 @@ def train(run, config_path):
 
 
 @pytest.fixture(scope='module')
-def config_path(small_digits, tmp_path_factory):
-    """A complete config of a tiny model on the digits."""
+def config_path(dense_training, tmp_path_factory):
+    """A complete config of a tiny model on a few digits."""
+    config = dense_training()
+    config.model = dict(type='mmkcr.RegularizedModel', architecture=config.model)
+    config.optim_wrapper.optimizer = dict(type='SGD', lr=0.1)
+    config.train_cfg.max_epochs = 2
+    config.custom_hooks = [config.default_hooks.pop('exact_resume')]
+    config.pop('auto_scale_lr')
+    for part, indices in dict(train=range(0, 1437, 60), val=range(0, 360, 30),
+                              test=range(0, 360, 30)).items():
+        loader = config[f'{part}_dataloader']
+        loader.pop('persistent_workers', None)
+        loader.update(batch_size=8, num_workers=0)
+        loader.dataset.indices = list(indices)
     path = tmp_path_factory.mktemp('tools') / 'tiny.py'
-    path.write_text(CONFIG.replace('{root}', str(small_digits)))
+    config.dump(path)
     return str(path)
 
 
