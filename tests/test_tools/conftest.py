@@ -1,7 +1,6 @@
 """Commands run in this process, on a tiny search of the digits."""
 
 import functools
-import json
 import re
 from pathlib import Path
 
@@ -230,9 +229,3 @@ def forget_runs():
             manager._instance_dict.clear()
 
     return forget
-
-
-@pytest.fixture
-def read_json():
-    """Reads a JSON file."""
-    return lambda path: json.loads(Path(path).read_text())

@@ -598,17 +598,3 @@ def test_orders_are_refused(tmp_path):
     for given in (path, dict(order='order.json', target_macs='50%')):
         with pytest.raises(ValueError, match='is no longer read: compress the dense checkpoint'):
             Structure.load(given)
-
-
-@pytest.mark.long
-def test_rank_correlations_of_complexity_over_subnets(run_tool, call, tmp_path):
-    """Blocks of two budgets, drawn; every subnet is measured on the same images."""
-    printed = run_tool('analysis_tools/kc_correlation', *call(
-        '--budgets', '60%', '30%', '--subnets', 8, out='out'))
-    assert "Spearman's rho" in printed
-    found = json.loads((tmp_path / 'out/kc_correlation.json').read_text())
-    assert len(found['rows']) == 9 and len(found['correlations']) == 16
-    dense, *subnets = found['rows']
-    assert dense['difference'] == 0 and all(row['macs'] <= dense['macs'] for row in subnets)
-    assert all(row['kc'] <= row['a_kc'] for row in found['rows'])
-    assert (tmp_path / 'out/kc_correlation.png').stat().st_size > 1000

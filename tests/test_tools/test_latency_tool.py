@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmkcr.apis import count_macs
-from mmkcr.core import count_params
+from mmkcr.core import Structure, count_params
 from mmkcr.deploy.latency import PairTiming
 from mmkcr.engine.build import build_model, load_config
 
@@ -78,7 +78,7 @@ def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, dense_conf
 
 
 def test_structure_and_config_give_the_same_pair(run_tool, search_config, dense_config, checkpoint,
-                                                 read_rows, read_json, tmp_path):
+                                                 read_rows, tmp_path):
     run_tool('slim', search_config, checkpoint, '--target-macs', '80%', '--out', tmp_path / 'slim')
     structure = tmp_path / 'slim' / 'structure.json'
     dense, deploy = tmp_path / 'dense.py', tmp_path / 'deploy.py'
@@ -93,7 +93,7 @@ def test_structure_and_config_give_the_same_pair(run_tool, search_config, dense_
                  '--out', tmp_path / f'{name}.onnx', '--repeats', 0)
     run_tool(TOOL, tmp_path / 'dense.onnx', tmp_path / 'deploy.onnx', '--runtime',
              'onnxruntime', *FAST)
-    written = read_json(structure)['macs']
+    written = Structure.load(structure).macs
     rows = read_rows()
     assert {row['height'] for row in rows} == {'32'}  # the files': no `--shape` is needed
     assert len(rows) == 3 and {row['macs_ratio'] for row in rows} == {
