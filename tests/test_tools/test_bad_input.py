@@ -8,30 +8,12 @@ import pytest
 REPO = Path(__file__).parents[2]
 BACKBONE = "model['architecture']['backbone']"
 
-# lines added to a good config, and what the sentence says
-TRAINING = dict(
-    too_many_classes=(
-        "train_dataloader['dataset'] = dict(_delete_=True, type='mmkcr.ClassSubset', "
-        "num_classes=11, dataset=dict(type='CustomDataset', data_prefix='train', "
-        "data_root={data!r}, pipeline=[]))\n",
-        'at most the 10 classes of the data set, found `11`'),
-    unreachable_price=(
-        "model['price'] = dict(target='1%', input_shape=(3, 32, 32))\n",
-        r'a price `target` within the reachable .*G to .*G MACs, found .*G .reachable: [\d.]+% to '
-        '100.0% of the dense network.'),
-    missing_initial_weights=(
-        "load_from = 'no/such.pth'\n", 'a checkpoint at `no/such.pth`, found none'),
-    missing_structure=(
-        f"{BACKBONE}['gates'] = None\n{BACKBONE}['structure'] = 'no/such.json'\n",
-        'a structure file at `no/such.json`, found none'))
 
-
-@pytest.mark.parametrize('case', TRAINING)
-def test_training(refused, write_config, small_digits, case):
-    """What fails in a data set, before the first batch, and in the model."""
-    lines, message = TRAINING[case]
-    line = refused('train', write_config(lines.replace('{data!r}', repr(str(small_digits)))))
-    assert re.search(message, line), line
+def test_a_price_that_is_out_of_reach(refused, write_config):
+    line = refused('train', write_config(
+        "model['price'] = dict(target='1%', input_shape=(3, 32, 32))\n"))
+    assert re.search(r'a price `target` within the reachable .*G to .*G MACs, found .*G '
+                     r'.reachable: [\d.]+% to 100.0% of the dense network.', line), line
 
 
 def test_checkpoint_of_another_width(refused, write_config, checkpoint):

@@ -1,12 +1,10 @@
 """tools/deployment/export_onnx.py: from a config and a checkpoint to a checked file."""
 
 import re
-from itertools import product
 
 import onnx
 import pytest
 
-from long_form import few
 from mmkcr.core import Structure
 from mmkcr.deploy.latency import PairTiming
 
@@ -51,9 +49,7 @@ def test_for_a_runtime_sizes_are_fixed_and_the_dense_network_is_timed(run_tool, 
     assert 'width dynamic' in printed and 'of its MACs' not in printed
 
 
-@pytest.mark.parametrize('ratio, runtime', few(
-    tuple(product((1.25, 1., 0.8), ('onnxruntime', 'any'))), (1.25, 'onnxruntime'), (1.25, 'any'),
-    (1., 'any')))
+@pytest.mark.parametrize('ratio, runtime', [(1.25, 'onnxruntime'), (1.25, 'any'), (1., 'any')])
 def test_a_file_slower_than_the_dense_one_is_told_with_its_form(ratio, runtime, run_tool,
                                                                 load_tool, deploy, monkeypatch):
     monkeypatch.setattr(load_tool(TOOL), 'measure_pair', lambda *args, **options: PairTiming(

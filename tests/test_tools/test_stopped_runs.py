@@ -109,24 +109,16 @@ def test_an_image_that_cannot_be_read_is_named(stopped, small_digits, tmp_path, 
     assert Path(found) in images[::step] and not checkpoints(tmp_path / 'run')
 
 
-@pytest.fixture(scope='module')
-def dense(tmp_path_factory, dense_training):
-    """A config of a training from other weights, and the model's own."""
-    folder = tmp_path_factory.mktemp('dense')
-    config = dense_training()
-    config.dump(folder / 'dense.py')
-    return folder, build_model(config).state_dict()
-
-
 @pytest.mark.parametrize('kept, found', [(0, 'none'), (3, '3')])
-def test_weights_of_another_backbone_begin_no_training(dense, refused, kept, found):
+def test_weights_of_another_backbone_begin_no_training(dense_training, refused, tmp_path, kept,
+                                                       found):
     """Keys of a bare backbone, and of one that shares a few names."""
-    folder, state = dense
+    config = dense_training()
+    config.dump(tmp_path / 'dense.py')
+    state = build_model(config).state_dict()
     names = [name for name in state if name.startswith('backbone.')]
-    torch.save(dict(state_dict={
-        name if name in names[:kept] or not name.startswith('backbone.') else
-        name.removeprefix('backbone.'): value for name, value in state.items()}),
-        folder / 'others.pth')
-    line = refused('train', folder / 'dense.py', '--cfg-options',
-                   f'load_from={folder / "others.pth"}')
+    torch.save({name.removeprefix('' if name in names[:kept] else 'backbone.'): value
+                for name, value in state.items()}, tmp_path / 'others.pth')
+    line = refused('train', tmp_path / 'dense.py', '--cfg-options',
+                   f'load_from={tmp_path / "others.pth"}')
     assert f'found {found} of its {len(names)} entries' in line or 'missing' in line
