@@ -174,6 +174,24 @@ def dcs_network(small_digits, tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
+def slim(load_tool, search_config, dense_config, checkpoint, tmp_path_factory):
+    """A folder that tests read: files of a subnet, and its dense network in two others.
+
+    They are ``config.py``, which names the weights, ``dense.py`` and ``dense.pth``.
+    """
+    from mmkcr.engine.build import build_model
+    folder = tmp_path_factory.mktemp('subnet')
+    load_tool('slim').main([search_config, checkpoint, '--target-macs', '80%', '--out',
+                            str(folder)])
+    dense, config = dense_config(), dense_config(folder / 'structure.json')
+    torch.save(dict(state_dict=build_model(dense).state_dict()), folder / 'dense.pth')
+    dense.dump(folder / 'dense.py')
+    config.load_from = str(folder / 'subnet.pth')
+    config.dump(folder / 'config.py')
+    return folder
+
+
+@pytest.fixture(scope='session')
 def load_tool():
     """``load_tool('slim')``: a command's file as a module."""
     return functools.cache(console.load_tool)

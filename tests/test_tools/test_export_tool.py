@@ -11,18 +11,15 @@ from mmkcr.deploy.latency import PairTiming
 TOOL = 'deployment/export_onnx'
 
 
-@pytest.fixture(scope='module')
-def deploy(load_tool, search_config, dense_config, checkpoint, tmp_path_factory):
-    """Config and checkpoint of a subnet, which tests read."""
-    tmp_path = tmp_path_factory.mktemp('deploy')
-    load_tool('slim').main([search_config, checkpoint, '--out', str(tmp_path / 'slim')])
-    dense_config(tmp_path / 'slim/structure.json').dump(tmp_path / 'deploy.py')
-    return tmp_path / 'deploy.py', tmp_path / 'slim/subnet.pth'
+@pytest.fixture
+def deploy(slim):
+    """Config and checkpoint of a subnet."""
+    return slim / 'config.py', slim / 'subnet.pth'
 
 
 def test_a_subnet_is_exported_whole(run_tool, deploy, tmp_path):
     printed = run_tool(TOOL, *deploy)
-    path = tmp_path / 'work_dirs/deploy/deploy.onnx'
+    path = tmp_path / 'work_dirs/config/config.onnx'
     assert 'dynamic batch, height and width dynamic' in printed
     graph = onnx.load(path).graph
     assert [output.name for output in graph.output] == ['output']

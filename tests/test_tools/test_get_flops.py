@@ -22,19 +22,11 @@ def test_published_classifiers(run_tool, config, shape, macs, params):
     assert sum(found['operators'].values()) == pytest.approx(found['macs'], abs=8)
 
 
-def test_supernet_dense_and_subnet(run_tool, search_config, checkpoint, tmp_path):
-    run_tool('slim', search_config, checkpoint, '--target-macs', '80%')
-    structure = json.loads((tmp_path / 'work_dirs/tiny-search/slim/structure.json').read_text())
-    task = load_config(search_config).model.architecture.to_dict()
-    task['backbone'].pop('gates')
-    found = {}
-    for name, path in dict(dense=None, subnet='work_dirs/tiny-search/slim/structure.json').items():
-        task['backbone']['structure'] = path
-        (tmp_path / f'{name}.py').write_text(
-            f'_base_ = {search_config!r}\nmodel = dict(_delete_=True, **{task!r})\n'
-            'compression = None\n')
-        found[name] = json.loads(run_tool(TOOL, tmp_path / f'{name}.py', '--json'))
-    found['supernet'] = json.loads(run_tool(TOOL, search_config, '--json'))
+def test_supernet_dense_and_subnet(run_tool, search_config, slim):
+    structure = json.loads((slim / 'structure.json').read_text())
+    found = {name: json.loads(run_tool(TOOL, config, '--json')) for name, config in dict(
+        dense=slim / 'dense.py', subnet=slim / 'config.py',
+        supernet=search_config).items()}
     assert found['dense']['macs'] == structure['macs']['dense'] == found['supernet']['macs']
     assert found['subnet']['macs'] == structure['macs']['subnet'] <= 0.8 * found['dense']['macs']
     assert found['subnet']['params'] == structure['params']['subnet']

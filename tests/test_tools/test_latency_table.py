@@ -6,25 +6,20 @@ import shlex
 from functools import partial
 
 import pytest
-import torch
 
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import LatencyTable, Structure
 from mmkcr.core.machine import this_machine
 from mmkcr.deploy import latency_table
-from mmkcr.engine.build import build_model
 
 TOOL = 'benchmarks/latency_table'
 
 
 @pytest.fixture
-def dense(dense_config, tmp_path):
+def dense(slim):
     """Config and weights of a dense classifier."""
-    config = dense_config()
-    config.dump(tmp_path / 'dense.py')
-    torch.save(dict(state_dict=build_model(config).state_dict()), tmp_path / 'dense.pth')
-    return tmp_path / 'dense.py', tmp_path / 'dense.pth'
+    return slim / 'dense.py', slim / 'dense.pth'
 
 
 def test_from_a_table_to_a_network_of_its_time(run_tool, refused, dense, tmp_path):

@@ -3,12 +3,10 @@
 import csv
 
 import pytest
-import torch
 
 from mmkcr.apis import count_macs
 from mmkcr.core import Structure, count_params
 from mmkcr.deploy.latency import PairTiming
-from mmkcr.engine.build import build_model, load_config
 
 TOOL = 'benchmarks/latency'
 FAST = ('--repeats', 3, '--warmup', 1, '--batch-size', 2)
@@ -77,23 +75,16 @@ def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, dense_conf
     assert changed and all('.ffn.layers.' in name for name in changed)
 
 
-def test_structure_and_config_give_the_same_pair(run_tool, search_config, dense_config, checkpoint,
-                                                 read_rows, tmp_path):
-    run_tool('slim', search_config, checkpoint, '--target-macs', '80%', '--out', tmp_path / 'slim')
-    structure = tmp_path / 'slim' / 'structure.json'
-    dense, deploy = tmp_path / 'dense.py', tmp_path / 'deploy.py'
-    dense_config().dump(dense)
-    dense_config(structure).dump(deploy)
-    run_tool(TOOL, deploy, *FAST)
-    run_tool(TOOL, dense, deploy, *FAST)
-    for name in ('dense', 'deploy'):
-        model = build_model(load_config(tmp_path / f'{name}.py'))
-        torch.save(dict(state_dict=model.state_dict()), tmp_path / f'{name}.pth')
-        run_tool('deployment/export_onnx', tmp_path / f'{name}.py', tmp_path / f'{name}.pth',
-                 '--out', tmp_path / f'{name}.onnx', '--repeats', 0)
-    run_tool(TOOL, tmp_path / 'dense.onnx', tmp_path / 'deploy.onnx', '--runtime',
-             'onnxruntime', *FAST)
-    written = Structure.load(structure).macs
+def test_structure_and_config_give_the_same_pair(run_tool, slim, read_rows, tmp_path):
+    networks = dict(dense=(slim / 'dense.py', slim / 'dense.pth'), slim=(slim / 'config.py', ))
+    run_tool(TOOL, slim / 'config.py', *FAST)
+    run_tool(TOOL, slim / 'dense.py', slim / 'config.py', *FAST)
+    for name, network in networks.items():
+        run_tool('deployment/export_onnx', *network, '--out', tmp_path / f'{name}.onnx',
+                 '--repeats', 0)
+    run_tool(TOOL, tmp_path / 'dense.onnx', tmp_path / 'slim.onnx', '--runtime', 'onnxruntime',
+             *FAST)
+    written = Structure.load(slim / 'structure.json').macs
     rows = read_rows()
     assert {row['height'] for row in rows} == {'32'}  # the files': no `--shape` is needed
     assert len(rows) == 3 and {row['macs_ratio'] for row in rows} == {
