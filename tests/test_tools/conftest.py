@@ -240,10 +240,9 @@ def forget_runs():
 
     def forget():
         from mmengine.utils import ManagerMixin
-        waiting = [ManagerMixin]
-        while waiting:
-            manager = waiting.pop()
-            waiting += manager.__subclasses__()
+        managers = [ManagerMixin]
+        for manager in managers:  # to which its subclasses are added meanwhile
+            managers += manager.__subclasses__()
             manager._instance_dict.clear()
 
     return forget

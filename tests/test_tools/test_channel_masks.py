@@ -87,7 +87,6 @@ def test_structure_files(run_tool, search_config, checkpoint, tmp_path):
 def test_refusals(refused, search_config, checkpoint, write_config):
     dense = write_config("model['architecture']['backbone']['gates'] = None\n")
     for args, message in [
-        ((), 'found neither'),
         ((search_config, ), 'found neither'),
         ((search_config, checkpoint, '--structure', 'a.json'), 'found both'),
     ]:

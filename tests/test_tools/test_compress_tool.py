@@ -53,14 +53,6 @@ def save_half(model, kinds, path):
     space = Searchable(model.backbone, sites=kinds).search_space
     space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
                         ).save(path)
-    return path
-
-
-@pytest.fixture
-def searched(tmp_path):
-    """``searched(*kinds)``: that of the digits' network."""
-    return lambda *kinds: save_half(build_model(load_config(DIGITS)), kinds,
-                                    tmp_path / 'searched.json')
 
 
 @pytest.fixture(scope='module')
@@ -261,13 +253,9 @@ def test_files_that_take_other_images_do_not_cost_the_report(compress, load_tool
 @pytest.fixture
 def address(tmp_path, monkeypatch):
     """``address(file)``: where a file of the folder can be downloaded; downloads go into it too."""
-    class Silent(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'downloads'))
     with http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(
-            Silent, directory=tmp_path)) as server:
+            http.server.SimpleHTTPRequestHandler, directory=tmp_path)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield lambda name: f'http://127.0.0.1:{server.server_port}/{name}'
         server.shutdown()
@@ -528,23 +516,23 @@ def test_killed_in_the_refit_the_fine_tuning_and_the_evaluation(load_tool, tuned
     assert not (tmp_path / 'slim/.progress').exists()
 
 
-@pytest.mark.parametrize('writes, name', few(
-    ((1, '.profiles/.part-*-profiles.*'), (6, '.part-*-subnet.*')), (6, '.part-*-subnet.*')))
-def test_killed_while_it_writes(writes, name, call, run_tool, tmp_path):
+def test_killed_while_it_writes(call, run_tool, tmp_path):
     """The file is absent, and what was half written goes with the next call."""
     out = tmp_path / 'slim'
-    killed('torch:save', writes, *call('--target-macs', '50%', out=out))
-    assert list(out.glob(name))
+    for writes, name in ((1, '.profiles/.part-*-profiles.*'), (6, '.part-*-subnet.*')):
+        killed('torch:save', writes, *call('--target-macs', '50%', out=out))
+        assert list(out.glob(name))
     run_tool('compress', *call('--target-macs', '50%', out=out))
     assert not list(out.rglob('.part-*'))
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES
 
 
-def test_killed_in_the_refit_and_evaluation_of_a_structure(call, compress, tmp_path, monkeypatch,
-                                                           searched, refuse_to_begin_anew):
+def test_killed_in_the_refit_and_evaluation_of_a_structure(call, compress, run_tool, tmp_path,
+                                                           monkeypatch, refuse_to_begin_anew):
     """No block is refitted twice; what is written has the masks of the structure."""
-    words, out = ('--structure', searched('qk_mask', 'mlp_channels')), tmp_path / 'slim'
-    compress(*words, out='unbroken')
+    structure, out = tmp_path / 'searched.json', tmp_path / 'slim'
+    save_half(build_model(load_config(DIGITS)), ['qk_mask', 'mlp_channels'], structure)
+    compress('--structure', structure, out='unbroken')
     model = build_model(load_config('unbroken/config.py'))
     load_checkpoint(model, 'unbroken/subnet.pth', strict=True)
     masks = [value for name, value in model.state_dict().items() if name.endswith('mask.bias')]
@@ -557,12 +545,13 @@ def test_killed_in_the_refit_and_evaluation_of_a_structure(call, compress, tmp_p
         save(self, block, layers)
 
     monkeypatch.setattr(CompressProgress, 'save_block', logged)
-    killed(BLOCK, 2, *call(*words, '--evaluate', out=out))
+    words = call('--structure', structure, '--evaluate', out=out)
+    killed(BLOCK, 2, *words)
     assert [path.name for path in out.iterdir()] == ['.progress']
-    killed('mmengine.runner:Runner.test', 1, *call(*words, '--evaluate', out=out))
+    killed('mmengine.runner:Runner.test', 1, *words)
     assert log.read_text().split() == [f'layers.{index}' for index in range(4)]
     refuse_to_begin_anew()
-    assert 'accuracy/top1' in compress(*words, '--evaluate', out=out)
+    assert 'accuracy/top1' in run_tool('compress', *words)
     assert_same_weights(out, tmp_path / 'unbroken')
     assert not (out / '.progress').exists()
 

@@ -170,20 +170,6 @@ def test_masks_with_labels_out_of_range(refused, config_of, scenes, tmp_path_fac
                      r'mask `\S+annotations/training/00000\d.png`', line)
 
 
-@pytest.fixture
-def edited_scenes(small_digits, tmp_path):
-    """``edited_scenes(change)``: a copy of the scenes with other training annotations."""
-    def edit(change):
-        folder = tmp_path / 'edited'
-        shutil.copytree(small_digits / 'scenes', folder)
-        file = folder / 'annotations' / 'instances_training.json'
-        content = json.loads(file.read_text())
-        change(content)
-        file.write_text(json.dumps(content))
-        return folder
-    return edit
-
-
 NONE = ('expected `categories` in the COCO annotations of `train_dataloader`',
         'instances_training.json')
 
@@ -193,8 +179,14 @@ NONE = ('expected `categories` in the COCO annotations of `train_dataloader`',
     (lambda content: content.pop('categories'), NONE),
     (lambda content: content['categories'].pop(),
      ('categories for the 10 classes of the training set', 'found 9'))])
-def test_annotations_without_the_categories(refused, config_of, edited_scenes, change, messages):
-    line = refused('train', config_of('detection', 'dense', data=edited_scenes(change)))
+def test_annotations_without_the_categories(refused, config_of, small_digits, tmp_path, change,
+                                            messages):
+    shutil.copytree(small_digits / 'scenes', tmp_path / 'edited')
+    file = tmp_path / 'edited/annotations/instances_training.json'
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    line = refused('train', config_of('detection', 'dense', data=tmp_path / 'edited'))
     assert all(message in line for message in messages), line
 
 

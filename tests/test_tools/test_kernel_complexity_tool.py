@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -113,18 +114,13 @@ def test_table_of_figure_1(run_tool, files, tmp_path):
 
 def test_default_landmarks_are_at_most_those_of_the_paper(monkeypatch):
     """m = 50000 of ImageNet's 1.28 M images; a tenth of less than half a million."""
-    class Asked(Exception):
-        pass
-
-    def kept(**kwargs):
-        raise Asked(kwargs['landmark_ratio'])
-
-    monkeypatch.setattr(analysis, 'KernelComplexityMetric', kept)
+    metric = mock.Mock()
+    metric.return_value.evaluate.return_value = {}
+    monkeypatch.setattr(analysis, 'KernelComplexityMetric', metric)
     for n, expected in ((1281167, 50000), (500000, 50000), (1437, 143.7)):
-        loader = type('Loader', (), dict(dataset=range(n)))
-        with pytest.raises(Asked) as asked:
-            kernel_statistics(torch.nn.Identity(), loader, layer='any')
-        assert asked.value.args[0] * n == pytest.approx(expected)
+        loader = mock.MagicMock(dataset=range(n))
+        kernel_statistics(torch.nn.Sequential(torch.nn.Identity()), loader, layer='0')
+        assert metric.call_args.kwargs['landmark_ratio'] * n == pytest.approx(expected)
 
 
 def test_checkpoints_of_a_run_that_counts_iterations(run_tool, files, tmp_path):
@@ -135,11 +131,9 @@ def test_checkpoints_of_a_run_that_counts_iterations(run_tool, files, tmp_path):
         torch.save(dict(state, meta=dict(epoch=0, iter=iteration)), path)
     printed = run_tool(TOOL, config, *checkpoints, '--out', 'kc')
     rows = json.loads((tmp_path / 'kc.json').read_text())
-    assert [(row['iteration'], row.get('epoch')) for row in rows] == [
-        (8000, None), (8000, None), (160000, None), (160000, None)]
+    assert [row['iteration'] for row in rows] == [8000, 8000, 160000, 160000]
     assert '| checkpoint | iteration | split |' in printed
-    assert '| epoch_2.pth | 160000 | val |' in printed
-    assert (tmp_path / 'kc.png').is_file()
+    assert '| epoch_2.pth | 160000 | val |' in printed and (tmp_path / 'kc.png').is_file()
 
 
 @pytest.mark.parametrize('metas, expected', [
@@ -160,7 +154,6 @@ def test_how_far_checkpoints_were_trained(metas, expected):
 @pytest.mark.parametrize('extra, message', [
     (['--landmarks', '21'], 'expected from 1 to n = 20 landmarks, found `21`'),
     (['--layer', 'neck'], 'found `neck`'),
-    (['--rank-ratio', '2'], 'rank ratio in (0, 1], found `2.0`'),
     (['--cfg-options', 'train_dataloader=None'], 'expected a config with `train_dataloader`'),
 ])
 def test_bad_input_is_one_sentence_and_nothing_is_written(refused, files, extra, message):

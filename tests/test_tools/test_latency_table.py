@@ -16,14 +16,8 @@ from mmkcr.deploy import latency_table
 TOOL = 'benchmarks/latency_table'
 
 
-@pytest.fixture
-def dense(slim):
-    """Config and weights of a dense classifier."""
-    return slim / 'dense.py', slim / 'dense.pth'
-
-
-def test_from_a_table_to_a_network_of_its_time(run_tool, refused, dense, tmp_path):
-    table = tmp_path / 'table.json'
+def test_from_a_table_to_a_network_of_its_time(run_tool, refused, slim, tmp_path):
+    dense, table = (slim / 'dense.py', slim / 'dense.pth'), tmp_path / 'table.json'
     arguments = (dense[0], '--sites', 'mlp_hidden', '--runtime', 'eager', '--repeats', 2, '--out',
                  table)
     printed = run_tool(TOOL, *arguments)
@@ -57,10 +51,10 @@ def times_as_they_should_be(path):
 
 
 @pytest.fixture(params=['compress', 'slim'])
-def call(request, dense, search_config, checkpoint):
+def call(request, slim, search_config, checkpoint):
     """A command and its words, without a target."""
-    words = dict(compress=(*dense, '--sites', 'mlp_hidden', '--images', 16),
-                 slim=(search_config, checkpoint))
+    words = dict(slim=(search_config, checkpoint), compress=(
+        slim / 'dense.py', slim / 'dense.pth', '--sites', 'mlp_hidden', '--images', 16))
     return request.param, *words[request.param]
 
 

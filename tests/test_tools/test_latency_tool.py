@@ -96,7 +96,6 @@ def test_structure_and_config_give_the_same_pair(run_tool, slim, read_rows, tmp_
     (('x.onnx', ), 'expected another ONNX file beside `x.onnx`, found `'),
     (('x.py', '--target-macs', '80%'), 'expected a second side or `--target-macs`'),
     (('x.py', '--sites', 'heads'), 'expected `--sites` with `--target-macs`, found it without'),
-    (('x.py', '--group', '16'), 'expected `--group` with `--target-macs`, found it without'),
     (('--target-macs', '1%'), 'within the reachable'),
     (('--target-macs', '80%', '--threads', 0), '`--threads` of at least 1, found 0'),
     (('--target-macs', '80%', '--clock', 'cpu', '--threads', 2), '`--clock cpu`, found 2'),

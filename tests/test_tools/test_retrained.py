@@ -83,17 +83,11 @@ def retrained(request, load_tool, small_digits, tmp_path_factory):
 
 
 @pytest.fixture
-def within(retrained, monkeypatch, load_tool, capsys):
+def within(retrained, run_tool, monkeypatch):
     """The same, and ``run(tool, *args)`` in the folder."""
     folder, *others = retrained
-
-    def run(name, *args):
-        monkeypatch.chdir(folder)
-        load_tool(name).main([str(arg) for arg in args])
-        return capsys.readouterr().out
-
     monkeypatch.chdir(folder)
-    return (run, *others)
+    return (run_tool, *others)
 
 
 @pytest.mark.parametrize('bases', [

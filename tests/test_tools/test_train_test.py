@@ -129,9 +129,7 @@ def test_train_resume_test(train, run, config_path, trained, tmp_path):
 
 def test_a_slip_in_an_option(config_path, refused):
     """MMEngine would add an entry that nobody reads."""
-    for option, near in (('train_cgf.max_epochs=1', 'train_cfg'), ('modle.head.topk=1', 'model'),
-                         ('loadfrom=a', 'load_from'),
-                         ('optimwrapper.optimizer.lr=1', 'optim_wrapper')):
+    for option, near in (('train_cgf.max_epochs=1', 'train_cfg'), ('loadfrom=a', 'load_from')):
         line = refused('train', config_path, '--cfg-options', option)
         assert f'found `{re.split("[.=]", option)[0]}`; did you mean `{near}`?' in line
 
@@ -222,8 +220,6 @@ def test_told_to_end(train, whole, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name, args, message', [
-    ('train', ['{config}', '--resume', 'missing.pth'],
-     'expected a checkpoint at `missing.pth`, found none'),
     ('train', ['{config}', '--auto-scale-lr'], 'expected `auto_scale_lr = dict(base_batch_size'),
     ('train', ['{config}', '--cfg-options', 'train_cfg=None'], 'with a `train_cfg`, found'),
     ('train', ['{config}', '--cfg-options', 'train_dataloader.dataset.data_root=nowhere'],
@@ -241,7 +237,6 @@ def test_told_to_end(train, whole, tmp_path, monkeypatch):
      'a structure file at `no/such.json`, found none'),
     ('train', ['{config}', '--cfg-options', 'train_cfg.type=mmkcr.BilevelTrainLoop'],
      '`by_epoch`'),
-    ('train', ['{config}', '--cfg-options', 'optim_wrapper.type=Nothing'], 'Nothing is not in'),
     ('train', ['{config}', '--cfg-options', 'custom_hooks.0.type=mmkcr.WarmupSwitchHook'],
      'expected one of the regularizers [] of RegularizedModel, found `kcr`'),
     ('test', ['{config}', 'missing.pth'], 'expected a checkpoint at `missing.pth`, found none'),

@@ -126,7 +126,6 @@ MORE = {
               '{dense} --work-dir {out} --resume {list}',
               '{dense} --work-dir {out} --cfg-options load_from={others}',
               '{dense} --work-dir {out} --cfg-options load_from={nan}',
-              '{dense} --work-dir {out} --cfg-options train_dataloader.dataset.data_root=no/such',
               '{dense} --work-dir {out} --cfg-options train_dataloader.batch_size=0',
               '{dense} --work-dir {out} --cfg-options train_dataloader.num_workers=-1'],
     'test': ['{dense} {weights} --out {out}', '{dense} {weights} --show-dir {weights}/below'],
