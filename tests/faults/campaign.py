@@ -72,13 +72,9 @@ RUNS = dict(
 
 
 def moment(draw, begun, iterations, seconds):
-    """When a run ends that goes on at one of so many iterations.
+    """When a run ends whose last checkpoint has ``begun`` of its iterations.
 
-    Args:
-        draw (random.Random): For what is drawn.
-        begun (int): Iterations that the last checkpoint has.
-        iterations (int): Of the whole run.
-        seconds (float): That the whole run takes.
+    ``seconds`` are those of the whole run; what is drawn is drawn by ``draw``.
     """
     left = iterations - begun
     kind = draw.randrange(5)
@@ -170,22 +166,12 @@ def differences(one, other):
 
 def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=8, until=float('inf'),
               first=0, servers=None, say=lambda found: None):
-    """Kill runs until that many kills have hit.
+    """Kill runs until so many kills as wanted have hit, at most ``kills`` in one run.
 
-    Args:
-        wanted (int): Kills.
-        folder (Path): For work directories.
-        data_root (str): The digits.
-        names (Sequence[str]): Of :data:`RUNS`, in turns.
-        kills (int): At most in one run. Defaults to 8.
-        until (float): No run begins after that time. Defaults to any.
-        first (int): Number of the first run, which decides its kills. Defaults to 0.
-        servers (Servers, optional): Processes that jobs are forked from. Defaults to two new ones.
-        say (Callable): Gets the counts after every run. Defaults to nothing.
-
-    Returns:
-        dict: ``kills`` by what ended the run, ``runs`` by name with the kills of each, and
-        ``lost``: what differs, by run.
+    Runs of ``names`` take turns, and none begins after the time ``until``; the number of a run,
+    from ``first`` on, decides its kills. ``say`` gets the counts after every run. They are
+    ``kills`` by what ended the run, ``runs`` by name with the kills of each, and ``lost``: what
+    differs, by run.
     """
     kinds, runs, lost = Counter(), {}, {}
     found = dict(kills=kinds, runs=runs, lost=lost)

@@ -58,18 +58,10 @@ class EnoughError(Exception):
 
 
 def measure(name, iterations, minutes, folder, data_root):
-    """Memory of one search.
+    """Memory of one search of at most so many iterations, none of which begins later than that.
 
-    Args:
-        name (str): Of :data:`RUNS`.
-        iterations (int): At most.
-        minutes (float): No iteration begins later.
-        folder (Path): For the run.
-        data_root (str): The digits.
-
-    Returns:
-        dict: ``iterations`` that were run, some ``megabytes`` by iteration, ``growth`` (a share),
-        ``seconds``.
+    Gives ``iterations`` that were run, some ``megabytes`` by iteration, ``growth`` (a share) and
+    ``seconds``.
     """
     import train_jobs
     from mmengine.hooks import Hook

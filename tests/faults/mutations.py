@@ -208,14 +208,7 @@ def read_weights(path):
 
 
 def judge(path, read):
-    """Read a file in every way that is allowed.
-
-    Returns:
-        str: ``'refused'`` or ``'loaded'``.
-
-    Raises:
-        AssertionError: It did something else; the message says what.
-    """
+    """Read a file: ``'refused'``, ``'loaded'``, or an AssertionError with what else it did."""
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     events.clear()
     watching[0] = True
@@ -235,16 +228,10 @@ def judge(path, read):
     return verdict
 
 
-def run(number, folder, first=0):
-    """Read that many changed files, half of each sort.
+def run(number, folder):
+    """Read that many changed files, half of each sort; one is kept for every failure.
 
-    Args:
-        number (int): How many.
-        folder (Path): For the files; one is kept for every failure.
-        first (int): Seed of the first one. Defaults to 0.
-
-    Returns:
-        dict: Counts of ``refused`` and ``loaded`` by sort, and ``wrong``: what failed, by file.
+    Gives counts of ``refused`` and ``loaded`` by sort, and ``wrong``: what failed, by file.
     """
     sorts = dict(structure=(good_structure(), mutate_structure, read_structure, '.json'),
                  checkpoint=(good_checkpoint(), mutate_checkpoint, read_weights, '.pth'))
@@ -252,8 +239,8 @@ def run(number, folder, first=0):
     for index in range(number):
         sort = sorted(sorts)[index % 2]
         good, mutate, read, suffix = sorts[sort]
-        path = Path(folder, f'{sort}_{first + index}{suffix}')
-        path.write_bytes(mutate(good, first + index))
+        path = Path(folder, f'{sort}_{index}{suffix}')
+        path.write_bytes(mutate(good, index))
         try:
             counts[sort][judge(path, read)] += 1
             path.unlink()

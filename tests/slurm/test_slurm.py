@@ -158,7 +158,7 @@ def wait_for(condition, environment, seconds=400):
     raise AssertionError(f'nothing happened within {seconds} s:\n{queue}')
 
 
-def test_weights_gates_and_bases(runs):
+def test_two_tasks_end_as_one_process(runs):
     single, double = (torch.load(folder / 'epoch_2.pth', weights_only=False) for folder in runs)
     assert single['state_dict'].keys() == double['state_dict'].keys()
     for name, value in single['state_dict'].items():
@@ -167,9 +167,6 @@ def test_weights_gates_and_bases(runs):
             value, other = value @ value.T, other @ other.T
         torch.testing.assert_close(other, value, rtol=1e-5, atol=1e-5, msg=name)
     assert len([name for name in double['state_dict'] if name.endswith('alpha')]) == 4
-
-
-def test_two_tasks_of_slurm(runs):
     accuracies = [last_line(folder)['accuracy/top1'] for folder in runs]
     assert accuracies[0] == accuracies[1] > 0
     (log, ) = runs[1].glob('*/*.log')

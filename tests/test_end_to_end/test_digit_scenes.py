@@ -1,7 +1,9 @@
-"""The table of the digit scenes at a quarter of the schedules: bars, consistency, reuse, resume."""
+"""The table of the digit scenes at a quarter of the schedules: bars and consistency.
+
+Reuse and resume of its stages: tests/test_lab/test_study.py.
+"""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,38 +22,23 @@ SHAPE = (3, 128, 128)
 #: Made by `python tools/train.py configs/kcr/digits/kcr-dense_swin-mini_anywhere_1xb64_digits.py`,
 #: which takes minutes: the weights of its last checkpoint in 16 bits.
 BACKBONE = REPO / 'tests/data/swin-mini_anywhere_digits.pth'
-every_task = pytest.mark.parametrize('task', TASKS)
-#: Minutes for each task.
-trained = pytest.mark.long
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp('digit_scenes')
-    write_digits(root / 'digits')
-    return root
-
-
-@pytest.fixture(scope='module')
-def options(folder):
+def options(tmp_path_factory):
     """What is run."""
+    folder = tmp_path_factory.mktemp('digit_scenes')
+    write_digits(folder / 'digits')
     return ScenesOptions(str(folder / 'work'), str(REPO / 'configs'), str(folder / 'digits'),
                          backbone=str(BACKBONE), factor=0.25)
 
 
 @pytest.fixture(scope='module')
-def call(options):
-    def run():
-        load_tool('benchmarks/digit_scenes').main([
-            '--work-dir', options.work_dir, '--data-root', options.data_root, '--backbone',
-            options.backbone, '--factor', str(options.factor), '--tasks', *TASKS])
-        return json.loads((Path(options.work_dir) / 'summary.json').read_text())
-    return run
-
-
-@pytest.fixture(scope='module')
-def summary(call):
-    return call()
+def summary(options):
+    load_tool('benchmarks/digit_scenes').main([
+        '--work-dir', options.work_dir, '--data-root', options.data_root, '--backbone',
+        options.backbone, '--factor', str(options.factor), '--tasks', *TASKS])
+    return json.loads((Path(options.work_dir) / 'summary.json').read_text())
 
 
 def test_what_was_not_expected_is_told():
@@ -63,8 +50,8 @@ def test_what_was_not_expected_is_told():
     assert 'found None' in check_expected(config, {})[0]
 
 
-@trained
-@every_task
+@pytest.mark.long  # minutes for each task
+@pytest.mark.parametrize('task', TASKS)
 def test_numbers_are_those_of_the_built_models(summary, options, task):
     assert [(row['task'], row['model']) for row in summary['rows']] == [
         (name, model) for name in TASKS for model in ('dense', 'slim')]
@@ -87,7 +74,7 @@ def test_numbers_are_those_of_the_built_models(summary, options, task):
     assert {'cpu', 'threads', 'torch', 'mmkcr'} <= set(summary['machine'])
 
 
-@trained
+@pytest.mark.long
 def test_bars(summary, options):
     """What the configs expect is met, and far above chance: 0 for digits found, 5 % for labels."""
     far = {'coco/bbox_mAP': 0.1, 'coco/segm_mAP': 0.1, 'mIoU': 10.}
@@ -98,28 +85,3 @@ def test_bars(summary, options):
         assert all(value - tolerance > far[name]
                    for name, (value, tolerance) in expected.items())
         assert not check_expected(config, row['metrics'], EXPECTED[options.factor])
-
-
-def stamps(folder):
-    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob('*.pth')}
-
-
-@trained
-def test_a_second_call_trains_nothing(summary, call, options):
-    before = stamps(options.work_dir)
-    assert len(before) == 4 * len(TASKS)  # three trainings and a subnet of each task
-    again = call()
-    assert again['rows'] == summary['rows'] and stamps(options.work_dir) == before
-
-
-@trained
-@every_task
-def test_a_run_that_was_stopped_goes_on(summary, options, task, tmp_path):
-    shutil.copytree(options.work_dir, tmp_path / 'work')
-    record = tmp_path / 'work' / task / 'retrain' / 'stage.json'
-    content = json.loads(record.read_text())
-    result = content.pop('result')
-    record.write_text(json.dumps(content))  # as if it had been stopped after its last iteration
-    moved = ScenesOptions(**{**vars(options), 'work_dir': str(tmp_path / 'work')})
-    found = ScenesPipeline(task, moved).run(options.backbone)
-    assert found['trainings']['retrain']['curves'] == result['curves']

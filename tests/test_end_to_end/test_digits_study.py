@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from lab import jobs
-from lab.kernel_analysis import split_loader
+from lab.kernel_analysis import classification_scores, kernel_statistics, split_loader
 from lab.pipeline import deployed
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
@@ -20,7 +20,6 @@ from long_form import few
 from mmkcr.apis import count_macs
 from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure, count_params
-from mmkcr.models.feature_tap import FeatureTap
 
 FORK = multiprocessing.get_context('fork')
 REPO = Path(__file__).parents[2]
@@ -89,6 +88,7 @@ def test_numbers_are_those_of_the_built_models(summary, pipelines, folder, net):
 
 @pytest.mark.parametrize('net', NETS)
 def test_accuracy_and_kc_are_those_of_the_checkpoint(summary, pipelines, net):
+    """What they are: tests/test_tools/test_kernel_complexity_tool.py."""
     row = next(row['mean'] for row in summary['rows'] if (row['net'], row['row']) == (net, 'kcr'))
     config, model = built(pipelines[net], 'kcr')
     start = pipelines[net].start('kcr')
@@ -97,15 +97,7 @@ def test_accuracy_and_kc_are_those_of_the_checkpoint(summary, pipelines, net):
     assert regularizer  # and without it the bare classifier loads the rest strictly
     model.load_state_dict({key: value for key, value in checkpoint.items()
                            if key not in regularizer}, strict=True)
-    right = sum(int(sample.pred_label) == int(sample.gt_label)
-                for batch in split_loader(config, 'val') for sample in model.val_step(batch))
-    assert row['accuracy/top1'] == pytest.approx(100 * right / 60, abs=1e-3)
-    features = []
-    with torch.no_grad(), FeatureTap(model) as tap:
-        for batch in split_loader(config, 'train'):
-            model.val_step(batch)
-            features.append(tap.features.double().numpy())
-    features = np.concatenate(features)
-    values = np.linalg.svd(features, compute_uv=False)**2 / len(features)
-    kc = min(h / 240 + np.sqrt(max(values[h:].sum(), 0) / 240) for h in range(len(values) + 1))
-    assert row['kernel/kc'] == pytest.approx(kc, rel=1e-4)
+    scores = classification_scores(model, split_loader(config, 'val'))
+    assert row['accuracy/top1'] == pytest.approx(scores['top1'], abs=1e-3)
+    kernel = kernel_statistics(model, split_loader(config, 'train'))
+    assert row['kernel/kc'] == pytest.approx(kernel['kc'], rel=1e-4)

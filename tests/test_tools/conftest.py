@@ -1,7 +1,6 @@
 """Commands run in this process, on a tiny search of the digits."""
 
 import functools
-import json
 import re
 from pathlib import Path
 
@@ -36,6 +35,17 @@ model = dict(
                 feedforward_channels=64)),
         head=dict(in_channels=32)),
     regularizers=dict(kcr=dict(num_features=32)))
+"""
+
+# a network of DCS on few of the digits
+DCS = """
+_base_ = {base!r}
+val_dataloader = dict(
+    num_workers=0, persistent_workers=False,
+    dataset=dict(data_root={data!r}, indices=list(range(0, 360, 12))))
+test_dataloader = val_dataloader
+train_dataloader = dict(dataset=dict(data_root={data!r}, indices=list(range(0, 1437, 40))))
+custom_hooks = []
 """
 
 
@@ -141,6 +151,47 @@ def checkpoint(make_checkpoint, search_config):
 
 
 @pytest.fixture(scope='session')
+def dcs_network(small_digits, tmp_path_factory):
+    """``dcs_network(net, *epochs)``: its config, and a checkpoint of random weights for each."""
+    from mmkcr.engine.build import build_model, load_config
+    folder = tmp_path_factory.mktemp('dcs')
+
+    def make(net, *epochs):
+        files = [folder / f'dcs-dense_{net}_1xb64_digits.py']
+        files[0].write_text(DCS.format(base=str(REPO / 'configs/dcs/digits' / files[0].name),
+                                       data=str(small_digits)))
+        for epoch in epochs:
+            torch.manual_seed(epoch)
+            model = build_model(load_config(files[0]))
+            for module in model.modules():
+                if hasattr(module, 'running_var'):
+                    module.running_var.fill_(0.5)
+            files.append(folder / f'{net}_{epoch}.pth')
+            torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=epoch)), files[-1])
+        return files
+
+    return make
+
+
+@pytest.fixture(scope='session')
+def slim(load_tool, search_config, dense_config, checkpoint, tmp_path_factory):
+    """A folder that tests read: files of a subnet, and its dense network in two others.
+
+    They are ``config.py``, which names the weights, ``dense.py`` and ``dense.pth``.
+    """
+    from mmkcr.engine.build import build_model
+    folder = tmp_path_factory.mktemp('subnet')
+    load_tool('slim').main([search_config, checkpoint, '--target-macs', '80%', '--out',
+                            str(folder)])
+    dense, config = dense_config(), dense_config(folder / 'structure.json')
+    torch.save(dict(state_dict=build_model(dense).state_dict()), folder / 'dense.pth')
+    dense.dump(folder / 'dense.py')
+    config.load_from = str(folder / 'subnet.pth')
+    config.dump(folder / 'config.py')
+    return folder
+
+
+@pytest.fixture(scope='session')
 def load_tool():
     """``load_tool('slim')``: a command's file as a module."""
     return functools.cache(console.load_tool)
@@ -189,32 +240,9 @@ def forget_runs():
 
     def forget():
         from mmengine.utils import ManagerMixin
-        waiting = [ManagerMixin]
-        while waiting:
-            manager = waiting.pop()
-            waiting += manager.__subclasses__()
+        managers = [ManagerMixin]
+        for manager in managers:  # to which its subclasses are added meanwhile
+            managers += manager.__subclasses__()
             manager._instance_dict.clear()
 
     return forget
-
-
-@pytest.fixture
-def read_json():
-    """Reads a JSON file."""
-    return lambda path: json.loads(Path(path).read_text())
-
-
-@pytest.fixture
-def rates_by_layer():
-    """Arguments of tools/train.py, as docs/running.md has them."""
-    def arguments(rate):
-        return ['--cfg-options', f'optim_wrapper.paramwise_cfg.layer_decay_rate={rate}',
-                'optim_wrapper.constructor=mmkcr.LayerDecayOptimWrapperConstructor']
-    return arguments
-
-
-@pytest.fixture
-def scales_of():
-    """The factors on the rate in a checkpoint's optimizer."""
-    return lambda checkpoint: {group['lr_scale'] for group in checkpoint['optimizer'][
-        'param_groups']}

@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from lab.compress_study import study
-from mmkcr.engine.build import build_model, load_config
 
 REPO = Path(__file__).parents[2]
 DENSE = REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py'
@@ -44,16 +42,11 @@ def test_a_detector_that_finds_nothing():
 @pytest.mark.long
 @pytest.mark.parametrize('config, variants', [
     (DENSE, ['refit', 'random']), (TIMM, ['refit', 'torch_pruning', 'torch_pruning_refit'])])
-def test_table(run_tool, data, tmp_path, config, variants):
+def test_table(run_tool, data, make_checkpoint, tmp_path, config, variants):
     if config == TIMM:
         config = tmp_path / 'timm.py'
         config.write_text(TIMM)
-    seeds = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        seeds.append(tmp_path / f'seed_{seed}.pth')
-        torch.save(dict(state_dict=build_model(load_config(config)).state_dict(), meta={}),
-                   seeds[-1])
+    seeds = [make_checkpoint(config, seed) for seed in range(2)]
     printed = run_tool('benchmarks/compress', config, *seeds, '--metric', 'accuracy/top1',
                        '--targets', '0.5', '--variants', *variants, '--images', '16',
                        '--out', 'out', *data)

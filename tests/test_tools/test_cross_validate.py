@@ -1,5 +1,6 @@
 """tools/cross_validate.py: folds are dealt, run once, resumed and averaged."""
 
+import json
 import shutil
 import statistics
 
@@ -13,15 +14,15 @@ STUDY = ('--grid', 'model.price.weight=0.1,0.4', '--folds', 2, '--fraction', 0.2
 
 
 @pytest.mark.long
-def test_study_runs_once_and_goes_on(run_tool, search_config, tmp_path, read_json, monkeypatch):
+def test_study_runs_once_and_goes_on(run_tool, search_config, tmp_path, monkeypatch):
     """What is finished is not run again; what is missing is, and gives the same number."""
     printed = run_tool('cross_validate', search_config, *STUDY, '--metric', 'accuracy/top1')
     folder = tmp_path / 'work_dirs' / 'tiny-search' / 'cross_validation'
     stages = sorted(folder.rglob('stage.json'))
     assert [path.parent.name for path in stages] == ['fold_0', 'fold_1'] * 2
     assert not list(folder.rglob('*.pth'))
-    values = [read_json(path)['result']['metrics']['accuracy/top1'] for path in stages]
-    summary = read_json(folder / 'summary.json')
+    values = [json.loads(path.read_text())['result']['metrics']['accuracy/top1'] for path in stages]
+    summary = json.loads((folder / 'summary.json').read_text())
     for number, score in enumerate(summary['scores']):
         assert score['values'] == {'model.price.weight': (0.1, 0.4)[number]}
         found = values[2 * number:2 * number + 2]
@@ -44,7 +45,7 @@ def test_study_runs_once_and_goes_on(run_tool, search_config, tmp_path, read_jso
     assert not epochs and printed.endswith(again)  # the hosts' notices came first
     shutil.rmtree(stages[1].parent)
     run_tool('cross_validate', search_config, *STUDY)
-    assert epochs == [0] and read_json(folder / 'summary.json') == summary
+    assert epochs == [0] and json.loads((folder / 'summary.json').read_text()) == summary
 
 
 def test_held_out_side_has_the_test_transforms_and_no_landmarks_too_many():
@@ -73,14 +74,9 @@ def test_refusals_write_nothing(refused, write_config, search_config):
     missing = write_config('train_dataloader["dataset"]["data_root"] = "no/such"\n')
     for args, message in [
         ((search_config, ), 'at least one grid with a value'),
-        ((search_config, '--grid', 'model.cost.weight=1,2'), 'found no `cost` among'),
-        ((search_config, '--grid', 'model.price.weight=1:2'), 'expected a grid'),
         ((search_config, '--preset', 'lambda', '--grid', 'model.price.weight=1'), 'once'),
         ((search_config, '--grid', 'model.price.weight=-1'), 'non-negative price `weight`'),
-        ((search_config, '--preset', 'rank', '--folds', 1), '`--folds` of at least 2'),
-        ((search_config, '--preset', 'rank', '--fraction', 2), 'found 2'),
-        ((search_config, '--preset', 'rank', '--fraction', '0.01'), 'stratified|every class'),
+        ((search_config, '--preset', 'rank', '--fraction', '0.01'), 'every class for 5 folds'),
         ((missing, '--preset', 'rank'), 'found no such folder'),
     ]:
-        line = refused('cross_validate', *args)
-        assert any(part in line for part in message.split('|')), line
+        assert message in refused('cross_validate', *args), message

@@ -1,30 +1,25 @@
 """tools/deployment/export_onnx.py: from a config and a checkpoint to a checked file."""
 
 import re
-from itertools import product
 
 import onnx
 import pytest
 
-from long_form import few
 from mmkcr.core import Structure
 from mmkcr.deploy.latency import PairTiming
 
 TOOL = 'deployment/export_onnx'
 
 
-@pytest.fixture(scope='module')
-def deploy(load_tool, search_config, dense_config, checkpoint, tmp_path_factory):
-    """Config and checkpoint of a subnet, which tests read."""
-    tmp_path = tmp_path_factory.mktemp('deploy')
-    load_tool('slim').main([search_config, checkpoint, '--out', str(tmp_path / 'slim')])
-    dense_config(tmp_path / 'slim/structure.json').dump(tmp_path / 'deploy.py')
-    return tmp_path / 'deploy.py', tmp_path / 'slim/subnet.pth'
+@pytest.fixture
+def deploy(slim):
+    """Config and checkpoint of a subnet."""
+    return slim / 'config.py', slim / 'subnet.pth'
 
 
 def test_a_subnet_is_exported_whole(run_tool, deploy, tmp_path):
     printed = run_tool(TOOL, *deploy)
-    path = tmp_path / 'work_dirs/deploy/deploy.onnx'
+    path = tmp_path / 'work_dirs/config/config.onnx'
     assert 'dynamic batch, height and width dynamic' in printed
     graph = onnx.load(path).graph
     assert [output.name for output in graph.output] == ['output']
@@ -51,9 +46,7 @@ def test_for_a_runtime_sizes_are_fixed_and_the_dense_network_is_timed(run_tool, 
     assert 'width dynamic' in printed and 'of its MACs' not in printed
 
 
-@pytest.mark.parametrize('ratio, runtime', few(
-    tuple(product((1.25, 1., 0.8), ('onnxruntime', 'any'))), (1.25, 'onnxruntime'), (1.25, 'any'),
-    (1., 'any')))
+@pytest.mark.parametrize('ratio, runtime', [(1.25, 'onnxruntime'), (1.25, 'any'), (1., 'any')])
 def test_a_file_slower_than_the_dense_one_is_told_with_its_form(ratio, runtime, run_tool,
                                                                 load_tool, deploy, monkeypatch):
     monkeypatch.setattr(load_tool(TOOL), 'measure_pair', lambda *args, **options: PairTiming(
@@ -66,12 +59,10 @@ def test_a_file_slower_than_the_dense_one_is_told_with_its_form(ratio, runtime, 
     assert len(found) == (ratio > 1) == ('warning' in printed)
 
 
-def test_mistakes(refused, deploy, search_config, checkpoint, tmp_path):
+def test_mistakes(refused, deploy, search_config, checkpoint):
     found = refused(TOOL, *deploy, '--end-to-end')
     assert 'a detector of mmdet or segmentor of mmseg, found' in found
     for options in (('--evaluate', ), ('--end-to-end', '--backbone')):
         assert 'another combination' in refused(TOOL, *deploy, *options)
-    assert 'checkpoint at' in refused(TOOL, deploy[0], tmp_path / 'none.pth')
-    assert 'config file at' in refused(TOOL, 'none.py')
     assert 'supernet with 2 gates' in refused(TOOL, search_config, checkpoint)
     assert 'within 0 of PyTorch' in refused(TOOL, *deploy, '--tolerance', 0, '--static-size')

@@ -1,6 +1,7 @@
 """What a newcomer does wrong is said as it was done; nothing is made of an untrained network."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,38 +10,24 @@ from hypothesis import strategies as st
 
 from mmkcr.apis import inferencer
 from mmkcr.core.words import did_you_mean
-from mmkcr.engine.build import build_model, trained_weights
+from mmkcr.engine.build import trained_weights
 from mmkcr.models.sites.base import KINDS
 
 EXPORT = 'deployment/export_onnx'
 
 
-@pytest.fixture
-def slim(run_tool, search_config, dense_config, checkpoint, tmp_path):
-    """Folder of a subnet with its config, which names the weights, and of the dense network."""
-    run_tool('slim', search_config, checkpoint, '--out', tmp_path / 'slim')
-    config = dense_config()
-    config.dump(tmp_path / 'slim/dense.py')
-    torch.save(dict(state_dict=build_model(config).state_dict()), tmp_path / 'slim/dense.pth')
-    config = dense_config(tmp_path / 'slim/structure.json')
-    config.load_from = str(tmp_path / 'slim/subnet.pth')
-    config.dump(tmp_path / 'slim/config.py')
-    return tmp_path / 'slim'
-
-
 def test_the_weights_of_the_config_are_taken(run_tool, slim):
     import onnx
     from onnx import numpy_helper
-    run_tool(EXPORT, slim / 'config.py', '--out', slim / 'a.onnx', '--repeats', 0)
-    run_tool(EXPORT, slim / 'config.py', slim / 'subnet.pth', '--out', slim / 'b.onnx',
-             '--repeats', 0)
+    for name, *weights in (('a.onnx', ), ('b.onnx', slim / 'subnet.pth')):
+        run_tool(EXPORT, slim / 'config.py', *weights, '--out', name, '--repeats', 0)
     values = [{entry.name: numpy_helper.to_array(entry).tobytes()
-               for entry in onnx.load(slim / name).graph.initializer}
+               for entry in onnx.load(name).graph.initializer}
               for name in ('a.onnx', 'b.onnx')]
     assert values[0] == values[1] and values[0]
-    published = run_tool('publish', slim / 'config.py', '--out', slim / 'published')
+    published = run_tool('publish', slim / 'config.py', '--out', 'published')
     assert 'with its structure' in published
-    state = torch.load(next((slim / 'published').glob('*.pth')))['state_dict']
+    state = torch.load(next(Path('published').glob('*.pth')))['state_dict']
     wanted = torch.load(slim / 'subnet.pth')['state_dict']
     assert all(torch.equal(state[name], wanted[name]) for name in wanted)
     model = inferencer(slim / 'config.py').model.state_dict()

@@ -55,23 +55,18 @@ def test_steps_searches_and_backbones(measure):
     assert '5 rows are there, 0 failed now, 0 are left' in printed
     row, = rows_of(folder, 'multiples')
     assert 0.5 < float(row['macs_ratio']) <= 0.6 and row['divisor'] == '8'
-    steps = {row['term']: row for row in rows_of(folder, 'step')}
-    assert set(steps) == {'kcr', 'ib'}
-    for row in steps.values():
-        assert float(row['ratio']) == pytest.approx(
-            float(row['seconds_with']) / float(row['seconds_without']))
-    whole, *sliced = rows_of(folder, 'search')  # the whole supernet first
-    assert float(whole['images/s']) > 0 and whole['share'] == '100.0%' and sliced
-    for row in sliced:
-        assert 25 < float(row['share'].rstrip('%')) <= 30 and float(row['images/s']) > 0
+    assert {row['term'] for row in rows_of(folder, 'step') if float(row['ratio']) > 0} == {
+        'kcr', 'ib'}
+    rows = rows_of(folder, 'search')  # the whole supernet first
+    assert all(float(row['images/s']) > 0 for row in rows) and rows[0]['share'] == '100.0%'
+    assert len(rows) > 1 and all(25 < float(row['share'][:-1]) <= 30 for row in rows[1:])
     row, = rows_of(folder, 'backbone')
     assert (row['size'], row['runtime'], row['part']) == ('base', 'eager', 'backbone')
     assert 0 < float(row['macs_ratio']) < 1 and float(row['ratio']) > 0
 
 
-@pytest.mark.long
+@pytest.mark.long  # minutes on a CPU
 def test_compiled_rows(measure):
-    """Minutes on a CPU."""
     printed, folder = measure('--tables', 'inference', 'block', 'backbone', '--networks', NETWORK,
                               runtime='compiled')
     assert '3 rows are there, 0 failed now, 0 are left' in printed

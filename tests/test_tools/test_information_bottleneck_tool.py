@@ -10,38 +10,12 @@ from lab.kernel_analysis import classification_scores, split_loader
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.methods.dcs.bottleneck import information_statistics
 
-REPO = Path(__file__).parents[2]
-TAIL = """
-_base_ = {base!r}
-val_dataloader = dict(
-    num_workers=0, persistent_workers=False,
-    dataset=dict(data_root={data!r}, indices=list(range(0, 360, 12))))
-test_dataloader = val_dataloader
-train_dataloader = dict(dataset=dict(data_root={data!r}, indices=list(range(0, 1437, 40))))
-custom_hooks = []
-"""
-
 
 @pytest.fixture(scope='module')
-def runs(small_digits, tmp_path_factory):
+def runs(dcs_network):
     """Name, config and two checkpoints, of a dense and a masked network."""
-    folder, found = tmp_path_factory.mktemp('ib'), []
-    for name, kind in (('dense', ''), ('DCS', '_arch1')):
-        base = f'dcs-dense_mobilevit-mini{kind}_1xb64_digits.py'
-        config = folder / base
-        config.write_text(TAIL.format(base=str(REPO / 'configs/dcs/digits' / base),
-                                      data=str(small_digits)))
-        run = [name, str(config)]
-        for epoch in (4, 2):
-            torch.manual_seed(epoch)
-            run.append(str(folder / f'{name}_{epoch}.pth'))
-            model = build_model(load_config(config))
-            for module in model.modules():
-                if hasattr(module, 'running_var'):
-                    module.running_var.fill_(0.5)
-            torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=epoch)), run[-1])
-        found.append(run)
-    return found
+    return [[name, *dcs_network(f'mobilevit-mini{kind}', 4, 2)]
+            for name, kind in (('dense', ''), ('DCS', '_arch1'))]
 
 
 def test_curves_of_two_runs(runs, run_tool, tmp_path):
@@ -59,7 +33,7 @@ def test_curves_of_two_runs(runs, run_tool, tmp_path):
     model = build_model(config)
     model.load_state_dict(torch.load(runs[1][3])['state_dict'])
     expected = information_statistics(model, split_loader(config), 10, 'head.fc:input')
-    assert rows[2]['checkpoint'] == 'DCS_2.pth'
+    assert rows[2]['checkpoint'] == 'mobilevit-mini_arch1_2.pth'
     assert rows[2]['i_labels'] == pytest.approx(expected['i_labels'], abs=1e-6)
     scores = classification_scores(model, split_loader(config, 'val'))
     assert rows[2]['loss'] == pytest.approx(scores['loss'])

@@ -3,41 +3,26 @@
 import importlib.util
 import re
 import shlex
+from functools import partial
 
 import pytest
-import torch
 
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import LatencyTable, Structure
 from mmkcr.core.machine import this_machine
 from mmkcr.deploy import latency_table
-from mmkcr.engine.build import build_model
 
 TOOL = 'benchmarks/latency_table'
 
 
-@pytest.fixture
-def dense(dense_config, tmp_path):
-    """Config and weights of a dense classifier."""
-    config = dense_config()
-    config.dump(tmp_path / 'dense.py')
-    torch.save(dict(state_dict=build_model(config).state_dict()), tmp_path / 'dense.pth')
-    return tmp_path / 'dense.py', tmp_path / 'dense.pth'
-
-
-def test_from_a_table_to_a_network_of_its_time(run_tool, refused, dense, tmp_path, read_json):
-    table = tmp_path / 'table.json'
+def test_from_a_table_to_a_network_of_its_time(run_tool, refused, slim, tmp_path):
+    dense, table = (slim / 'dense.py', slim / 'dense.pth'), tmp_path / 'table.json'
     arguments = (dense[0], '--sites', 'mlp_hidden', '--runtime', 'eager', '--repeats', 2, '--out',
                  table)
     printed = run_tool(TOOL, *arguments)
     assert 'Dense: ' in printed and 'of 64' in printed
-    content = read_json(table)  # times as they should be, not as they were
-    content['dense'] = 10_000_000
-    for entry in content['classes']:
-        entry['changes'] = {size: round(-3_000_000 * (1 - int(size) / entry['total']))
-                            for size in entry['changes']}
-    LatencyTable(**content).save(table)
+    times_as_they_should_be(table)
     options = ('--latency-table', table, '--images', 16, '--sites', 'mlp_hidden')
     printed = run_tool('compress', *dense, '--target-latency', '8ms', *options, '--out',
                        tmp_path / 'slim')
@@ -65,14 +50,19 @@ def times_as_they_should_be(path):
     table.save(path)
 
 
-@pytest.mark.parametrize('tool', ['compress', 'slim'])
-def test_without_a_file_the_conditions_find_the_table(tool, run_tool, refused, dense, search_config,
-                                                      checkpoint, tmp_path, monkeypatch):
+@pytest.fixture(params=['compress', 'slim'])
+def call(request, slim, search_config, checkpoint):
+    """A command and its words, without a target."""
+    words = dict(slim=(search_config, checkpoint), compress=(
+        slim / 'dense.py', slim / 'dense.pth', '--sites', 'mlp_hidden', '--images', 16))
+    return request.param, *words[request.param]
+
+
+def test_without_a_file_the_conditions_find_the_table(call, run_tool, refused, tmp_path,
+                                                      monkeypatch):
     """The literal command; where there is no table yet, the error is what makes it."""
-    given = dict(compress=(*dense, '--sites', 'mlp_hidden', '--images', 16),
-                 slim=(search_config, checkpoint))[tool]
     target = ('--target-latency', '9ms', '--runtime', 'eager', '--threads', 1, '--batch', 1)
-    said = refused(tool, *given, *target)
+    said = refused(*call, *target)
     command = shlex.split(re.search('found none: `(.*)` measures it', said)[1])
     assert command[:2] == ['mmkcr', 'latency-table']
     monkeypatch.chdir(tmp_path)
@@ -81,7 +71,7 @@ def test_without_a_file_the_conditions_find_the_table(tool, run_tool, refused, d
     assert len(paths) == 1
     times_as_they_should_be(paths[0])
     monkeypatch.setattr(latency_table, 'time_against', lambda *_: (1e7, 0.5))
-    printed = run_tool(tool, *given, *target, '--out', tmp_path / 'slim')
+    printed = run_tool(*call, *target, '--out', tmp_path / 'slim')
     assert 'warning: the measured time is more than 5% below the prediction' in printed
     latency = Structure.load(tmp_path / 'slim/structure.json').provenance['latency']
     assert 8_000_000 < latency['subnet'] <= 9_000_000
@@ -89,14 +79,11 @@ def test_without_a_file_the_conditions_find_the_table(tool, run_tool, refused, d
     # a table of other conditions has another name
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        run_tool(tool, *given, *target[:-1], 2)
-    assert 'with `--threads`, found none' in refused(
-        tool, *given, '--target-macs', '80%', '--threads', 1)
+        run_tool(*call, *target[:-1], 2)
+    assert 'with `--threads`, found none' in refused(*call, '--target-macs', '80%', '--threads', 1)
 
 
-@pytest.mark.parametrize('tool', ['compress', 'slim'])
-def test_a_runtime_that_is_not_installed(tool, refused, dense, search_config, checkpoint, tmp_path,
-                                         monkeypatch):
+def test_a_runtime_that_is_not_installed(call, refused, tmp_path, monkeypatch):
     """No table is asked for that cannot be made, and nothing is built that cannot be timed."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, 'find_spec',
@@ -104,18 +91,13 @@ def test_a_runtime_that_is_not_installed(tool, refused, dense, search_config, ch
     path = tmp_path / 'table.json'
     LatencyTable(this_machine(), dict(runtime='openvino', threads=1, batch=1, part=None,
                                       input_shape=[3, 32, 32]), 1000).save(path)
-    given = dict(compress=(*dense, '--sites', 'mlp_hidden', '--images', 16),
-                 slim=(search_config, checkpoint))[tool]
     for words in (['--runtime', 'openvino'], ['--latency-table', path],
                   ['--latency-table', path, '--runtime', 'openvino']):
-        assert refused(tool, *given, '--target-latency', '80%', *words).rstrip().endswith(
+        assert refused(*call, '--target-latency', '80%', *words).rstrip().endswith(
             'expected the runtime `openvino`, found that it is not installed: pip install openvino')
     # nor from Python
-    config, weights = given[:2]
+    tool, config, weights, *_ = call
+    files = slim_files if tool == 'slim' else partial(compress_files, images=16)
     with pytest.raises(ImportError, match='pip install openvino'):
-        if tool == 'compress':
-            compress_files(config, weights, '80%', ['mlp_hidden'], images=16, latency=path,
-                           out=tmp_path / 'out')
-        else:
-            slim_files(config, weights, '80%', latency=path, out=tmp_path / 'out')
+        files(config, weights, '80%', latency=path, out=tmp_path / 'out')
     assert not list((tmp_path / 'out').glob('*'))

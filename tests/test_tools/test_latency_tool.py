@@ -3,12 +3,10 @@
 import csv
 
 import pytest
-import torch
 
 from mmkcr.apis import count_macs
-from mmkcr.core import count_params
+from mmkcr.core import Structure, count_params
 from mmkcr.deploy.latency import PairTiming
-from mmkcr.engine.build import build_model, load_config
 
 TOOL = 'benchmarks/latency'
 FAST = ('--repeats', 3, '--warmup', 1, '--batch-size', 2)
@@ -77,23 +75,16 @@ def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, dense_conf
     assert changed and all('.ffn.layers.' in name for name in changed)
 
 
-def test_structure_and_config_give_the_same_pair(run_tool, search_config, dense_config, checkpoint,
-                                                 read_rows, read_json, tmp_path):
-    run_tool('slim', search_config, checkpoint, '--target-macs', '80%', '--out', tmp_path / 'slim')
-    structure = tmp_path / 'slim' / 'structure.json'
-    dense, deploy = tmp_path / 'dense.py', tmp_path / 'deploy.py'
-    dense_config().dump(dense)
-    dense_config(structure).dump(deploy)
-    run_tool(TOOL, deploy, *FAST)
-    run_tool(TOOL, dense, deploy, *FAST)
-    for name in ('dense', 'deploy'):
-        model = build_model(load_config(tmp_path / f'{name}.py'))
-        torch.save(dict(state_dict=model.state_dict()), tmp_path / f'{name}.pth')
-        run_tool('deployment/export_onnx', tmp_path / f'{name}.py', tmp_path / f'{name}.pth',
-                 '--out', tmp_path / f'{name}.onnx', '--repeats', 0)
-    run_tool(TOOL, tmp_path / 'dense.onnx', tmp_path / 'deploy.onnx', '--runtime',
-             'onnxruntime', *FAST)
-    written = read_json(structure)['macs']
+def test_structure_and_config_give_the_same_pair(run_tool, slim, read_rows, tmp_path):
+    networks = dict(dense=(slim / 'dense.py', slim / 'dense.pth'), slim=(slim / 'config.py', ))
+    run_tool(TOOL, slim / 'config.py', *FAST)
+    run_tool(TOOL, slim / 'dense.py', slim / 'config.py', *FAST)
+    for name, network in networks.items():
+        run_tool('deployment/export_onnx', *network, '--out', tmp_path / f'{name}.onnx',
+                 '--repeats', 0)
+    run_tool(TOOL, tmp_path / 'dense.onnx', tmp_path / 'slim.onnx', '--runtime', 'onnxruntime',
+             *FAST)
+    written = Structure.load(slim / 'structure.json').macs
     rows = read_rows()
     assert {row['height'] for row in rows} == {'32'}  # the files': no `--shape` is needed
     assert len(rows) == 3 and {row['macs_ratio'] for row in rows} == {
@@ -103,13 +94,10 @@ def test_structure_and_config_give_the_same_pair(run_tool, search_config, dense_
 @pytest.mark.parametrize('args, message', [
     ((), 'expected a second side, `--target-macs` or a `structure`'),
     (('x.onnx', ), 'expected another ONNX file beside `x.onnx`, found `'),
-    (('none.py', ), 'config file at'),
     (('x.py', '--target-macs', '80%'), 'expected a second side or `--target-macs`'),
     (('x.py', '--sites', 'heads'), 'expected `--sites` with `--target-macs`, found it without'),
-    (('x.py', '--group', '16'), 'expected `--group` with `--target-macs`, found it without'),
     (('--target-macs', '1%'), 'within the reachable'),
     (('--target-macs', '80%', '--threads', 0), '`--threads` of at least 1, found 0'),
-    (('--target-macs', '80%', '--batch-size', 0), '`--batch-size` of at least 1, found 0'),
     (('--target-macs', '80%', '--clock', 'cpu', '--threads', 2), '`--clock cpu`, found 2'),
     (('--target-macs', '80%', '--repeats', 0), 'at least one repeat'),
     (('--target-macs', '80%', '--amp', 'bf16', '--runtime', 'openvino'), 'for PyTorch'),
@@ -129,7 +117,7 @@ def test_macs_that_a_file_does_not_say(load_tool):
     assert 'unknown to 1.0' in tool.latency_text([row])
 
 
-@pytest.mark.parametrize('ratio', [1.25, 1., 0.8])
+@pytest.mark.parametrize('ratio', [1.25, 1.])
 def test_a_slim_side_slower_than_dense_is_told_with_its_form(ratio, run_tool, load_tool,
                                                              search_config, monkeypatch):
     monkeypatch.setattr(load_tool(TOOL), 'measure_pair', lambda *args: PairTiming(

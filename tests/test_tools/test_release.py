@@ -29,10 +29,8 @@ def work_dirs(load_tool, small_digits, tmp_path_factory):
     model = build_model(config)
     torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=2, seed=4)), run / 'epoch_2.pth')
     (run / '20260101_000000/20260101_000000.log').write_text('a log\n')
-    rows = [{'loss': 1., 'step': 1}, {'accuracy/top1': 12., 'step': 1}, {'accuracy/top1': 34.,
-                                                                      'step': 2}]
     (run / '20260101_000000/vis_data/scalars.json').write_text(
-        ''.join(json.dumps(row) + '\n' for row in rows))
+        '{"loss": 1.0}\n{"accuracy/top1": 12.0, "step": 1}\n{"accuracy/top1": 34.0, "step": 2}\n')
     load_tool('compress').main([str(run / f'{DENSE}.py'), str(run / 'epoch_2.pth'),
                                 '--target-params', '60%', '--images', '16', '--sites',
                                 'mlp_hidden', '--divisor', '4', '--uniform',

@@ -29,21 +29,16 @@ compression = dict(wrapper=dict(_delete_=True, type='mmkcr.MaskedSearchModel', r
 """
 
 
-@pytest.fixture(scope='module')
-def scenes(tmp_path_factory):
-    """Five scenes to train on, one to test on."""
-    folder, rng = tmp_path_factory.mktemp('scenes'), np.random.default_rng(0)
-    for part, count in (('training', 5), ('validation', 1)):
-        write_scenes(folder, part, count, 128, *source_digits(), rng)
-    return f'{folder}/'
-
-
 @pytest.fixture
-def few(scenes, tmp_path):
-    """``few(name, base, extra)``: a file with a config on the five scenes, for an epoch."""
+def few(tmp_path):
+    """``few(name, base, extra)``: a file with a config on five scenes and one to test on."""
+    rng = np.random.default_rng(0)
+    for part, count in (('training', 5), ('validation', 1)):
+        write_scenes(tmp_path / 'scenes', part, count, 128, *source_digits(), rng)
+
     def write(name, base, extra=''):
-        (tmp_path / f'{name}.py').write_text(
-            CONFIG.format(base=str(REPO / base), data=scenes, extra=extra))
+        (tmp_path / f'{name}.py').write_text(CONFIG.format(
+            base=str(REPO / base), data=f'{tmp_path}/scenes/', extra=extra))
         return f'{name}.py'
     return write
 

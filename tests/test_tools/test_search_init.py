@@ -4,61 +4,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.runner import save_checkpoint
 
-from mmkcr.engine.build import build_model, load_config
 from mmkcr.methods.search.start import load_scores
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
-@pytest.fixture
-def scored(run_tool, data, tmp_path):
-    """``scored(config, *kinds)``: the file of the scores of a dense network of random weights."""
-
-    def run(config, *kinds):
-        model = build_model(load_config(config))
-        for parameter in model.parameters():
-            parameter.data += 0.05 * torch.randn(parameter.shape)
-        save_checkpoint(dict(state_dict=model.state_dict()), str(tmp_path / 'dense.pth'))
-        run_tool('compress', config, tmp_path / 'dense.pth', '--target-macs', '95%', '--sites',
-                 *kinds, '--images', 16, '--out', tmp_path / 'scores', *data)
-        return tmp_path / 'scores/sensitivity.json'
-
-    return run
-
-
-@pytest.fixture
-def begun(run_tool, data, tmp_path, forget_runs):
-    """``begun(config, scores)``: state of a search of one epoch; rates of 0 keep the gates."""
-
-    def run(config, scores, *rates):
-        forget_runs()
-        run_tool('search', config, '--init', scores, '--work-dir', tmp_path / 'search', *data,
-                 f'load_from={tmp_path / "dense.pth"}', 'train_cfg.max_epochs=1',
-                 *(f'optim_wrapper.{rate}=0.' for rate in rates), 'param_scheduler=[]',
-                 'train_dataloader.dataset.indices=64', 'train_dataloader.batch_size=16',
-                 'val_dataloader.dataset.indices=16')
-        return torch.load(tmp_path / 'search/epoch_1.pth', weights_only=False)['state_dict']
-
-    return run
-
-
-TWO = ['weights.optimizer.lr', 'architecture.optimizer.lr']
-
-
-@pytest.mark.parametrize('method, model, kinds, logits, rates', [
-    ('kcr', 'vit-mini', ['mlp_channels'], 'alpha', TWO),
-    ('dcs', 'mobilevit-mini', ['mlp_channels'], 'alpha', TWO),
-    ('ofb', 'vit-mini', ['mlp_hidden', 'head_channels'], 'importance',
-     ['optimizer.lr', 'architecture.lr'])])
-def test_units_begin_in_the_order_of_their_scores(method, model, kinds, logits, rates, scored,
-                                                  begun):
-    """But the channels of heads, whose scores are about rotated ones."""
-    dense, search = (CONFIGS / f'{method}/digits/{method}-{stage}_{model}_1xb64_digits.py'
+@pytest.mark.parametrize('method, kinds, logits, rates', [
+    ('kcr', ['mlp_channels'], 'alpha', ['weights.optimizer.lr', 'architecture.optimizer.lr']),
+    ('ofb', ['mlp_hidden', 'head_channels'], 'importance', ['optimizer.lr', 'architecture.lr'])])
+def test_units_begin_in_the_order_of_their_scores(method, kinds, logits, rates, run_tool, data,
+                                                  make_checkpoint, tmp_path):
+    """But the channels of heads, whose scores are about rotated ones; rates of 0 keep the gates."""
+    dense, search = (CONFIGS / f'{method}/digits/{method}-{stage}_vit-mini_1xb64_digits.py'
                      for stage in ('dense', 'search'))
-    scores = scored(dense, *kinds)
-    state = begun(search, scores, *rates)
+    checkpoint, scores = make_checkpoint(dense), tmp_path / 'scores/sensitivity.json'
+    run_tool('compress', dense, checkpoint, '--target-macs', '95%', '--sites', *kinds,
+             '--images', 16, '--out', tmp_path / 'scores', *data)
+    run_tool('search', search, '--init', scores, '--work-dir', tmp_path / 'search', *data,
+             f'load_from={checkpoint}', 'train_cfg.max_epochs=1',
+             *(f'optim_wrapper.{rate}=0.' for rate in rates), 'param_scheduler=[]',
+             'train_dataloader.dataset.indices=64', 'train_dataloader.batch_size=16',
+             'val_dataloader.dataset.indices=16')
+    state = torch.load(tmp_path / 'search/epoch_1.pth', weights_only=False)['state_dict']
     for name, (order, _) in load_scores(scores).items():
         values = state[f'backbone.{name}.gate.{logits}']
         # Once for Both slices while it trains

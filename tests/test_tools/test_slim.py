@@ -1,13 +1,11 @@
 """tools/slim.py: a search's checkpoint to a structure file and a smaller checkpoint."""
 
 import hashlib
-import io
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import mmengine
-import pytest
 import torch
 from mmengine.hooks import EMAHook
 from mmengine.runner import load_checkpoint
@@ -20,10 +18,11 @@ from mmkcr.engine.build import build_model, load_config, load_weights
 SHAPE = (3, 32, 32)
 
 
-def logits(model, seed=0):
-    images = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(seed))
+def assert_same_logits(*models):
+    images = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return model.eval()(images, mode='tensor')[-1]
+        found, expected = (model.eval()(images, mode='tensor')[-1] for model in models)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 def supernet(config, checkpoint, **kwargs):
@@ -39,9 +38,7 @@ def test_files_load_strictly_and_compute_what_the_supernet_does(run_tool, search
     assert sorted(path.name for path in out.iterdir()) == ['structure.json', 'subnet.pth']
     model = build_model(dense_config(out / 'structure.json'))
     load_checkpoint(model, str(out / 'subnet.pth'), strict=True)
-    expected = logits(supernet(search_config, checkpoint))
-    torch.testing.assert_close(logits(model), expected, rtol=0,
-                               atol=1e-5 * float(expected.abs().max()))
+    assert_same_logits(model, supernet(search_config, checkpoint))
     structure = Structure.load(out / 'structure.json')
     assert structure.macs == dict(dense=structure.macs['dense'], subnet=count_macs(model, SHAPE),
                                   backbone=count_macs(model.backbone, SHAPE),
@@ -67,23 +64,15 @@ def test_budget_divisor_and_shape(run_tool, search_config, dense_config, checkpo
     assert macs['0.8'] <= 0.8 * dense < macs['90%'] <= 0.9 * dense
 
 
-def test_the_file_is_smaller_and_plain(run_tool, search_config, checkpoint, tmp_path):
+def test_the_file_is_plain(run_tool, search_config, checkpoint, tmp_path):
     """No storage of a dense tensor hides behind a sliced one, and nothing but data is pickled."""
     run_tool('slim', search_config, checkpoint, '--target-macs', '0.8', '--out', tmp_path / 's')
-    path = tmp_path / 's' / 'subnet.pth'
-    content = torch.load(path, weights_only=True)
+    content = torch.load(tmp_path / 's' / 'subnet.pth', weights_only=True)
     assert set(content) == {'state_dict', 'meta'}
     assert content['meta']['dataset_meta'] == dict(classes=('a', 'b'))
-    assert not any(key.startswith(('architecture', 'regularizers')) or 'gate' in key
-                   for key in content['state_dict'])
-    buffer = io.BytesIO()
-    dense = {key: value for key, value in torch.load(checkpoint)['state_dict'].items()
-             if 'gate' not in key and not key.startswith('regularizers')}
-    torch.save(dense, buffer)
-    structure = Structure.load(tmp_path / 's' / 'structure.json')
-    saved = 4 * (structure.params['dense'] - structure.params['subnet'])
-    kept = 8 * 2 * sum(structure.sizes().values())
-    assert path.stat().st_size < buffer.tell() - saved + kept + 8000 < buffer.tell()
+    for key, value in content['state_dict'].items():
+        assert value.untyped_storage().nbytes() == value.nbytes, key
+        assert not key.startswith(('architecture', 'regularizers')) and 'gate' not in key
 
 
 def test_provenance(run_tool, search_config, checkpoint, tmp_path):
@@ -101,8 +90,7 @@ def test_provenance(run_tool, search_config, checkpoint, tmp_path):
     assert torch.load('work_dirs/mine/slim/subnet.pth')['meta']['provenance'] == found
 
 
-def test_averaged_weights_by_default_and_online_ones_on_request(run_tool, search_config, checkpoint,
-                                                                dense_config, tmp_path):
+def test_averaged_weights(run_tool, search_config, checkpoint, dense_config, tmp_path):
     """EMAHook itself writes the checkpoint: its ``state_dict`` is the average."""
     model = supernet(search_config, checkpoint)
     hook, runner = EMAHook(momentum=0.5), SimpleNamespace(model=model, iter=5)
@@ -124,44 +112,26 @@ def test_averaged_weights_by_default_and_online_ones_on_request(run_tool, search
     assert {site: s.kept for site, s in structure.sites.items()} == kept
     subnet = build_model(dense_config(tmp_path / 'slim/structure.json'))
     load_checkpoint(subnet, str(tmp_path / 'slim/subnet.pth'), strict=True)
-    expected = logits(average)
-    torch.testing.assert_close(logits(subnet), expected, rtol=0,
-                               atol=1e-5 * float(expected.abs().max()))
+    assert_same_logits(subnet, average)
 
 
 def test_refusals(refused, run_tool, search_config, checkpoint, tmp_path):
-    junk = tmp_path / 'junk.pth'
-    junk.write_text('no checkpoint')
     run_tool('slim', search_config, checkpoint, '--out', tmp_path / 's')
     model, dense = supernet(search_config, checkpoint).architecture, tmp_path / 'dense.pth'
     torch.save(dict(state_dict={key: value for key, value in model.state_dict().items()
                                 if '.gate.' not in key}), dense)
     for args, message in [
-        (('no.py', checkpoint), 'a config file at `no.py`, found none'),
-        ((search_config, 'no.pth'), 'a checkpoint at `no.pth`, found none'),
-        ((search_config, junk), 'a file that cannot be read'),
-        ((search_config, tmp_path / 's' / 'subnet.pth'), 'subnet.pth` without gates'),
-        ((search_config, dense), f'expected a checkpoint of a search, as the config is one, found '
-                                 f'`{dense}` without gates'),
-        ((search_config, checkpoint, '--target-macs', 'much'), 'a target of MACs such as'),
-        *(((search_config, checkpoint, '--target-macs', target), 'within the reachable')
-          for target in ('0.1', '900G', '1K')),
-        ((search_config, checkpoint, '--divisor', '0'), '`--divisor` of at least 1, found 0'),
-        ((search_config, checkpoint, '--shape', '1', '2', '3'), 'one or two positive numbers'),
+        ((tmp_path / 's' / 'subnet.pth', ), 'subnet.pth` without gates'),
+        ((dense, ), f'expected a checkpoint of a search, as the config is one, found `{dense}` '
+                    'without gates'),
+        ((checkpoint, '--target-macs', '900G'), r'the reachable [\d.e-]+G to [\d.e-]+G MACs, f'),
+        ((checkpoint, '--target-params', '1K'), r'0.0\d+M to 0.0\d+M parameters, found 0.001M'),
+        ((checkpoint, '--target-bytes', '1KB'), r'reachable 0.\d+MB to 0.\d+MB, found 0.001MB'),
     ]:
-        assert message in refused('slim', *args), message
+        assert re.search(message, refused('slim', search_config, *args)), message
 
 
-def test_interrupted_write_leaves_nothing(load_tool, search_config, checkpoint, tmp_path,
-                                          monkeypatch):
-    """Neither file is there if the second cannot be written."""
-    monkeypatch.setattr(Structure, 'save', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        load_tool('slim').main([search_config, checkpoint, '--out', str(tmp_path / 's')])
-    assert not list((tmp_path / 's').iterdir())
-
-
-def test_budgets_of_parameters_and_bytes(run_tool, refused, search_config, dense_config, checkpoint,
+def test_budgets_of_parameters_and_bytes(run_tool, search_config, dense_config, checkpoint,
                                          tmp_path):
     for cost in ('params', 'bytes'):
         printed = run_tool('slim', search_config, checkpoint, f'--target-{cost}', '85%', '--out',
@@ -174,8 +144,3 @@ def test_budgets_of_parameters_and_bytes(run_tool, refused, search_config, dense
             if not name.endswith(KEPT))
         assert said['subnet'] == found and 0.8 * said['dense'] < found <= 0.85 * said['dense']
         assert 'parameters (M)' in printed
-    for arguments, message in (
-            (('--target-params', '1K'), r'reachable 0.0\d+M to 0.0\d+M parameters, found 0.001M'),
-            (('--target-bytes', '1KB'), r'reachable 0.\d+MB to 0.\d+MB, found 0.001MB'),
-            (('--target-bytes', '9ms'), r"a target of bytes such as `12.6MB`, .* found '9ms'")):
-        assert re.search(message, refused('slim', search_config, checkpoint, *arguments))

@@ -16,18 +16,12 @@ BASE = Path(__file__).parents[2] / 'configs/kcr/detection' / \
     'kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
 
 
-@pytest.fixture
-def detector(small_digits, tmp_path):
-    """The shipped Mask R-CNN on one scene, in a file."""
-    path = tmp_path / 'detector.py'
-    path.write_text(FEW.format(base=str(BASE), data=f'{small_digits / "scenes"}/')
-                    + 'model = dict(backbone=dict(init_cfg=None))\n')
-    return str(path)
-
-
-def test_a_compressed_detector_beside_the_dense_one(run_tool, detector, make_checkpoint, tmp_path,
-                                                    monkeypatch):
+def test_a_compressed_detector_beside_the_dense_one(run_tool, small_digits, make_checkpoint,
+                                                    tmp_path, monkeypatch):
     """What `compress` writes is a side; both sides see the same images, in turns."""
+    detector = tmp_path / 'detector.py'
+    detector.write_text(FEW.format(base=str(BASE), data=f'{small_digits / "scenes"}/')
+                        + 'model = dict(backbone=dict(init_cfg=None))\n')
     weights, seen = make_checkpoint(detector, std=0.02), []
     printed = run_tool('compress', detector, weights, '--target-macs', '80%', '--scope', 'model',
                        '--part', 'model', '--out', tmp_path / 'slim')

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from lab.run_settings import move_data
-from mmkcr.cli import console
-from mmkcr.cli.command import COMMANDS, Parser
+from mmkcr.cli.command import Parser
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config
 
@@ -127,7 +126,6 @@ MORE = {
               '{dense} --work-dir {out} --resume {list}',
               '{dense} --work-dir {out} --cfg-options load_from={others}',
               '{dense} --work-dir {out} --cfg-options load_from={nan}',
-              '{dense} --work-dir {out} --cfg-options train_dataloader.dataset.data_root=no/such',
               '{dense} --work-dir {out} --cfg-options train_dataloader.batch_size=0',
               '{dense} --work-dir {out} --cfg-options train_dataloader.num_workers=-1'],
     'test': ['{dense} {weights} --out {out}', '{dense} {weights} --show-dir {weights}/below'],
@@ -361,16 +359,6 @@ def test_full_disks(tool, load_tool, files, complained):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert problem is None
-
-
-@pytest.mark.parametrize('name', sorted(COMMANDS))
-def test_subcommands(name, files, complained):
-    """``mmkcr <command>`` is the same function: one wrong input of each."""
-    assert complained(console.main, [name, '--no-such-option']) is None
-    if '{dense}' in ROWS[COMMANDS[name].tool]:
-        row = ROWS[COMMANDS[name].tool].split()
-        words = [str(files['list']) if word == '{dense}' else word for word in row]
-        assert complained(console.main, [name, *words]) is None
 
 
 @pytest.mark.parametrize('tool', TOOLS)

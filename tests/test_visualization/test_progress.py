@@ -24,7 +24,10 @@ def test_a_bar_with_the_count_on_a_terminal(monkeypatch, refresh):
     assert 'Letters' in sys.stderr.getvalue() and '3/3' in sys.stderr.getvalue()
 
 
-def test_nothing_of_a_short_loop_in_a_log(capsys):
+@pytest.mark.parametrize('rank, period', [('0', progress.PERIOD), ('1', 0)])
+def test_nothing_of_a_short_loop_in_a_log_nor_of_other_processes(rank, period, monkeypatch, capsys):
+    monkeypatch.setenv('RANK', rank)
+    monkeypatch.setattr(progress, 'PERIOD', period)
     assert list(shown('abc', 'Letters')) == ['a', 'b', 'c']
     assert capsys.readouterr() == ('', '')
 
@@ -42,13 +45,6 @@ def test_items_may_count_more_than_one(monkeypatch, capsys):
     assert list(shown(['ab', 'c'], 'Letters', 3, size=len)) == ['ab', 'c']
     assert [line.partition(' after')[0] for line in capsys.readouterr().err.splitlines()] == [
         'Letters: 2 of 3', 'Letters: 3 of 3']
-
-
-def test_nothing_of_other_processes(monkeypatch, capsys):
-    monkeypatch.setenv('RANK', '1')
-    monkeypatch.setattr(progress, 'PERIOD', 0)
-    assert list(shown('abc', 'Letters')) == ['a', 'b', 'c']
-    assert capsys.readouterr() == ('', '')
 
 
 def test_an_error_passes(monkeypatch):
