@@ -17,12 +17,11 @@ def digits_root(written_digits):
 def run_jobs(digits_root, servers):
     """``run_jobs(jobs)``: run jobs of ``train_jobs.py`` one after the other; their exit statuses.
 
-    With ``apart=True`` neighbours come from two processes, in which strings are hashed differently.
+    With ``server=1`` they come from a process in which strings are hashed differently.
     """
-    def run(jobs, apart=False):
+    def run(jobs, server=0):
         statuses = []
-        for index, job in enumerate(jobs):
-            server = index % 2 if apart else 0
+        for job in jobs:
             statuses.append(servers.run(dict(data_root=digits_root, **job), server))
             if statuses[-1] > 0:  # killed ones are below 0
                 print((Path(job['work_dir']) / 'output.txt').read_text()[-3000:])

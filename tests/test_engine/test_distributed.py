@@ -26,9 +26,24 @@ MASKED = {kind: {key: dict(value, lr=0.01) if key.endswith('.optimizer') else va
 SEGMENT = {'train_cfg.max_iters': 6, 'train_cfg.val_interval': 3,
            'model.architecture.decode_head.dropout_ratio': 0.,
            'model.architecture.auxiliary_head.dropout_ratio': 0.,
+           # the shipped mean over labelled pixels is one over those of a process
+           'model.architecture.decode_head.loss_decode.avg_non_ignore': False,
+           'model.architecture.auxiliary_head.loss_decode.avg_non_ignore': False,
            **{key: value for key, value in SEARCH.items() if key != 'train_cfg.max_epochs'}}
 KINDS = few(dict(search=SEARCH, retrain=RETRAIN, **MASKED, segment_search=SEGMENT),
             'masked_retrain', 'segment_search')
+DENSE = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
+# A batch's loss is a mean over objects, so two batches of one are not one of two; they are two
+# batches of one whose gradients are accumulated. The samplers draw at random, and otherwise on
+# every rank, unless they take everything.
+DETECTOR = {
+    'train_dataloader.batch_size': 1, 'train_dataloader.dataset.indices': list(range(8)),
+    'val_dataloader.dataset.indices': list(range(2)), 'default_hooks.logger.interval': 1,
+    'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1, 'param_scheduler': [],
+    'visualizer.vis_backends': [dict(type='LocalVisBackend')],
+    'model.test_cfg.rcnn.score_thr': 0., 'model.train_cfg.rpn.sampler.num': 10**5,
+    'model.train_cfg.rcnn.sampler.num': 10**4,
+    'optim_wrapper.optimizer': dict(SGD, lr=0.01, _delete_=True)}
 
 
 @pytest.fixture(scope='module')
@@ -36,7 +51,7 @@ def runs(run_jobs, tmp_path_factory):
     """Work directories of one process and of two, by kind of run."""
     root = tmp_path_factory.mktemp('distributed')
     jobs = [dict(kind=kind, work_dir=f'{root}/{kind}{processes}', processes=processes, options={
-        **options, 'train_dataloader.batch_size': (4 if options is SEGMENT else 8) // processes})
+        **options, 'train_dataloader.batch_size': (2 if options is SEGMENT else 8) // processes})
         for kind, options in KINDS.items() for processes in (1, 2)]
     assert run_jobs(jobs) == [0] * len(jobs)
     return root
@@ -50,6 +65,22 @@ def test_weights_gates_bases_and_averages(kind, runs, close_runs, logged, moved)
     assert moved(state, 'alpha') == (0 if 'search' not in kind else 4 if segments else 2)
     assert moved(state, 'mask.bias') == (2 if kind.startswith('masked') else 0)
     assert logged(single)[score] == logged(double)[score]
+
+
+@pytest.mark.long
+def test_a_detector(run_jobs, tmp_path, close_runs, logged):
+    """One process accumulates the gradients of two batches."""
+    accumulated = {**DETECTOR, 'optim_wrapper.accumulative_counts': 2}
+    assert run_jobs([
+        dict(config=DENSE, work_dir=str(tmp_path / 'one'), options=accumulated),
+        dict(config=DENSE, work_dir=str(tmp_path / 'two'), options=DETECTOR, processes=2)
+    ]) == [0, 0]
+    one, two = close_runs(tmp_path / 'one', tmp_path / 'two')
+    first, second = logged(one), logged(two)
+    assert len(first['train/loss']) == 2 * len(second['train/loss']) == 16
+    assert second['train/loss'][-1] < second['train/loss'][0]
+    for name in ('val/coco/bbox_mAP', 'val/coco/segm_mAP'):
+        assert first[name] == pytest.approx(second[name], abs=2e-3)
 
 
 def test_losses_that_are_ratios_and_roots_of_sums(run_jobs, tmp_path):

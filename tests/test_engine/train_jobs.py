@@ -325,64 +325,21 @@ def file_config(job):
     return config
 
 
-def scenes_loader(root, split, augmentation, sampler, num_workers):
-    return dict(
-        batch_size=4, num_workers=num_workers, persistent_workers=num_workers > 0, sampler=sampler,
-        dataset=dict(
-            type='BaseSegDataset', data_root=f'{root}/scenes', img_suffix='.png',
-            reduce_zero_label=True, metainfo=dict(classes=tuple('0123456789')),
-            data_prefix=dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}'),
-            indices=24 if split == 'training' else 5,
-            pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'),
-                      *augmentation, dict(type='PackSegInputs')]))
-
-
-def segmentor_config(**backbone):
-    common = dict(num_classes=10, dropout_ratio=0.1, align_corners=False, channels=8,
-                  norm_cfg=dict(type='GN', num_groups=2))
-    return dict(
-        type='EncoderDecoder', train_cfg=dict(), test_cfg=dict(mode='whole'),
-        data_preprocessor=dict(type='SegDataPreProcessor', mean=[78.] * 3, std=[96.] * 3,
-                               size=(64, 64), seg_pad_val=255),
-        backbone=dict(type='mmkcr.KCRSwinTransformer', window_size=4, drop_path_rate=0.2,
-                      arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 2]),
-                      out_indices=(0, 1), pad_small_map=True, **backbone),
-        decode_head=dict(type='UPerHead', in_channels=[16, 32], in_index=[0, 1],
-                         pool_scales=(1, 2), **common),
-        auxiliary_head=dict(type='FCNHead', in_channels=32, in_index=1, num_convs=1,
-                            concat_input=False, loss_decode=dict(
-                                type='CrossEntropyLoss', loss_weight=0.4), **common))
-
-
 def segment_search_config(root):
-    """A search on a segmentor, as mmseg runs it."""
-    config = iterated_search_config(root)
-    config['model'].update(architecture=segmentor_config(
-        gates=dict(type='mmkcr.GumbelChannelGate', min_size=4)))
-    augmentation = [
-        dict(type='RandomResize', scale=(96, 96), ratio_range=(0.5, 2.), keep_ratio=True),
-        dict(type='RandomCrop', crop_size=(64, 64), cat_max_ratio=0.75),
-        dict(type='RandomFlip', prob=0.5), dict(type='PhotoMetricDistortion')]
-    config.update(
-        default_scope='mmseg', val_evaluator=dict(type='IoUMetric'),
-        train_dataloader=scenes_loader(root, 'training', augmentation,
-                                       dict(type='InfiniteSampler'), 2),
-        val_dataloader=scenes_loader(root, 'validation', [], dict(
-            type='DefaultSampler', shuffle=False), 0))
-    config['train_cfg'].update(max_iters=14, val_interval=6)
-    config['custom_hooks'][3]['landmarks'] = 12  # of 17 scenes in the weights' part
-    return config
-
-
-def segment_config(root):
-    """A dense segmentor."""
-    config = segment_search_config(root)
-    config.update(model=segmentor_config(),
-                  train_cfg=dict(by_epoch=False, max_iters=14, val_interval=6),
-                  optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
-                  param_scheduler=[dict(type='PolyLR', end=14, power=1., by_epoch=False)],
-                  custom_hooks=config['custom_hooks'][:2])
-    return config
+    """The shipped search on a segmentor with 8 scenes for the weights and 4 for the gates."""
+    config = file_config(dict(
+        config='configs/kcr/segmentation/kcr-upernet_swin-mini_search_1xb8_digit-scenes.py',
+        data_root=root))
+    config.merge_from_dict({
+        'train_dataloader.batch_size': 2, 'train_dataloader.dataset.indices': 12,
+        'val_dataloader.dataset.indices': 2, 'randomness.seed': 3,
+        'train_cfg.max_iters': 14, 'train_cfg.val_interval': 6,
+        'default_hooks.logger.interval': 1, 'default_hooks.checkpoint.interval': 5,
+        'custom_hooks.0.interval': 3, 'custom_hooks.1.begin': 4,
+        'custom_hooks.2': dict(interval=7, landmarks=6),
+        'visualizer.vis_backends': [dict(type='LocalVisBackend')]})
+    config.custom_hooks.append(dict(type='EMAHook', momentum=0.1))
+    return config._cfg_dict
 
 
 def train(job):

@@ -1,4 +1,4 @@
-"""A run killed and resumed is the unbroken run, bit for bit."""
+"""A run killed, or told to end, and resumed is the unbroken run, bit for bit."""
 
 import json
 import signal
@@ -18,67 +18,149 @@ from mmengine.evaluator import BaseMetric
 from mmengine.hooks import EarlyStoppingHook
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
-from mmengine.runner import Runner
+from mmengine.runner import Runner, find_latest_checkpoint
 from mmengine.structures import InstanceData
 
 from long_form import few
 from mmkcr.engine.resume.host_state import host_state, set_host_state
+from mmkcr.engine.resume.preemption import STATUS
 from mmkcr.safe_load import read_checkpoint
 
-# kind, the iteration after which SIGKILL comes (within an epoch, and not on a checkpoint)
-CASES = few(dict(search=22, retrain=22, iterations=18, iterated_search=18, masked_search=22,
-                 masked_retrain=22, segment=9, segment_search=9),
-            'masked_retrain', 'segment_search')
+TOLD = dict(signal='SIGTERM', left='preempted.pth')
+ALONE = {'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False}
+SHORT = {**ALONE, 'train_cfg.max_iters': 9, 'train_cfg.val_interval': 4,
+         'default_hooks.checkpoint.interval': 3, 'default_hooks.checkpoint.max_keep_ckpts': 1,
+         'default_hooks.checkpoint.save_best': 'accuracy/top1'}
+TWO = {**ALONE, 'optim_wrapper.accumulative_counts': 3, 'train_cfg.max_iters': 12,
+       'default_hooks.checkpoint.interval': 5, 'train_dataloader.batch_size': 4}
+SCENES = {'train_dataloader.dataset.indices': list(range(6)), 'train_dataloader.batch_size': 2,
+          'val_dataloader.dataset.indices': list(range(2)), 'default_hooks.logger.interval': 1,
+          'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
+          'visualizer.vis_backends': [dict(type='LocalVisBackend')]}
+
+
+def scenes(config, *logged):
+    """A detector's shipped search, which goes on from its first epoch."""
+    return dict(config=f'configs/{config}_1xb8_digit-scenes.py', options=SCENES,
+                logged=['train/macs', *logged])
+
+
+#: Jobs, and how they are broken: the iteration after which a signal comes, SIGKILL if no other is
+#: named; what is left then; what is logged. `tests/faults` has more.
+CASES = few(dict(
+    # within an epoch, and not on a checkpoint
+    search=dict(kill=22), retrain=dict(kill=22), iterations=dict(kill=18),
+    iterated_search=dict(kill=18), masked_search=dict(kill=22), masked_retrain=dict(kill=22),
+    segment_search=dict(kill=9, logged=['train/loss_price', 'train/temperature']),
+    # told to end within an epoch of 5 (search) or 9; where gradients are waiting, also in two
+    # processes, which agree on the iteration; at the end of an epoch, also of two loaders without
+    # workers, which draw no batch in advance
+    told_search=dict(TOLD, kind='search', kill=13),
+    told_iterations=dict(TOLD, kind='iterations', kill=17),
+    told_two=dict(TOLD, kind='iterations', kill=7, options=TWO, processes=2),
+    told_pruning=dict(TOLD, kind='pruning', kill=14),
+    told_epoch=dict(TOLD, kind='retrain', kill=18),
+    told_search_epoch=dict(TOLD, kind='search', kill=10, workers=0),
+    # while it saves. Renamings: checkpoint 3 and its pointer, best of 4, checkpoint 4 and its
+    # pointer, checkpoint 6 and its pointer, ...
+    **{f'renaming_{number}': dict(kind='iterations', options=SHORT, kill_rename=number, left=left)
+       for number, left in {2: None, 3: 'iter_3.pth', 4: 'iter_3.pth', 7: 'iter_4.pth'}.items()},
+    kcr=scenes('kcr/detection/kcr-mask-rcnn_swin-mini_search', 'train/loss_mask', 'train/loss_kcr',
+               'train/loss_price', 'train/architecture/loss', 'val/coco/segm_mAP'),
+    dcs=scenes('dcs/detection/dcs-ssdlite_mobilevit-mini_search', 'train/loss_cls',
+               'train/loss_price', 'train/architecture/loss', 'val/coco/bbox_mAP'),
+    ofb=scenes('ofb/detection/ofb-mask-rcnn_swin-mini_search', 'train/loss_mask',
+               'val/coco/segm_mAP')),
+    'masked_retrain', 'segment_search', 'told_iterations', 'told_two', 'told_search_epoch',
+    'renaming_3', 'renaming_4', 'kcr', 'dcs', 'ofb')
 # a regulariser and its state in the checkpoint: KCR's, and that of DCS's runs with masks
 STATES = dict(kcr={'basis'}, ib={'centroids', 'log_q'})
 
 
 @pytest.fixture(scope='module')
-def runs(run_jobs, tmp_path_factory):
-    """Work directories of an unbroken and of a killed and resumed run of every kind."""
-    root = tmp_path_factory.mktemp('runs')
-    jobs, expected = [], []
-    for kind, kill in CASES.items():
-        unbroken, broken = str(root / f'{kind}_unbroken'), str(root / f'{kind}_broken')
-        # the resumed half has other workers, which must not matter
-        other = {'train_dataloader.num_workers': 1, 'train_dataloader.persistent_workers': False}
-        jobs += [dict(kind=kind, work_dir=unbroken),
-                 dict(kind=kind, work_dir=broken, kill=kill),
-                 dict(kind=kind, work_dir=broken, resume=True, options=other)]
-        expected += [0, -signal.SIGKILL, 0]
-    statuses = run_jobs(jobs, apart=True)
-    for job, status, wanted in zip(jobs, statuses, expected):
-        assert status == wanted, (job, Path(job['work_dir'], 'output.txt').read_text()[-3000:])
-    return root
+def unbroken(run_jobs, tmp_path_factory):
+    """``unbroken(job)``: work directory of a whole run, which is run once."""
+    done = []
+
+    def run(job):
+        for other, folder in done:
+            if other == job:
+                return folder
+        done.append((job, tmp_path_factory.mktemp('unbroken')))
+        assert run_jobs([dict(job, work_dir=str(done[-1][1]))]) == [0]
+        return done[-1][1]
+
+    return run
 
 
-@pytest.mark.parametrize('kind', CASES)
-def test_resumed_run_is_the_unbroken_one(kind, runs, same_runs, moved):
-    """What was compared was trained, too."""
-    checkpoint, values = same_runs(runs / f'{kind}_unbroken', runs / f'{kind}_broken')
-    state = checkpoint['state_dict']
-    segments = kind.startswith('segment')
-    assert {'train/loss', 'val/mIoU' if segments else 'val/accuracy/top1'} <= values.keys()
+@pytest.fixture(scope='module', params=CASES)
+def runs(request, unbroken, run_jobs, tmp_path_factory):
+    """A case, and the work directories of an unbroken run and of a broken and resumed one."""
+    case, broken = CASES[request.param], tmp_path_factory.mktemp('broken')
+    job = {key: case[key] for key in ('config', 'kind', 'options', 'processes') if key in case}
+    if 'config' not in job:
+        job.setdefault('kind', request.param)
+    end = {key: case[key] for key in ('kill', 'signal', 'kill_rename') if key in case}
+    whole, options = unbroken(job), job.get('options', {})
+    jobs = [dict(job, work_dir=str(broken), **end),
+            # the resumed half has other workers, which must not matter
+            dict(job, work_dir=str(broken), resume=True, options={
+                'train_dataloader.num_workers': case.get('workers', 1),
+                'train_dataloader.persistent_workers': False, **options})]
+    if end:
+        assert run_jobs(jobs[:1]) == [STATUS if 'signal' in end else -signal.SIGKILL]
+        left = find_latest_checkpoint(str(broken))
+        assert 'left' not in case or (left and Path(left).name) == case['left']
+        meta = left and torch.load(left, weights_only=False)['meta']
+        assert 'signal' not in end or meta['iter'] == end['kill']
+    else:
+        jobs[1]['options']['load_from'] = f'{whole}/epoch_1.pth'
+    assert run_jobs(jobs[1:], server=1) == [0]
+    return request.param, whole, broken
+
+
+def test_resumed_run_is_the_unbroken_one(runs, same_runs, moved):
+    """What was compared was trained, too; what was saved on the way has gone."""
+    name, whole, broken = runs
+    case = CASES[name]
+    checkpoint, values = same_runs(whole, broken)
+    assert {'train/loss', *case.get('logged', ())} <= values.keys()
+    if 'signal' in case:
+        assert {path.name for path in whole.glob('*.pth')} == {
+            path.name for path in broken.glob('*.pth')}
+    state, kind = checkpoint['state_dict'], case.get('kind', name)
+    if 'config' in case:
+        assert moved(state, 'gate.alpha') >= 4
+        return
+    if kind == 'pruning':
+        return
+    segments = kind == 'segment_search'
+    assert ('val/mIoU' if segments else 'val/accuracy/top1') in values
     assert moved(state, 'alpha') == (0 if 'search' not in kind else 4 if segments else 2)
     assert moved(state, 'mask.bias') == (2 if kind.startswith('masked') else 0)
-    if kind == 'segment':  # without a regulariser
-        return
     term = 'ib' if kind.startswith('masked') else 'kcr'
     assert f'train/loss_{term}' in values
     assert {f'regularizers.{term}.{name}' for name in STATES[term]} <= state.keys()
     if term == 'ib':
         assert state['regularizers.ib.refresh_step'] == 3
-    if kind == 'segment_search':
-        assert {'train/loss_price', 'train/temperature'} <= values.keys()
+    if segments:
         assert state['regularizers.kcr.basis_epoch'] == 13
 
 
-@pytest.mark.parametrize('kind', CASES)
-def test_written_logs(kind, runs):
+def test_written_logs(runs):
     """What the resumed run writes to its log is what the unbroken one wrote."""
-    unbroken, resumed = (_log_lines(runs / f'{kind}_{name}') for name in ('unbroken', 'broken'))
-    assert len(unbroken) > 14
+    name, *folders = runs
+    unbroken, resumed = map(_log_lines, folders)
+    assert len(resumed) > 2
+    if 'config' in CASES[name]:  # its first epoch is written in the unbroken one alone
+        unbroken = {key: line for key, line in unbroken.items() if key in resumed}
     assert unbroken == resumed
+
+
+def test_only_what_is_asked_for_is_kept(unbroken):
+    files = {path.name for path in unbroken(dict(kind='iterations', options=SHORT)).glob('*.pt*')}
+    assert 'iter_9.pth' in files and len(files) == 2
+    assert [name for name in files if name.startswith('best_')]
 
 
 def test_without_a_seed_in_the_config(run_jobs, tmp_path, same_runs):
