@@ -1,9 +1,12 @@
 """Fixtures of the engine's tests: real data on disk and training in other processes."""
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import torch
+
+from .test_hooks import kernel_toy
 
 
 @pytest.fixture(scope='session')
@@ -11,6 +14,20 @@ def digits_root(written_digits):
     """A folder with the embedded digits."""
     from lab.digits import DigitsOptions
     return str(written_digits(DigitsOptions()))
+
+
+@pytest.fixture(scope='session')
+def toy():
+    """Module ``kernel_toy``: a tiny task, its data and its Runner."""
+    return kernel_toy
+
+
+@pytest.fixture
+def build(toy, tmp_path):
+    """``build(**overrides)``: a Runner of the toy run in a folder of its own."""
+    def make(work_dir=None, **overrides):
+        return toy.make_runner(work_dir or tmp_path, uuid4().hex, **overrides)
+    return make
 
 
 @pytest.fixture(scope='session')
@@ -26,6 +43,23 @@ def run_jobs(digits_root, servers):
             if statuses[-1] > 0:  # killed ones are below 0
                 print((Path(job['work_dir']) / 'output.txt').read_text()[-3000:])
         return statuses
+
+    return run
+
+
+@pytest.fixture(scope='session')
+def finished(run_jobs, tmp_path_factory):
+    """``finished(job)``: work directory of a run that ended well; equal jobs run once."""
+    done = []
+
+    def run(job):
+        for other, folder in done:
+            if other == job:
+                return folder
+        folder = tmp_path_factory.mktemp('finished')
+        assert run_jobs([dict(job, work_dir=str(folder))]) == [0]
+        done.append((job, folder))
+        return folder
 
     return run
 

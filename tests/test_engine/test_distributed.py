@@ -46,21 +46,13 @@ DETECTOR = {
     'optim_wrapper.optimizer': dict(SGD, lr=0.01, _delete_=True)}
 
 
-@pytest.fixture(scope='module')
-def runs(run_jobs, tmp_path_factory):
-    """Work directories of one process and of two, by kind of run."""
-    root = tmp_path_factory.mktemp('distributed')
-    jobs = [dict(kind=kind, work_dir=f'{root}/{kind}{processes}', processes=processes, options={
-        **options, 'train_dataloader.batch_size': (2 if options is SEGMENT else 8) // processes})
-        for kind, options in KINDS.items() for processes in (1, 2)]
-    assert run_jobs(jobs) == [0] * len(jobs)
-    return root
-
-
 @pytest.mark.parametrize('kind', KINDS)
-def test_weights_gates_bases_and_averages(kind, runs, close_runs, logged, moved):
-    single, double = close_runs(runs / f'{kind}1', runs / f'{kind}2')
-    segments = kind.startswith('segment')
+def test_weights_gates_bases_and_averages(kind, finished, close_runs, logged, moved):
+    segments = kind == 'segment_search'
+    batch = 2 if segments else 8
+    single, double = close_runs(*(finished(dict(kind=kind, processes=processes, options={
+        **KINDS[kind], 'train_dataloader.batch_size': batch // processes}))
+        for processes in (1, 2)))
     state, score = double['state_dict'], 'val/mIoU' if segments else 'val/accuracy/top1'
     assert moved(state, 'alpha') == (0 if 'search' not in kind else 4 if segments else 2)
     assert moved(state, 'mask.bias') == (2 if kind.startswith('masked') else 0)
@@ -68,14 +60,11 @@ def test_weights_gates_bases_and_averages(kind, runs, close_runs, logged, moved)
 
 
 @pytest.mark.long
-def test_a_detector(run_jobs, tmp_path, close_runs, logged):
+def test_a_detector(finished, close_runs, logged):
     """One process accumulates the gradients of two batches."""
     accumulated = {**DETECTOR, 'optim_wrapper.accumulative_counts': 2}
-    assert run_jobs([
-        dict(config=DENSE, work_dir=str(tmp_path / 'one'), options=accumulated),
-        dict(config=DENSE, work_dir=str(tmp_path / 'two'), options=DETECTOR, processes=2)
-    ]) == [0, 0]
-    one, two = close_runs(tmp_path / 'one', tmp_path / 'two')
+    one, two = close_runs(finished(dict(config=DENSE, options=accumulated)),
+                          finished(dict(config=DENSE, options=DETECTOR, processes=2)))
     first, second = logged(one), logged(two)
     assert len(first['train/loss']) == 2 * len(second['train/loss']) == 16
     assert second['train/loss'][-1] < second['train/loss'][0]

@@ -162,12 +162,13 @@ def both():
 
 
 def refresh_only(runner):
-    """Runs the refresh hooks on the weights as built, without a training step."""
+    """The Runner, whose refresh hooks ran on the weights as built, without a training step."""
     runner._train_loop = runner.build_train_loop(runner._train_loop)
     for hook in runner.hooks:
         if isinstance(hook, RefreshHook):
             hook.before_train(runner)
             hook.before_train_epoch(runner)
+    return runner
 
 
 def eval_features(runner, size=24):

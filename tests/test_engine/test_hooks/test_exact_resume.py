@@ -77,31 +77,15 @@ CASES = few(dict(
 STATES = dict(kcr={'basis'}, ib={'centroids', 'log_q'})
 
 
-@pytest.fixture(scope='module')
-def unbroken(run_jobs, tmp_path_factory):
-    """``unbroken(job)``: work directory of a whole run, which is run once."""
-    done = []
-
-    def run(job):
-        for other, folder in done:
-            if other == job:
-                return folder
-        done.append((job, tmp_path_factory.mktemp('unbroken')))
-        assert run_jobs([dict(job, work_dir=str(done[-1][1]))]) == [0]
-        return done[-1][1]
-
-    return run
-
-
 @pytest.fixture(scope='module', params=CASES)
-def runs(request, unbroken, run_jobs, tmp_path_factory):
+def runs(request, finished, run_jobs, tmp_path_factory):
     """A case, and the work directories of an unbroken run and of a broken and resumed one."""
     case, broken = CASES[request.param], tmp_path_factory.mktemp('broken')
     job = {key: case[key] for key in ('config', 'kind', 'options', 'processes') if key in case}
     if 'config' not in job:
         job.setdefault('kind', request.param)
     end = {key: case[key] for key in ('kill', 'signal', 'kill_rename') if key in case}
-    whole, options = unbroken(job), job.get('options', {})
+    whole, options = finished(job), job.get('options', {})
     jobs = [dict(job, work_dir=str(broken), **end),
             # the resumed half has other workers, which must not matter
             dict(job, work_dir=str(broken), resume=True, options={
@@ -157,8 +141,8 @@ def test_written_logs(runs):
     assert unbroken == resumed
 
 
-def test_only_what_is_asked_for_is_kept(unbroken):
-    files = {path.name for path in unbroken(dict(kind='iterations', options=SHORT)).glob('*.pt*')}
+def test_only_what_is_asked_for_is_kept(finished):
+    files = {path.name for path in finished(dict(kind='iterations', options=SHORT)).glob('*.pt*')}
     assert 'iter_9.pth' in files and len(files) == 2
     assert [name for name in files if name.startswith('best_')]
 

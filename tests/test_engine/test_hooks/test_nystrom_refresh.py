@@ -94,8 +94,7 @@ def test_schedule_by_iteration(build):
 @pytest.mark.parametrize('solver, landmarks', [('nystrom', None), ('exact', None),
                                                ('exact', 10), ('nystrom', 24)])
 def test_basis_is_that_of_eval_features_with_test_transforms(build, toy, solver, landmarks):
-    runner = build(hooks=[refresh(solver=solver, landmarks=landmarks)])
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(hooks=[refresh(solver=solver, landmarks=landmarks)]))
     assert_spans(basis_of(runner), eval_features(runner)[0])
 
 
@@ -152,8 +151,7 @@ def test_with_ema_the_features_are_those_of_the_online_weights(build, toy):
 
 
 def test_a_basis_of_this_very_epoch_is_kept(build, toy):
-    runner = build(hooks=[refresh(interval=1)])
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(hooks=[refresh(interval=1)]))
     before, hook = basis_of(runner).clone(), hook_of(runner)
     torch.nn.init.normal_(runner.model.architecture.backbone[0].weight)
     hook.before_train_epoch(runner)  # as after a resume in the middle of the epoch
@@ -164,8 +162,7 @@ def test_a_basis_of_this_very_epoch_is_kept(build, toy):
 
 
 def test_sample_form_through_the_hook(build, toy):
-    runner = build(model=in_sample_form(toy), hooks=[refresh()])
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(model=in_sample_form(toy), hooks=[refresh()]))
     loss = runner.model.regularizers['kcr']
     features = eval_features(runner)[0]
     value = loss(features, torch.arange(24))
@@ -204,28 +201,20 @@ def test_the_view_goes_through_wrappers(build, toy):
     loader = toy.make_config('x').train_dataloader
     loader.dataset = dict(type='ConcatDataset', datasets=[
         dict(type='RepeatDataset', times=2, dataset=loader.dataset), loader.dataset])
-    runner = build(train_dataloader=loader, hooks=[refresh()])
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(train_dataloader=loader, hooks=[refresh()]))
     assert_spans(basis_of(runner), eval_features(runner)[0].repeat(3, 1))
     inner = runner.train_dataloader.dataset.datasets[0].dataset
     assert inner.pipeline.transforms[0].noise == 5.
 
 
-def test_an_own_dataloader(build, toy):
+def test_own_samples(build, toy):
+    """Those of a loader; or the training set's with transforms beside those of validation."""
     loader = toy.make_config('x').val_dataloader
-    runner = build(hooks=[refresh(dataloader=loader)])
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(hooks=[refresh(dataloader=loader)]))
     assert_spans(basis_of(runner), eval_features(runner, 13)[0])
     assert not isinstance(runner.train_dataloader.dataset, Subset)
-
-
-def test_own_transforms(build, toy):
-    """Of the training set, in the place of those of the validation set."""
-    expected, found = (build(hooks=[refresh(**kwargs)]) for kwargs in (
-        {}, dict(pipeline=toy.make_config('x').val_dataloader.dataset.pipeline)))
-    for runner in (expected, found):
-        toy.refresh_only(runner)
-    assert torch.equal(basis_of(expected), basis_of(found))
+    runner = toy.refresh_only(build(hooks=[refresh(pipeline=loader.dataset.pipeline)]))
+    assert_spans(basis_of(runner), eval_features(runner)[0])
 
 
 @pytest.mark.parametrize('kwargs, message', [
@@ -246,8 +235,7 @@ def test_two_processes_give_the_state_and_the_values_of_one(build, toy, run_jobs
     assert run_jobs([dict(words=['python', str(script), str(tmp_path), str(out)],
                           cwd=str(tmp_path), work_dir=str(tmp_path), processes=2)]) == [0]
     two = torch.load(out)
-    runner = build(**toy.both())
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(**toy.both()))
     for name, buffer in runner.model.regularizers.named_buffers():
         assert torch.allclose(buffer, two['state'][name], atol=1e-6), name
     one = runner.val()

@@ -35,11 +35,11 @@ CONFIGS = few({
         **TINY_IMAGENET, 'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
         'optim_wrapper.optimizer': SGD, 'default_hooks.logger.interval': 1}),
 }, 'search')
-DETECTOR = 'configs/dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-scenes.py'
 # one batch, of images of one size: a process pads those of its batch to the largest of them
-SCENES = {'train_dataloader.dataset.indices': list(range(4)), 'train_cfg.max_epochs': 1,
-          'train_dataloader.dataset.pipeline.2.ratio_range': (1., 1.),
-          'val_dataloader.dataset.indices': list(range(2)), 'default_hooks.logger.interval': 1}
+DETECTOR = ('configs/dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-scenes.py', {
+    'train_dataloader.dataset.indices': list(range(4)), 'train_cfg.max_epochs': 1,
+    'train_dataloader.dataset.pipeline.2.ratio_range': (1., 1.),
+    'val_dataloader.dataset.indices': list(range(2)), 'default_hooks.logger.interval': 1})
 
 
 @pytest.fixture(scope='module')
@@ -69,55 +69,47 @@ def test_outputs_gradients_and_statistics(both):
 
 
 @pytest.fixture(scope='module')
-def runs(run_jobs, digits_root, tmp_path_factory):
-    """Work directories by config: of one process, of two, and of two that were resumed."""
-    root = tmp_path_factory.mktemp('runs')
-
-    def job(kind, name, size, **more):
-        path, options = CONFIGS[kind]
+def job_of(digits_root):
+    """``job_of(kind, processes)``: a job of so many processes with one global batch."""
+    def make(kind, processes):
+        path, options = CONFIGS.get(kind) or DETECTOR
         options = {key: dict(value, data_root=digits_root) if key.endswith('.dataset') else value
                    for key, value in options.items()}
-        return dict(config=path, work_dir=f'{root}/{kind}_{name}', precise=True, buffers=True,
-                    options={**options, 'train_dataloader.batch_size': size}, **more)
+        batch = 4 if kind == 'detector' else 8
+        return dict(config=path, precise=kind != 'detector', buffers=True, processes=processes,
+                    options={**options, 'train_dataloader.batch_size': batch // processes})
 
-    def scenes(name, size, **more):
-        return dict(config=DETECTOR, work_dir=f'{root}/detector_{name}', buffers=True,
-                    options={**SCENES, 'train_dataloader.batch_size': size}, **more)
-
-    one = [job(kind, 'one', 8) for kind in CONFIGS]
-    two = [job(kind, 'two', 4, processes=2) for kind in CONFIGS]
-    resumed = [dict(begun, work_dir=begun['work_dir'].replace('_two', '_resumed'), resume=True,
-                    options={**begun['options'], 'load_from': f'{begun["work_dir"]}/epoch_1.pth'})
-               for begun in two]
-    jobs = [*one, scenes('one', 4), *two, *resumed, scenes('two', 2, processes=2)]
-    assert run_jobs(jobs) == [0] * len(jobs)
-    return root
+    return make
 
 
 @pytest.mark.parametrize('kind', CONFIGS)
-def test_two_processes_are_one(runs, close_runs, logged, kind):
-    one, two = close_runs(runs / f'{kind}_one', runs / f'{kind}_two')
+def test_two_processes_are_one(kind, job_of, finished, close_runs, logged):
+    one, two = close_runs(*(finished(job_of(kind, processes)) for processes in (1, 2)))
     assert len([name for name in one['state_dict'] if name.endswith('running_var')]) > 10
     assert logged(one)['val/accuracy/top1'] == logged(two)['val/accuracy/top1']
 
 
 @pytest.mark.parametrize('kind', [*CONFIGS, 'detector'])
-def test_statistics_are_the_same_in_both_processes(runs, kind):
-    first, second = (torch.load(runs / f'{kind}_two/buffers_{rank}.pth') for rank in (0, 1))
+def test_statistics_are_the_same_in_both_processes(kind, job_of, finished):
+    first, second = (torch.load(finished(job_of(kind, 2)) / f'buffers_{rank}.pth')
+                     for rank in (0, 1))
     names = [name for name in first if 'running_' in name]
     assert len(names) > 20 and first.keys() == second.keys()
     assert [name for name in names if not torch.equal(first[name], second[name])] == []
 
 
 @pytest.mark.parametrize('kind', CONFIGS)
-def test_two_resumed_processes_are_the_unbroken_ones(runs, same_runs, kind):
-    same_runs(runs / f'{kind}_two', runs / f'{kind}_resumed')
+def test_two_resumed_processes_are_the_unbroken_ones(kind, job_of, finished, same_runs):
+    job = job_of(kind, 2)
+    unbroken = finished(job)
+    same_runs(unbroken, finished(dict(job, resume=True, options={
+        **job['options'], 'load_from': f'{unbroken}/epoch_1.pth'})))
 
 
-def test_a_detectors_first_statistics_are_those_of_one_process(runs, last_checkpoint):
+def test_a_detectors_first_statistics_are_those_of_one_process(job_of, finished, last_checkpoint):
     """Its loss is a mean over a process's objects, so that later ones follow other weights."""
-    one, two = (last_checkpoint(runs / f'detector_{name}')['state_dict']
-                for name in ('one', 'two'))
+    one, two = (last_checkpoint(finished(job_of('detector', processes)))['state_dict']
+                for processes in (1, 2))
     means = [name for name in one if name.endswith('running_mean')]
     assert len(means) > 20
     for name in means:
