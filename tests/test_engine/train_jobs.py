@@ -193,52 +193,6 @@ def masked_retrain_config(root):
     return config
 
 
-def moco_config(root):
-    """MoCo v3 without labels or validation; 7 batches an epoch for the weights."""
-    def perceptron(inputs, layers):
-        return dict(type='NonLinearNeck', in_channels=inputs, hid_channels=24, out_channels=16,
-                    num_layers=layers, with_last_bn_affine=False, with_last_bias=False,
-                    with_avg_pool=False, norm_cfg=dict(type='BN1d'))
-
-    config = search_config(root)
-    loader = config['train_dataloader']
-    views = [*loader['dataset']['pipeline'][1:-1]]
-    loader['dataset']['pipeline'][1:-1] = [
-        dict(type='MultiView', num_views=[2], transforms=[views])]
-    gates = dict(type='mmkcr.GumbelChannelGate', min_size=4)
-    config['model']['architecture'] = dict(
-        type='mmpretrain.MoCoV3', base_momentum=0.1, neck=perceptron(32, 3),
-        backbone=dict(type='mmkcr.Searchable', sites=['mlp_channels'], gates=gates, backbone=dict(
-            type='mmpretrain.MoCoV3ViT', arch=ARCH, img_size=32, patch_size=8,
-            stop_grad_conv1=True)),
-        head=dict(type='MoCoV3Head', predictor=perceptron(16, 2), temperature=0.2,
-                  loss=dict(type='CrossEntropyLoss', loss_weight=0.4)),
-        data_preprocessor=dict(type='mmkcr.PreciseSelfSupDataPreprocessor', mean=[128.] * 3,
-                               std=[64.] * 3, to_rgb=True))
-    # positions are frozen when weights are initialised, after the model was distributed
-    config.update(val_dataloader=None, val_cfg=None, val_evaluator=None,
-                  find_unused_parameters=True)
-    return config
-
-
-def moca_config(root):
-    """MOCA; with a ratio of 0 its masks, which each process draws, change the order alone."""
-    config = moco_config(root)
-    architecture = config['model']['architecture']
-    gates = architecture['backbone']['gates']
-    config['model'].update(feature_layer='backbone.ln1', architecture=dict(
-        type='mmkcr.MOCA', base_momentum=0.1, early_layer=0,
-        backbone=dict(type='mmkcr.Searchable', sites=['mlp_channels'], gates=gates, backbone=dict(
-            type='mmpretrain.MAEViT', arch=ARCH, img_size=32, patch_size=8)),
-        mask_ratios=(0., ), decoded=(1., ),
-        neck=dict(type='mmkcr.MOCADecoder', size=(4, 4), in_channels=32, embed_dims=16, depth=1,
-                  num_heads=2),
-        head=dict(type='mmkcr.MOCAHead', in_channels=32, decoder_channels=16),
-        codebook=dict(type='mmkcr.OnlineCodebook', channels=32, words=12, new_words=4, border=1),
-        data_preprocessor=architecture['data_preprocessor']))
-    return config
-
-
 def pruning_config(root):
     """9 iterations an epoch, an event every 3, all decided after 18 of 36."""
     config = base_config(root)
@@ -320,8 +274,9 @@ def file_config(job):
     config = load_config(Path(__file__).parents[2] / job['config'])
     move_data(config._cfg_dict, 'data/digits', job['data_root'])
     config.model.get('architecture', config.model).backbone.init_cfg = config.load_from = None
-    for part in ('train', 'val', 'test'):
-        config[f'{part}_dataloader'].update(num_workers=0, persistent_workers=False)
+    for loader in filter(None, (config.get(f'{part}_dataloader')
+                                for part in ('train', 'val', 'test'))):
+        loader.update(num_workers=0, persistent_workers=False)
     return config
 
 
@@ -344,12 +299,13 @@ def segment_search_config(root):
 
 def train(job):
     torch.set_num_threads(1)
-    precise = job.get('precise') or job.get('kind', '').startswith(('masked', 'moc'))
+    precise = job.get('precise') or job.get('kind', '').startswith('masked')
     torch.set_default_dtype(torch.float64 if precise else torch.float32)
     config = file_config(job) if 'config' in job else Config(
         globals()[f'{job["kind"]}_config'](job['data_root']))
     if job.get('precise'):
-        config.data_preprocessor.type = 'mmkcr.PreciseClsDataPreprocessor'
+        kind = config.data_preprocessor.get('type', 'ClsDataPreprocessor')
+        config.data_preprocessor.type = f'mmkcr.Precise{kind}'
     config.merge_from_dict(job.get('options', {}))
     config.work_dir, config.resume = job['work_dir'], job.get('resume', False)
     if 'command' in job:
