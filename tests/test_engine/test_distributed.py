@@ -1,12 +1,12 @@
 """Two processes are one process with the same global batch."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from torch import nn
 
 from long_form import few
-from . import loss_job
+from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
+from mmkcr.models.losses import FeatureDistillationLoss
 
 # SGD, because Adam turns the rounding noise of a gradient that is zero into whole steps;
 # no stochastic depth and no mixup, whose noise differs by rank
@@ -72,15 +72,60 @@ def test_a_detector(finished, close_runs, logged):
         assert first[name] == pytest.approx(second[name], abs=2e-3)
 
 
-def test_losses_that_are_ratios_and_roots_of_sums(run_jobs, tmp_path):
+class Task(nn.Module):
+    """A task model of nothing but a backbone."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x):
+        return self.backbone(x)
+
+
+def complexity(form):
+    net = nn.Linear(6, 8).double()
+    loss = KernelComplexityLoss(8, scale_free=True, form=form,
+                                num_samples=12 if form == 'sample' else None).double()
+    loss.refresh_from_features(torch.randn(12, 8))
+    return net, lambda x, indices: loss(net(x), indices)
+
+
+def distillation():
+    student, teacher = (Task(nn.Linear(6, 8).double()) for _ in range(2))
+    loss = FeatureDistillationLoss(dict())
+    loss.teacher._model = teacher
+    loss.bind(student)
+
+    def value(x, _):
+        with loss.watch():
+            student(x)
+        return loss(x, x)
+
+    return student, value
+
+
+LOSSES = dict(scale_free=lambda: complexity('projection'), sample=lambda: complexity('sample'),
+              distillation=distillation)
+
+
+def losses(part):
+    """Values and gradients of every loss on (part of) a batch, whose images differ in scale."""
+    found = {}
+    for name, make in LOSSES.items():
+        torch.manual_seed(0)
+        net, loss = make()
+        batch = torch.randn(6, 6).double() * torch.arange(1, 7)[:, None]
+        value = loss(batch[part], torch.arange(6)[part])
+        value.backward()
+        found[name] = (value.detach(), [p.grad for p in net.parameters()])
+    return found
+
+
+def test_losses_that_are_ratios_and_roots_of_sums(two_processes):
     """Their values are those of one process, and so is the mean of their gradients."""
-    path = Path(__file__).with_name('loss_job.py')
-    assert run_jobs([dict(words=['python', str(path), str(tmp_path)], cwd=str(tmp_path),
-                          work_dir=str(tmp_path), processes=2)]) == [0]
-    whole = loss_job.run(slice(None))
-    first, second = (torch.load(tmp_path / f'{rank}.pth') for rank in (0, 1))
-    assert len(whole) == 3
-    for name, (value, gradients) in whole.items():
+    first, second = two_processes(lambda rank: losses(slice(3 * rank, 3 * rank + 3)))
+    for name, (value, gradients) in losses(slice(None)).items():
         assert first[name][0] == second[name][0]
         torch.testing.assert_close(first[name][0], value, rtol=1e-5, atol=0, msg=name)
         for one, two, wanted in zip(first[name][1], second[name][1], gradients):

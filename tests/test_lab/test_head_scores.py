@@ -1,11 +1,7 @@
 """Welford's score of attention heads against two passes, over processes, and in memory."""
 
 import copy
-import json
-import multiprocessing
-import socket
 import tracemalloc
-from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -207,45 +203,33 @@ def test_blocks_that_do_not_fit_take_further_passes(backbone):
         assert all(torch.equal(score, expected[name]) for name, score in found.items())
 
 
-def of_two_ranks(backbone, shares, tmp_path):
-    """What each of two processes finds on its images, which may be none."""
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        address = f'tcp://127.0.0.1:{free.getsockname()[1]}'
+@pytest.fixture
+def of_two_ranks(backbone, two_processes):
+    """``of_two_ranks(shares)``: what two processes find, each on its images, which may be none."""
+    def run(shares):
+        def job(rank):
+            with HeadStatistics(attentions(backbone), grid(backbone)) as found, torch.no_grad():
+                if len(shares[rank]):
+                    backbone(shares[rank])
+            try:
+                return found.reduce().scores()
+            except ValueError as error:
+                return str(error)
 
-    def job(rank):
-        torch.distributed.init_process_group('gloo', address, timedelta(seconds=60), 2, rank)
-        with HeadStatistics(attentions(backbone), grid(backbone)) as statistics, torch.no_grad():
-            if len(shares[rank]):
-                backbone(shares[rank])
-        try:
-            scores = statistics.reduce().scores()
-            found = {name: score.tolist() for name, score in scores.items()}
-        except ValueError as error:
-            found = str(error)
-        (tmp_path / f'{rank}.json').write_text(json.dumps(found))
-        torch.distributed.destroy_process_group()
+        return two_processes(job)
 
-    fork = multiprocessing.get_context('fork')
-    jobs = [fork.Process(target=job, args=(rank, )) for rank in (0, 1)]
-    for process in jobs:
-        process.start()
-    for process in jobs:
-        process.join(120)
-    found = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in (0, 1)]
-    assert found[0] == found[1]
-    return found[0]
+    return run
 
 
-def test_a_process_without_images(backbone, tmp_path):
+def test_a_process_without_images(backbone, of_two_ranks):
     images = torch.randn(9, 3, 32, 32)
-    found = of_two_ranks(backbone, [images, images[:0]], tmp_path)
+    first, second = of_two_ranks([images, images[:0]])
     for name, score in scores_of(backbone, images, 3).items():
-        np.testing.assert_allclose(found[name], score.numpy(), rtol=1e-6)
+        assert torch.equal(first[name], second[name])
+        np.testing.assert_allclose(first[name].numpy(), score.numpy(), rtol=1e-6)
 
 
-def test_two_processes_do_not_mix_grids(backbone, tmp_path):
-    shares = [torch.randn(2, 3, 32, 64), torch.randn(2, 3, 64, 32)]
-    assert of_two_ranks(backbone, shares, tmp_path) == (
+def test_two_processes_do_not_mix_grids(of_two_ranks):
+    assert of_two_ranks([torch.randn(2, 3, 32, 64), torch.randn(2, 3, 64, 32)]) == [
         'expected images with one token grid on all ranks to score heads on, found 4 x 8 and '
-        '8 x 4 patches')
+        '8 x 4 patches'] * 2

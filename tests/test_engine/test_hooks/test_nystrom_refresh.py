@@ -2,7 +2,6 @@
 
 import copy
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -230,17 +229,22 @@ def test_bad_input_is_one_sentence_before_any_training(build, toy, kwargs, messa
         toy.refresh_only(build(hooks=[refresh(**kwargs)]))
 
 
-def test_two_processes_give_the_state_and_the_values_of_one(build, toy, run_jobs, tmp_path):
-    script, out = Path(__file__).with_name('kernel_toy.py'), tmp_path / 'out.pth'
-    assert run_jobs([dict(words=['python', str(script), str(tmp_path), str(out)],
-                          cwd=str(tmp_path), work_dir=str(tmp_path), processes=2)]) == [0]
-    two = torch.load(out)
+def test_two_processes_give_the_state_and_the_values_of_one(build, toy, two_processes, tmp_path):
+    def job(rank):
+        runner = toy.refresh_only(build(
+            tmp_path / str(rank), **toy.both(), launcher='pytorch', model_wrapper_cfg=dict(
+                type='MMDistributedDataParallel', device_ids=None)))
+        buffers = runner.model.module.regularizers.named_buffers()
+        return {name: buffer.clone() for name, buffer in buffers}, runner.val()
+
+    (state, metrics), (other, _) = two_processes(job)
+    assert all(torch.equal(value, other[name]) for name, value in state.items())
     runner = toy.refresh_only(build(**toy.both()))
     for name, buffer in runner.model.regularizers.named_buffers():
-        assert torch.allclose(buffer, two['state'][name], atol=1e-6), name
+        assert torch.allclose(buffer, state[name], atol=1e-6), name
     one = runner.val()
     for name in ('kernel', 'information'):
-        assert one[f'{name}/n'] == two['metrics'][f'{name}/n'] == 13  # odd: one is padding
-    assert one.keys() == two['metrics'].keys()
+        assert one[f'{name}/n'] == metrics[f'{name}/n'] == 13  # odd: one is padding
+    assert one.keys() == metrics.keys()
     for key, value in one.items():
-        assert two['metrics'][key] == pytest.approx(value, rel=1e-6), key
+        assert metrics[key] == pytest.approx(value, rel=1e-6), key

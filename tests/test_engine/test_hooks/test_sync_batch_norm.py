@@ -1,11 +1,12 @@
 """Batch norms of two processes are those of one: the function, and shipped configs as they are."""
 
-
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from long_form import few
-from . import batch_norm_job as job
+from mmkcr.engine.hooks.sync_batch_norm import synchronize
 
 SGD = dict(type='SGD', lr=0.02, momentum=0.9, weight_decay=0.01, _delete_=True)
 FEW = {'train_dataloader.dataset.indices': list(range(0, 1437, 24)),
@@ -42,18 +43,58 @@ DETECTOR = ('configs/dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-s
     'val_dataloader.dataset.indices': list(range(2)), 'default_hooks.logger.interval': 1})
 
 
-@pytest.fixture(scope='module')
-def both(run_jobs, tmp_path_factory):
-    """What a whole batch gives in one process, and its two parts in two."""
-    out = tmp_path_factory.mktemp('batch_norm')
-    assert run_jobs([dict(words=['python', job.__file__, str(out)], cwd=str(out), work_dir=str(out),
-                          processes=2)]) == [0]
-    whole = {name: job.run(layer, batch, 6) for name, layer, batch in job.cases()}
-    return whole, *(torch.load(out / f'{rank}.pth') for rank in (0, 1))
+class Doubled(nn.BatchNorm2d):
+    """With a forward of its own around the host's."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
 
 
-def test_outputs_gradients_and_statistics(both):
-    whole, first, second = both
+def steps(layer, batch):
+    """Output, statistics and gradients of three steps and an evaluation on (part of) a batch."""
+    seen, layer = {}, layer.train()
+    for step in range(3):
+        x = batch[step].clone().requires_grad_()
+        out = layer(x)
+        shape = out.shape[1:]
+        weight = torch.arange(shape.numel(), dtype=out.dtype).view(shape).sin()
+        layer.zero_grad()
+        ((out * weight).square().sum() / 6).backward()
+        seen.update({f'out{step}': out.detach(), f'grad{step}': x.grad})
+        seen.update({f'{name}{step}': p.grad.clone() for name, p in layer.named_parameters()})
+    seen['eval'] = layer.eval()(batch[0])
+    return {**seen, **{name: value.clone() for name, value in layer.named_buffers()}}
+
+
+def cases():
+    generator = torch.Generator().manual_seed(0)
+    for name, layer, shape in (
+            ('maps', nn.BatchNorm2d(4), (6, 4, 3, 5)), ('vectors', nn.BatchNorm1d(4), (6, 4)),
+            ('plain', nn.BatchNorm2d(4, affine=False, momentum=None), (6, 4, 2, 2)),
+            ('no_statistics', nn.BatchNorm2d(4, track_running_stats=False), (6, 4, 2, 2)),
+            ('nothing', nn.BatchNorm2d(4), (6, 4, 3, 5)),
+            ('subclass', Doubled(4, eps=1e-2, momentum=0.3), (6, 4, 3, 5))):
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, 1, 0.3, generator=generator)
+        yield name, layer.double(), torch.randn(3, *shape, generator=generator).double() * 3 + 5
+
+
+def parts(rank):
+    """What a process finds on its images of every case."""
+    found = {}
+    for name, layer, batch in cases():
+        handles = synchronize(layer)
+        here = 6 if name == 'nothing' else 4  # the others there
+        found[name] = steps(layer, batch[:, here:] if rank else batch[:, :here])
+        for handle in handles:
+            handle.remove()
+        assert not F.batch_norm.__dict__ and not layer._forward_hooks
+    return found
+
+
+def test_outputs_gradients_and_statistics(two_processes):
+    whole = {name: steps(layer, batch) for name, layer, batch in cases()}
+    first, second = two_processes(parts)
     assert len(whole) == 6
     for case, values in whole.items():
         for name, value in values.items():
