@@ -113,19 +113,6 @@ def test_options_of_costs_that_may_fall(data):
             choose_options(options, scores, model, low, high)
 
 
-def test_targets():
-    parse = LatencyModel(MACS, table_of(MACS)).parse_target
-    for target, nanoseconds in {
-            '12ms': 12_000_000, '1.5 ms': 1_500_000, '900us': 900_000, '80%': 8_000_000,
-            0.8: 8_000_000, 1: DENSE, '0.002s': 2_000_000}.items():
-        assert parse(target) == nanoseconds
-
-
-    for other in ('12G', '-1ms', 'fast', 12, '0'):
-        with pytest.raises(ValueError, match='a target of time such as `12ms`'):
-            parse(other)
-
-
 def test_what_is_out_of_reach_gives_the_range():
     model = LatencyModel(MACS, table_of(MACS))
     least = dict.fromkeys(MACS.sites, 8)

@@ -18,11 +18,6 @@ SEARCH = {**COMMON, 'optim_wrapper.weights.optimizer': dict(SGD, _delete_=True),
           'optim_wrapper.weights.accumulative_counts': 2}
 RETRAIN = {**COMMON, 'model.architecture.train_cfg.augments': None,
            'optim_wrapper.optimizer': dict(SGD, _delete_=True)}
-# Masks on queries and keys, batch norms, and the clusters and Q of the information bottleneck loss.
-# Q is in fp32: small steps, so that what follows from its rounding stays small.
-MASKED = {kind: {key: dict(value, lr=0.01) if key.endswith('.optimizer') else value
-                 for key, value in options.items() if 'drop_path' not in key}
-          for kind, options in (('masked_search', SEARCH), ('masked_retrain', RETRAIN))}
 SEGMENT = {'train_cfg.max_iters': 6, 'train_cfg.val_interval': 3,
            'model.architecture.decode_head.dropout_ratio': 0.,
            'model.architecture.auxiliary_head.dropout_ratio': 0.,
@@ -30,8 +25,8 @@ SEGMENT = {'train_cfg.max_iters': 6, 'train_cfg.val_interval': 3,
            'model.architecture.decode_head.loss_decode.avg_non_ignore': False,
            'model.architecture.auxiliary_head.loss_decode.avg_non_ignore': False,
            **{key: value for key, value in SEARCH.items() if key != 'train_cfg.max_epochs'}}
-KINDS = few(dict(search=SEARCH, retrain=RETRAIN, **MASKED, segment_search=SEGMENT),
-            'masked_retrain', 'segment_search')
+# masks on queries and keys: test_sync_batch_norm.py
+KINDS = few(dict(search=SEARCH, retrain=RETRAIN, segment_search=SEGMENT), 'segment_search')
 DENSE = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
 # A batch's loss is a mean over objects, so two batches of one are not one of two; they are two
 # batches of one whose gradients are accumulated. The samplers draw at random, and otherwise on
@@ -55,7 +50,6 @@ def test_weights_gates_bases_and_averages(kind, finished, close_runs, logged, mo
         for processes in (1, 2)))
     state, score = double['state_dict'], 'val/mIoU' if segments else 'val/accuracy/top1'
     assert moved(state, 'alpha') == (0 if 'search' not in kind else 4 if segments else 2)
-    assert moved(state, 'mask.bias') == (2 if kind.startswith('masked') else 0)
     assert logged(single)[score] == logged(double)[score]
 
 

@@ -167,32 +167,6 @@ def retrain_config(root):
     return config
 
 
-def masked(config, **backbone):
-    """DCS: masked queries and keys, and the information bottleneck loss in the place of KCR."""
-    config['model']['architecture'].update(
-        backbone=dict(type='mmkcr.DCSEfficientViT', img_size=32,
-                      arch=dict(widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8), **backbone),
-        neck=dict(type='mmpretrain.GlobalAveragePooling'))
-    config['model']['architecture']['data_preprocessor'].update(
-        type='mmkcr.PreciseClsDataPreprocessor')
-    config['model'].update(feature_layer='head.fc:input', regularizers=dict(ib=dict(
-        type='mmkcr.InformationBottleneckLoss', num_features=32, num_classes=10, weight=5.)))
-    config['custom_hooks'][2:4] = [
-        dict(type='mmkcr.WarmupSwitchHook', begin=1, losses='ib'),
-        dict(type='mmkcr.InformationBottleneckHook')]
-    return config
-
-
-def masked_search_config(root):
-    return masked(search_config(root), gates=dict(type='mmkcr.GumbelChannelGate', min_size=4))
-
-
-def masked_retrain_config(root):
-    config = masked(retrain_config(root), outputs=False)
-    config['custom_hooks'].append(dict(type='mmkcr.GateNoiseHook'))
-    return config
-
-
 def pruning_config(root):
     """9 iterations an epoch, an event every 3, all decided after 18 of 36."""
     config = base_config(root)
@@ -299,8 +273,7 @@ def segment_search_config(root):
 
 def train(job):
     torch.set_num_threads(1)
-    precise = job.get('precise') or job.get('kind', '').startswith('masked')
-    torch.set_default_dtype(torch.float64 if precise else torch.float32)
+    torch.set_default_dtype(torch.float64 if job.get('precise') else torch.float32)
     config = file_config(job) if 'config' in job else Config(
         globals()[f'{job["kind"]}_config'](job['data_root']))
     if job.get('precise'):
