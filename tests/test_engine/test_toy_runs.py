@@ -9,12 +9,8 @@ from multiprocessing import active_children
 
 import pytest
 import torch
-from mmdet.datasets import BaseVideoDataset
 from mmengine.hooks import Hook
-from mmengine.runner import Runner
 from torch.utils.data._utils.worker import _worker_loop
-
-from mmkcr.engine.resume.batches import make_reproducible
 
 
 class Seen(Hook):
@@ -124,40 +120,3 @@ def test_best_weights_are_no_state_to_resume_from(runner_of, tmp_path):
                          hooks=[dict(type='mmkcr.CheckpointGuardHook')])
     with pytest.raises(ValueError, match='the state of the optimizer in `.*best.pth` to resume'):
         again.train()
-
-
-class Videos(BaseVideoDataset):
-    METAINFO = {}
-
-    def __init__(self):
-        self._fully_initialized, self.test_mode, self.serialize_data = True, False, False
-
-    def full_init(self):
-        pass
-
-    def __len__(self):
-        return 3
-
-    def get_len_per_video(self, index):
-        return 4
-
-    def __getitem__(self, index):
-        video, frame = index
-        return dict(video=video, frame=frame, drawn=torch.rand(()))
-
-
-@pytest.mark.parametrize('workers', [0, 1])
-def test_indices_that_are_tuples_have_seeds_too(workers):
-    """Frames of videos, as mmdet's trackers sample them."""
-    def drawn():
-        loader = Runner.build_dataloader(dict(
-            batch_size=2, num_workers=workers, dataset=Videos(),
-            sampler=dict(type='mmdet.TrackImgSampler', seed=0),
-            collate_fn=dict(type='default_collate')))
-        make_reproducible(loader, 0, 'train')
-        loader.sampler.set_epoch(1)
-        return [{key: value.tolist() for key, value in batch.items()} for batch in loader]
-
-    first, again = drawn(), drawn()
-    assert first == again and len(first) == 6
-    assert len({value for batch in first for value in batch['drawn']}) == 12

@@ -10,7 +10,7 @@ from mmengine.hooks import Hook
 from torch.utils.data import Subset
 
 from mmkcr.functional.kernel import leading_basis, moment_of
-from .kernel_toy import eval_features
+from .kernel_toy import Watch, eval_features
 
 
 class Recorder(Hook):
@@ -75,19 +75,13 @@ def test_schedule(build, interval, begin, max_epochs, refreshed):
 
 def test_schedule_by_iteration(build):
     """The same rule; its steps are iterations."""
-    seen = []
-
-    class Watch(Hook):
-        priority = 'VERY_LOW'
-
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            seen.append((runner.iter, int(runner.model.regularizers['kcr'].basis_epoch)))
-
+    watch = Watch(lambda runner, _: int(
+        runner.model.regularizers['kcr'].basis_epoch) == runner.iter)
     runner = build(hooks=[refresh(interval=4, by_epoch=False), warmup(begin=1, by_epoch=False)],
                    train_cfg=dict(by_epoch=False, max_iters=6, val_interval=99))
-    runner.register_hook(Watch())
+    runner.register_hook(watch)
     runner.train()
-    assert [iteration for iteration, at in seen if at == iteration] == [1, 3]
+    assert [place for place, (_, refreshed) in enumerate(watch.seen) if refreshed] == [1, 3]
 
 
 @pytest.mark.parametrize('solver, landmarks', [('nystrom', None), ('exact', None),
@@ -160,19 +154,15 @@ def test_a_basis_of_this_very_epoch_is_kept(build, toy):
     assert not torch.equal(basis_of(runner), before)
 
 
-def test_sample_form_through_the_hook(build, toy):
+def test_sample_form(build, toy, monkeypatch):
+    """Its value after a refresh; it trains with the samples' own indices."""
     runner = toy.refresh_only(build(model=in_sample_form(toy), hooks=[refresh()]))
     loss = runner.model.regularizers['kcr']
     features = eval_features(runner)[0]
     value = loss(features, torch.arange(24))
     residual = features - features @ loss.basis @ loss.basis.T
     assert float(value) == pytest.approx(0.2 * float(residual.square().sum()) / 24, rel=1e-4)
-
-
-def test_sample_form_trains_with_the_samples_own_indices(build, toy, monkeypatch):
-    runner = build(model=in_sample_form(toy), hooks=[refresh()])
-    loss, seen = runner.model.regularizers['kcr'], []
-    sample = type(loss)._sample
+    seen, sample = [], type(loss)._sample
     monkeypatch.setattr(type(loss), '_sample', lambda self, features, indices: seen.append(
         indices.tolist()) or sample(self, features, indices))
     runner.train()

@@ -346,7 +346,6 @@ def test_optimizers_hold_their_parameters_and_host_options_work(tmp_path):
      r'within \(0, 1\), found 1.0'),
     (dict(train_dataloader=loader(batch_size=13)),
      'batch of 13 .* part of the architecture, found 12 of 40 samples'),
-    (dict(train_dataloader=loader(indices=1)), 'two parts, found 1 samples'),
     (dict(train_dataloader=loader(sampler='InfiniteSampler')),
      'sampler of epochs .* found `InfiniteSampler`'),
 ])
