@@ -190,21 +190,16 @@ def test_plain_checkpoint_hook_becomes_atomic_and_others_stay():
     assert [type(hook) for hook in Runner.hooks[:2]] == [AtomicCheckpointHook, Own]
 
 
-def test_without_a_seed_in_the_config(run_jobs, tmp_path, same_runs):
+@pytest.mark.parametrize('apart', few((False, True), True))
+def test_without_a_seed_in_the_config(apart, finished, same_runs):
     """A seed that the run drew for itself is as good, samplers' own seeds included."""
-    options = {'randomness.seed': None, 'train_cfg.max_epochs': 2,
-               'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False}
-    jobs = []
-    for apart in few((False, True), True):  # with the latter samplers draw seeds of their own
-        options = {**options, 'randomness.diff_rank_seed': apart}
-        first, second = (str(tmp_path / f'{name}{apart}') for name in ('first', 'second'))
-        jobs += [dict(kind='search', work_dir=first, options=options),
-                 dict(kind='search', work_dir=second, resume=True,
-                      options={**options, 'load_from': f'{first}/epoch_1.pth'})]
-    assert run_jobs(jobs) == [0] * len(jobs)
-    dirs = [job['work_dir'] for job in jobs]
-    seeds = {same_runs(*pair)[0]['meta']['seed'] for pair in zip(dirs[::2], dirs[1::2])}
-    assert len(seeds) == len(jobs) // 2
+    # with `apart` samplers draw seeds of their own
+    job = dict(kind='search', options={
+        **ALONE, 'randomness.seed': None, 'train_cfg.max_epochs': 2,
+        'randomness.diff_rank_seed': apart})
+    first = finished(job)
+    same_runs(first, finished(dict(job, resume=True, options={
+        **job['options'], 'load_from': f'{first}/epoch_1.pth'})))
 
 
 @MODELS.register_module(force=True)

@@ -36,11 +36,6 @@ CONFIGS = few({
         **TINY_IMAGENET, 'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
         'optim_wrapper.optimizer': SGD, 'default_hooks.logger.interval': 1}),
 }, 'search', 'retrain')
-# one batch, of images of one size: a process pads those of its batch to the largest of them
-DETECTOR = ('configs/dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-scenes.py', {
-    'train_dataloader.dataset.indices': list(range(4)), 'train_cfg.max_epochs': 1,
-    'train_dataloader.dataset.pipeline.2.ratio_range': (1., 1.),
-    'val_dataloader.dataset.indices': list(range(2)), 'default_hooks.logger.interval': 1})
 
 
 class Doubled(nn.BatchNorm2d):
@@ -113,12 +108,11 @@ def test_outputs_gradients_and_statistics(two_processes):
 def job_of(digits_root):
     """``job_of(kind, processes)``: a job of so many processes with one global batch."""
     def make(kind, processes):
-        path, options = CONFIGS.get(kind) or DETECTOR
+        path, options = CONFIGS[kind]
         options = {key: dict(value, data_root=digits_root) if key.endswith('.dataset') else value
                    for key, value in options.items()}
-        batch = 4 if kind == 'detector' else 8
-        return dict(config=path, precise=kind != 'detector', buffers=True, processes=processes,
-                    options={**options, 'train_dataloader.batch_size': batch // processes})
+        return dict(config=path, precise=True, buffers=True, processes=processes, options={
+            **options, 'train_dataloader.batch_size': 8 // processes})
 
     return make
 
@@ -131,30 +125,10 @@ def test_two_processes_are_one(kind, job_of, finished, close_runs, logged, moved
     assert logged(one)['val/accuracy/top1'] == logged(two)['val/accuracy/top1']
 
 
-@pytest.mark.parametrize('kind', [*CONFIGS, 'detector'])
+@pytest.mark.parametrize('kind', CONFIGS)
 def test_statistics_are_the_same_in_both_processes(kind, job_of, finished):
     first, second = (torch.load(finished(job_of(kind, 2)) / f'buffers_{rank}.pth')
                      for rank in (0, 1))
     names = [name for name in first if 'running_' in name]
     assert len(names) > 20 and first.keys() == second.keys()
     assert [name for name in names if not torch.equal(first[name], second[name])] == []
-
-
-@pytest.mark.parametrize('kind', CONFIGS)
-def test_two_resumed_processes_are_the_unbroken_ones(kind, job_of, finished, same_runs):
-    job = job_of(kind, 2)
-    unbroken = finished(job)
-    same_runs(unbroken, finished(dict(job, resume=True, options={
-        **job['options'], 'load_from': f'{unbroken}/epoch_1.pth'})))
-
-
-def test_a_detectors_first_statistics_are_those_of_one_process(job_of, finished, last_checkpoint):
-    """Its loss is a mean over a process's objects, so that later ones follow other weights."""
-    one, two = (last_checkpoint(finished(job_of('detector', processes)))['state_dict']
-                for processes in (1, 2))
-    means = [name for name in one if name.endswith('running_mean')]
-    assert len(means) > 20
-    for name in means:
-        variances = [state[name.replace('mean', 'var')] for state in (one, two)]
-        torch.testing.assert_close(*variances, rtol=1e-4, atol=0, msg=name)
-        assert ((one[name] - two[name]).abs() <= 1e-4 * variances[0].sqrt()).all(), name
