@@ -55,24 +55,24 @@ from lab.run_settings import move_data
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 
 
-@MODELS.register_module()
-class PreciseClsDataPreprocessor(ClsDataPreprocessor):
+class Precise:
     """In fp64: of masks, which are steps, none may flip by the rounding of another batch size."""
-
-    def forward(self, data, training=False):
-        data = super().forward(data, training)
-        return dict(data, inputs=data['inputs'].double())
-
-
-@MODELS.register_module()
-class PreciseSelfSupDataPreprocessor(SelfSupDataPreprocessor):
-    """The same of views."""
 
     def forward(self, data, training=False):
         data = super().forward(data, training)
         inputs = data['inputs']
         return dict(data, inputs=[view.double() for view in inputs] if isinstance(inputs, list)
                     else inputs.double())
+
+
+@MODELS.register_module()
+class PreciseClsDataPreprocessor(Precise, ClsDataPreprocessor):
+    """Of images."""
+
+
+@MODELS.register_module()
+class PreciseSelfSupDataPreprocessor(Precise, SelfSupDataPreprocessor):
+    """Of views."""
 
 
 class Kill(Hook):

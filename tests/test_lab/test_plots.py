@@ -146,12 +146,9 @@ def test_grids(positions, ratio, grid):
     assert guess_grid(positions, ratio) == grid
 
 
-def test_a_number_without_a_grid_is_refused():
+def test_extra_tokens_are_dropped_and_a_number_without_a_grid_is_refused():
     with pytest.raises(ValueError, match='positions on a grid of ratio 1, found `7`'):
         guess_grid(7)
-
-
-def test_extra_tokens_are_dropped():
     assert as_map(np.arange(5.), (2, 2)).tolist() == [[1., 2.], [3., 4.]]
 
 

@@ -35,10 +35,10 @@ SHORT = {**ALONE, 'train_cfg.max_iters': 9, 'train_cfg.val_interval': 4,
          'default_hooks.checkpoint.save_best': 'accuracy/top1'}
 TWO = {**ALONE, 'optim_wrapper.accumulative_counts': 3, 'train_cfg.max_iters': 12,
        'default_hooks.checkpoint.interval': 5, 'train_dataloader.batch_size': 4}
-SCENES = {'train_dataloader.dataset.indices': list(range(6)), 'train_dataloader.batch_size': 2,
-          'val_dataloader.dataset.indices': list(range(2)), 'default_hooks.logger.interval': 1,
-          'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
+LOGGED = {'default_hooks.logger.interval': 1, 'train_cfg.val_interval': 1,
           'visualizer.vis_backends': [dict(type='LocalVisBackend')]}
+SCENES = {'train_dataloader.dataset.indices': list(range(6)), 'train_dataloader.batch_size': 2,
+          'val_dataloader.dataset.indices': list(range(2)), 'train_cfg.max_epochs': 2, **LOGGED}
 
 
 def scenes(config, *logged):
@@ -52,9 +52,8 @@ def masked(stage, logged=(), **end):
     options = {
         'train_dataloader.dataset.indices': list(range(0, 1437, 20)),
         'train_dataloader.batch_size': 8, 'val_dataloader.dataset.indices': list(range(0, 360, 20)),
-        'train_cfg.max_epochs': 3, 'train_cfg.val_interval': 1,
-        'default_hooks.logger.interval': 1, 'default_hooks.ema': dict(type='EMAHook', momentum=0.1),
-        'visualizer.vis_backends': [dict(type='LocalVisBackend')]}
+        'train_cfg.max_epochs': 3, 'default_hooks.ema': dict(type='EMAHook', momentum=0.1),
+        **LOGGED}
     if stage == 'retrain':  # of all channels, as before a search
         options.update({'model.architecture.backbone.structure': None, 'custom_hooks.1.begin': 1,
                         'model.architecture.backbone.outputs': False})
@@ -180,14 +179,9 @@ def test_plain_checkpoint_hook_becomes_atomic_and_others_stay():
     class Own(CheckpointHook):
         pass
 
-    class Runner:
-        hooks = [CheckpointHook(), Own()]
-
-        def register_hook(self, hook):
-            self.hooks.append(hook)
-
-    ExactResumeHook().before_run(Runner())
-    assert [type(hook) for hook in Runner.hooks[:2]] == [AtomicCheckpointHook, Own]
+    hooks = [CheckpointHook(), Own()]
+    ExactResumeHook().before_run(SimpleNamespace(hooks=hooks, register_hook=hooks.append))
+    assert [type(hook) for hook in hooks[:2]] == [AtomicCheckpointHook, Own]
 
 
 @pytest.mark.parametrize('apart', few((False, True), True))

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
-from mmkcr.engine.resume.preemption import keep_workers
+from mmkcr.engine.resume.preemption import PreemptionHook, keep_workers
 
 
 def test_a_file_without_a_pointer_stays(tmp_path):
     """A run may be killed between the two; every later start died in its first iteration."""
-    from mmkcr.engine.resume.preemption import PreemptionHook
     path = tmp_path / 'preempted.pth'
     path.write_bytes(b'weights')
     for pointer, stays in ((None, True), ('preempted.pth', True), ('epoch_1.pth', False)):
@@ -25,18 +24,14 @@ def test_a_file_without_a_pointer_stays(tmp_path):
         assert path.is_file() == stays
 
 
-def test_the_signal_is_given_back(run_jobs, tmp_path):
+def test_the_signal_is_given_back(tmp_path):
     """After a training SIGTERM ends the process again as it did before."""
-    from mmkcr.engine.resume.preemption import PreemptionHook
     before, hook = signal.getsignal(signal.SIGTERM), PreemptionHook()
-
-    class Runner:
-        train_loop, val_loop, work_dir = None, None, str(tmp_path)
-
-    Runner.train_loop = Runner
-    hook.before_train(Runner)
+    runner = SimpleNamespace(train_loop=SimpleNamespace(), val_loop=None,
+                             work_dir=str(tmp_path))
+    hook.before_train(runner)
     assert signal.getsignal(signal.SIGTERM) == hook._note
-    hook.after_train(Runner)
+    hook.after_train(runner)
     assert signal.getsignal(signal.SIGTERM) == before
     with pytest.raises(KeyError, match='SIGNOTHING'):
         PreemptionHook(signals=['SIGNOTHING'])

@@ -131,19 +131,11 @@ def test_wrong_arguments(options):
         HOOKS.build(dict(type='ProgressivePruningHook', **options))
 
 
-def test_events_keep_a_network_within_the_budget():
+def test_events_keep_a_network_within_the_budget(finished):
     """Whatever the probabilities, no event leaves options that cannot meet the target."""
     hook = HOOKS.build(dict(type='ProgressivePruningHook', eta=0.9))
-    model = MODELS.build(dict(
-        type='mmkcr.SearchModel',
-        price=dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5, input_shape=SHAPE),
-        architecture=dict(
-            type='mmpretrain.ImageClassifier',
-            backbone=dict(type='mmkcr.OFBVisionTransformer', img_size=32, patch_size=8,
-                          arch=dict(embed_dims=32, num_layers=2, num_heads=2,
-                                    feedforward_channels=64),
-                          gates=dict(type='mmkcr.BiMaskGate')),
-            head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=32))))
+    # the target is half of the MACs
+    model = MODELS.build(Config.fromfile(next(finished(WHOLE).glob('*.py'))).model)
     for gate in model.gates().values():  # all of the probability at the largest option
         gate.alpha.data[-1, -1] += 9.
     left = []
