@@ -4,10 +4,13 @@ import fcntl
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -151,6 +154,33 @@ def after_torch(tmp_path_factory):
 
         yield run
         server.kill()  # a forked process that lives may hold its input open
+
+
+@pytest.fixture(scope='session')
+def two_processes(tmp_path_factory):
+    """``two_processes(function)``: what ``function(rank)`` gives in two processes of one group."""
+    folder, fork = tmp_path_factory.mktemp('two_processes'), multiprocessing.get_context('fork')
+
+    def run(function):
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            address = f'tcp://127.0.0.1:{free.getsockname()[1]}'
+
+        def job(rank):
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2')
+            torch.distributed.init_process_group('gloo', address, timedelta(seconds=60), 2, rank)
+            torch.save(function(rank), folder / f'{rank}.pth')
+            torch.distributed.destroy_process_group()
+
+        jobs = [fork.Process(target=job, args=(rank, )) for rank in (0, 1)]
+        for process in jobs:
+            process.start()
+        for process in jobs:
+            process.join(120)
+        assert [process.exitcode for process in jobs] == [0, 0]
+        return [torch.load(folder / f'{rank}.pth') for rank in (0, 1)]
+
+    return run
 
 
 @pytest.fixture(scope='session')

@@ -33,6 +33,9 @@ DIGITS = {'train_dataloader.dataset.indices': list(range(0, 1437, 15)),
 SCENES = {**DIGITS, 'train_dataloader.dataset.indices': list(range(12)),
           'train_dataloader.batch_size': 2, 'val_dataloader.dataset.indices': list(range(4)),
           'train_cfg.max_epochs': 2}
+MASKED = dict(config='configs/dcs/digits/dcs-retrain_efficientvit-mini_1xb64_digits.py', options={
+    **DIGITS, 'model.architecture.backbone.structure': None,
+    'model.architecture.backbone.outputs': False})
 #: Jobs of train_jobs.py by name. Epochs and iterations, two workers or none,
 #: averages (`EMAHook`), accumulated gradients (iterations), one and two processes, batch norms
 #: (resnet_pruning, DCS), every method (KCR, DCS with masks, Once for Both, gates of heads
@@ -44,8 +47,9 @@ RUNS = dict(
     retrain=dict(kind='retrain'),
     iterations=dict(kind='iterations'),
     iterated_search=dict(kind='iterated_search'),
-    masked_search=dict(kind='masked_search'),
-    masked_retrain=dict(kind='masked_retrain'),
+    masked_search=dict(config='configs/dcs/digits/dcs-search_mobilevit-mini_1xb64_digits.py',
+                       options=DIGITS),
+    masked_retrain=MASKED,
     pruning=dict(kind='pruning'),
     resnet_pruning=dict(kind='resnet_pruning'),
     segmentation=dict(kind='segment_search'),
@@ -62,7 +66,7 @@ RUNS = dict(
     shipped_detector=dict(config='configs/dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-'
                           'scenes.py', options=SCENES),
     two_searches=dict(kind='search', processes=2),
-    two_retrains=dict(kind='masked_retrain', processes=2),
+    two_retrains=dict(MASKED, processes=2),
     two_iterations=dict(kind='iterations', processes=2),
     two_segmentors=dict(kind='segment_search', processes=2,
                         options={'train_dataloader.batch_size': 2}),

@@ -24,15 +24,17 @@ sys.path[:0] = [str(Path(__file__).parents[2] / 'tools'),
 #: Of all: two images at a time, whose arithmetic costs least.
 SMALL = {'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False,
          'train_dataloader.batch_size': 2, 'default_hooks.logger.interval': 10}
+FEW = {'train_dataloader.dataset.indices': list(range(0, 1437, 15)),
+       'val_dataloader.dataset.indices': list(range(16)),
+       'visualizer.vis_backends': [dict(type='LocalVisBackend')]}
 #: By method: a job of train_jobs.py, and iterations of an epoch where it counts epochs.
 RUNS = dict(
     kcr=(dict(kind='iterated_search', options={'custom_hooks.3.interval': 50}), None),
-    dcs=(dict(kind='masked_search'), 25),
+    dcs=(dict(config='configs/dcs/digits/dcs-search_efficientvit-mini_1xb64_digits.py',
+              options=FEW), 33),
     ofb=(dict(kind='pruning', options={'custom_hooks.4.interval': 50}), 36),
-    dwconv=(dict(config='configs/dwconv/digits/dwconv-search_vit-octo_1xb64_digits.py', options={
-        'train_dataloader.dataset.indices': list(range(0, 1437, 15)),
-        'val_dataloader.dataset.indices': list(range(16)),
-        'visualizer.vis_backends': [dict(type='LocalVisBackend')]}), 33))
+    dwconv=(dict(config='configs/dwconv/digits/dwconv-search_vit-octo_1xb64_digits.py',
+                 options=FEW), 33))
 SAMPLES = 50
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.core import CostModel, parse_target, solve_budget
+from mmkcr.core import CostModel, solve_budget
 from mmkcr.core.selection import select_units
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.methods.search.gumbel import GumbelChannelGate
@@ -83,18 +83,6 @@ def test_one_threshold_over_all_sites():
     chosen = torch.cat([scores[s][kept[s]] for s in scores])
     rest = torch.cat([scores[s][[i for i in range(20) if i not in kept[s]]] for s in scores])
     assert chosen.min() >= rest.max()
-
-
-def test_parse_target():
-    for text, value in {'12.6G': 12_600_000_000, '450m': 450_000_000, 0.5: 500, '80%': 800,
-                        1: 1000, 12345: 12345, 2e9: 2_000_000_000}.items():
-        assert parse_target(text, 1000) == value
-    for text in ('', 'G', '-1', '0', '1.2X', None, 'nan', -0.5):
-        with pytest.raises(ValueError, match='expected a target of MACs'):
-            parse_target(text, 1000)
-    for number in ('60', 60, 1.5, '100'):  # a share without its sign
-        with pytest.raises(ValueError, match=rf'with a unit, found .*`60%`.* such as `{number}G`'):
-            parse_target(number, 10**9)
 
 
 @settings(max_examples=50, deadline=None)

@@ -13,7 +13,6 @@ from mmkcr.core import (
     LatencyModel,
     LatencyTable,
     MacsModel,
-    can_meet,
     choose_options,
     solve_budget,
 )
@@ -87,43 +86,6 @@ def test_sites_of_one_product_do_not_save_the_same_twice():
     assert model(half) == DENSE - 1_500_000  # a half, and half of a half
     tensors = {name: torch.tensor(float(size), requires_grad=True) for name, size in half.items()}
     assert float(model(tensors).detach()) == pytest.approx(DENSE - 1_500_000)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.data())
-def test_options_of_costs_that_may_fall(data):
-    """Whether there is a choice in a window is known, although fewer units may take longer."""
-    changes = {str(size): data.draw(st.integers(-3_000_000, 1_000_000)) for size in (8, 16, 24)}
-    model = LatencyModel(MACS, table_of(MACS, changes))
-    options = {name: data.draw(st.lists(st.sampled_from([8, 12, 16, 24, 32]), min_size=1,
-                                        unique=True)) for name in MACS.sites}
-    scores = {name: [data.draw(st.floats(-3, 3)) for _ in found]
-              for name, found in options.items()}
-    low = data.draw(st.integers(4_000_000, 12_000_000))
-    high = low + 300_000
-    inside = [dict(zip(options, sizes)) for sizes in itertools.product(*options.values())
-              if low <= model(dict(zip(options, sizes))) <= high]
-    if can_meet(options, model, low, high):
-        assert inside
-    if inside:
-        chosen = choose_options(options, scores, model, low, high)
-        assert {name: options[name][place] for name, place in chosen.items()} in inside
-    else:
-        with pytest.raises(ValueError, match='within the reachable .* ms to .* ms'):
-            choose_options(options, scores, model, low, high)
-
-
-def test_targets():
-    parse = LatencyModel(MACS, table_of(MACS)).parse_target
-    for target, nanoseconds in {
-            '12ms': 12_000_000, '1.5 ms': 1_500_000, '900us': 900_000, '80%': 8_000_000,
-            0.8: 8_000_000, 1: DENSE, '0.002s': 2_000_000}.items():
-        assert parse(target) == nanoseconds
-
-
-    for other in ('12G', '-1ms', 'fast', 12, '0'):
-        with pytest.raises(ValueError, match='a target of time such as `12ms`'):
-            parse(other)
 
 
 def test_what_is_out_of_reach_gives_the_range():

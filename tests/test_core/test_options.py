@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.core import allowed_ratio_sizes, can_meet, choose_options
+from mmkcr.core import CostModel, allowed_ratio_sizes, can_meet, choose_options
 
 
 def cost(sizes):
@@ -15,12 +15,22 @@ def cost(sizes):
     return 10 * width + width * sum(v for name, v in sizes.items() if name != 'width') + 7
 
 
+class Falling(CostModel):
+    """Sizes that are multiples of 3 cost less than smaller ones, as in measured times."""
+
+    rises, dense = False, 1
+
+    def __call__(self, sizes):
+        return sum(100 + 10 * size + 60 * (size % 3) for size in sizes.values())
+
+
 sizes_of_a_site = st.lists(st.integers(1, 30), min_size=1, max_size=4, unique=True)
 
 
+@pytest.mark.parametrize('cost', [cost, Falling()], ids=['rising', 'falling'])
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_complete_and_inside(data):
+def test_complete_and_inside(cost, data):
     """A choice is found exactly if there is one, inside the window; a quick yes is true."""
     names = ['width', 'a', 'b', 'c'][:data.draw(st.integers(1, 4))]
     options = {name: data.draw(sizes_of_a_site) for name in names}

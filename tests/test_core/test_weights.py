@@ -150,18 +150,32 @@ def test_the_price_of_a_search(cost, target):
         MacsPrice(0.5, cost, '1%')(macs)
 
 
-def test_targets():
-    for cls, target, value in (
-            (ParamsModel, '12M', 12_000_000), (ParamsModel, '60%', 600), (ParamsModel, 0.5, 500),
-            (BytesModel, '40MB', 40_000_000), (BytesModel, '1.5 kb', 1500),
-            (BytesModel, '2G', 2 * 10**9), (BytesModel, '512B', 512), (BytesModel, '60%', 600)):
-        assert cls.read_target(target, 1000) == value
-    for cls, target, example in (
-            (CostModel, '40MB', 'MACs such as `12.6G`'), (ParamsModel, '40MB', 'parameters such'),
-            (BytesModel, '12ms', 'bytes such as `12.6MB`'), (BytesModel, '-1MB', 'bytes'),
-            (LatencyModel, '40MB', 'time such as `12ms`')):
+#: By cost: texts and numbers with their meaning; what is refused, with its example.
+TARGETS = {
+    CostModel: ({'12.6G': 12_600_000_000, '450m': 450_000_000, 0.5: 500, '80%': 800, 1: 1000,
+                 12345: 12345, 2e9: 2_000_000_000},
+                ('', 'G', '-1', '0', '1.2X', None, 'nan', -0.5, '40MB'), 'MACs such as `12.6G`'),
+    ParamsModel: ({'12M': 12_000_000, '60%': 600, 0.5: 500}, ('40MB', ), 'parameters such'),
+    BytesModel: ({'40MB': 40_000_000, '1.5 kb': 1500, '2G': 2 * 10**9, '512B': 512, '60%': 600},
+                 ('12ms', '-1MB'), 'bytes such as `12.6MB`'),
+    LatencyModel: ({'12ms': 12_000_000, '1.5 ms': 1_500_000, '900us': 900_000, '80%': 800,
+                    0.8: 800, 1: 1000, '0.002s': 2_000_000},
+                   ('12G', '-1ms', 'fast', 12, '0', '40MB'), 'time such as `12ms`')}
+
+
+@pytest.mark.parametrize('model', TARGETS)
+def test_targets(model):
+    values, refused, example = TARGETS[model]
+    assert {target: model.read_target(target, 1000) for target in values} == values
+    for target in refused:
         with pytest.raises(ValueError, match=f'expected a target of {example}'):
-            cls.read_target(target, 1000)
+            model.read_target(target, 1000)
+
+
+def test_shares_without_their_sign_are_refused():
+    for number in ('60', 60, 1.5, '100'):
+        with pytest.raises(ValueError, match=rf'with a unit, found .*`60%`.* such as `{number}G`'):
+            CostModel.read_target(number, 10**9)
 
 
 def test_other_costs_are_refused():

@@ -1,7 +1,5 @@
 """Stratified folds of a stratified share."""
 
-import copy
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,50 +57,33 @@ def test_a_class_that_the_share_leaves_out_is_refused():
         fold_indices(np.repeat([0, 1, 2], [100, 100, 3]), 0.1, 2, 0, 0)
 
 
-class Labelled:
-    """The interface of a classification data set, without images."""
+class Labelled(BaseDataset):
+    """A classification data set without images."""
 
-    pipeline = 'train'
-    metainfo = dict(classes=('a', 'b'))
+    METAINFO = dict(classes=('a', 'b'))
 
-    def __init__(self, labels):
+    def __init__(self, labels=(0, 1) * 20):
         self.labels = labels
+        super().__init__(serialize_data=False)
 
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        return index
-
-    def get_data_info(self, index):
-        return dict(gt_label=self.labels[index])
+    def load_data_list(self):
+        return [dict(gt_label=label) for label in self.labels]
 
 
 def test_part_of_a_data_set():
-    whole = Labelled([0, 1] * 20)
-    parts = [FoldPart(whole, 0.5, 2, 1, held_out, seed=3) for held_out in (False, True)]
-    train, out = ([part[i] for i in range(len(part))] for part in parts)
-    assert len(train) == len(out) == 10 and not set(train) & set(out)
-    for part, samples in zip(parts, (train, out)):
-        assert part.get_gt_labels().tolist() == [whole.labels[i] for i in samples]
-        assert part.get_data_info(3) == dict(gt_label=whole.labels[samples[3]])
-        assert part.metainfo == whole.metainfo and part.pipeline == 'train'
-        assert copy.deepcopy(part).indices == part.indices
+    whole = Labelled()
+    train, out = (FoldPart(whole, 0.5, 2, 1, held_out, seed=3) for held_out in (False, True))
+    assert len(train) == len(out) == 10 and not set(train.indices) & set(out.indices)
+    for part in (train, out):
+        assert part.get_gt_labels().tolist() == [i % 2 for i in part.indices]
     for labels in ([[0, 1]] * 20, [0, [0, 1], [1]] * 20, [None] * 20):
         with pytest.raises(TypeError, match='one integer `gt_label` per sample'):
             FoldPart(Labelled(labels))
 
 
-class TwoClasses(BaseDataset):
-    METAINFO = dict(classes=('a', 'b'))
-
-    def load_data_list(self):
-        return [dict(gt_label=i % 2) for i in range(40)]
-
-
 def test_no_copy_of_a_training_sample_is_held_out():
     """Of a repeated set most samples were on both sides."""
-    once, thrice = TwoClasses(), RepeatDataset(TwoClasses(), 3)
+    once, thrice = Labelled(), RepeatDataset(Labelled(), 3)
     for held_out in (False, True):
         part, repeated = (FoldPart(whole, 0.5, 2, 1, held_out, seed=3) for whole in (once, thrice))
         assert len(repeated) == 3 * len(part) == 30

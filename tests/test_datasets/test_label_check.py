@@ -1,5 +1,7 @@
 """Masks with labels out of range are named; everything else passes untouched."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset
@@ -51,21 +53,11 @@ def test_masks_of_a_set_that_mixes_images():
 
 
 def test_a_data_set_is_watched_once_and_through_wrappers():
-    class Plain:
-        ignore_index = 254
-        pipeline = Compose([])
-
-    class Wrapper:
-        dataset = Plain
-
-    class Other(Plain):
-        pipeline = Compose([])
-
-    class Joined:  # as of PASCAL VOC with the masks of SBD
-        datasets = [Wrapper, Other]
-
-    watch_labels(Joined, 3), watch_labels(Wrapper, 3), watch_labels(Plain, 3)
-    for data in (Plain, Other):
+    plain, other = (SimpleNamespace(ignore_index=254, pipeline=Compose([])) for _ in range(2))
+    wrapper = SimpleNamespace(dataset=plain)
+    joined = SimpleNamespace(datasets=[wrapper, other])  # as of PASCAL VOC with the masks of SBD
+    watch_labels(joined, 3), watch_labels(wrapper, 3), watch_labels(plain, 3)
+    for data in (plain, other):
         (check, ) = data.pipeline.transforms
         assert (check.num_classes, check.ignore_index) == (3, 254)
     watch_labels(object(), 3)

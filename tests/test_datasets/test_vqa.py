@@ -149,6 +149,7 @@ def test_answers_are_true():
 def test_mmpretrain_reads_the_set(questions):
     init_default_scope('mmpretrain')
     config = digits_config(questions)
+    config.test_dataloader.dataset.ann_file = ''  # a test set needs no answers
     check_data_folders(config)
     dataset = DATASETS.build(config.val_dataloader.dataset)
     words = set(WORDS) | set('0123456789')
@@ -163,19 +164,6 @@ def test_mmpretrain_reads_the_set(questions):
         assert sample.gt_answer == [ANSWERS[int(sample.gt_label)]]
         labels.append(int(sample.gt_label))
     assert len(labels) > 40 and len(set(labels)) > 6
-
-
-def test_metric_of_right_and_wrong_answers(questions):
-    from mmpretrain.evaluation import VQAAcc
-    init_default_scope('mmpretrain')
-    dataset = DATASETS.build(digits_config(questions).val_dataloader.dataset)
-    metric = VQAAcc()
-    for place in range(10):
-        sample = dataset[place]['data_samples']
-        right = ANSWERS[int(sample.gt_label)]
-        sample.set_field(right if place < 7 else 'blue', 'pred_answer', dtype=str)
-        metric.process({}, [sample.to_dict()])
-    assert metric.evaluate(10)['VQA/acc'] == pytest.approx(70.)
 
 
 def test_the_set_is_written_once(questions, capsys):
@@ -227,12 +215,6 @@ def test_sets_without_answers_are_refused(change, error, found, questions, tmp_p
     with pytest.raises(error, match=found) as caught:
         check_data_folders(config)
     assert '\n' not in str(caught.value)
-
-
-def test_a_test_set_needs_no_answers(questions):
-    config = digits_config(questions)
-    config.test_dataloader.dataset.ann_file = ''
-    check_data_folders(config)
 
 
 def test_frequent_answers(tmp_path, capsys):

@@ -1,9 +1,12 @@
 """Fixtures of the engine's tests: real data on disk and training in other processes."""
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import torch
+
+from .test_hooks import kernel_toy
 
 
 @pytest.fixture(scope='session')
@@ -14,19 +17,49 @@ def digits_root(written_digits):
 
 
 @pytest.fixture(scope='session')
+def toy():
+    """Module ``kernel_toy``: a tiny task, its data and its Runner."""
+    return kernel_toy
+
+
+@pytest.fixture
+def build(toy, tmp_path):
+    """``build(**overrides)``: a Runner of the toy run in a folder of its own."""
+    def make(work_dir=None, **overrides):
+        return toy.make_runner(work_dir or tmp_path, uuid4().hex, **overrides)
+    return make
+
+
+@pytest.fixture(scope='session')
 def run_jobs(digits_root, servers):
     """``run_jobs(jobs)``: run jobs of ``train_jobs.py`` one after the other; their exit statuses.
 
-    With ``apart=True`` neighbours come from two processes, in which strings are hashed differently.
+    With ``server=1`` they come from a process in which strings are hashed differently.
     """
-    def run(jobs, apart=False):
+    def run(jobs, server=0):
         statuses = []
-        for index, job in enumerate(jobs):
-            server = index % 2 if apart else 0
+        for job in jobs:
             statuses.append(servers.run(dict(data_root=digits_root, **job), server))
             if statuses[-1] > 0:  # killed ones are below 0
                 print((Path(job['work_dir']) / 'output.txt').read_text()[-3000:])
         return statuses
+
+    return run
+
+
+@pytest.fixture(scope='session')
+def finished(run_jobs, tmp_path_factory):
+    """``finished(job)``: work directory of a run that ended well; equal jobs run once."""
+    done = []
+
+    def run(job):
+        for other, folder in done:
+            if other == job:
+                return folder
+        folder = tmp_path_factory.mktemp('finished')
+        assert run_jobs([dict(job, work_dir=str(folder))]) == [0]
+        done.append((job, folder))
+        return folder
 
     return run
 

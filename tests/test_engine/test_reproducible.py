@@ -102,14 +102,6 @@ def test_sampler_by_global_random_state_is_fixed_too():
     assert first == again
 
 
-def test_batch_sampler_that_reads_annotations():
-    dataset = Noisy()
-    sampler = AspectRatioBatchSampler(DefaultSampler(dataset, seed=1), batch_size=2)
-    first, again = (read(DataLoader(dataset, batch_sampler=sampler, num_workers=workers,
-                                    collate_fn=list), epoch=1) for workers in (0, 1))
-    assert first == again and sorted(s[0] for b in first for s in b) == list(range(13))
-
-
 @pytest.mark.parametrize('num_workers', [0, 2])
 @pytest.mark.parametrize('passed', [0, 1])
 def test_a_pass_that_was_left_early_does_not_change_the_next(num_workers, passed):

@@ -50,38 +50,35 @@ class Watch(Hook):
 
 def search(work_dir, steps, **price):
     """Trains with 2 or 3 steps an epoch: the third has the 4 images that are left."""
-    schedule = Config.fromfile(SCHEDULE)
+    config = Config.fromfile(SCHEDULE)
     # as far as 74 steps an epoch with 1e-3 (38k images for the gates, 512 a batch)
-    schedule.optim_wrapper.architecture.optimizer.lr = 1e-3 * 74 / 2
-    schedule.custom_hooks[2].landmarks = 24
-    schedule.custom_hooks[0].minimum = 1e-4  # as published: never reached
-    schedule.train_cfg.val_interval = 1000
-    loader = dict(
-        batch_size=BATCH, num_workers=0, drop_last=steps == 2,
-        dataset=dict(type='DigitTensors', serialize_data=False),
-        collate_fn=dict(type='default_collate'))
+    config.optim_wrapper.architecture.optimizer.lr = 1e-3 * 74 / 2
+    config.custom_hooks[2].landmarks = 24
+    config.custom_hooks[0].minimum = 1e-4  # as published: never reached
+    config.train_cfg.val_interval = 1000
     backbone = dict(
         type='mmkcr.KCRVisionTransformer', img_size=8, patch_size=2, out_type='avg_featmap',
         arch=dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48),
         with_cls_token=False, gates=dict(type='mmkcr.GumbelChannelGate', min_size=4))
-    runner = Runner.from_cfg(Config(dict(
+    head = dict(type='LinearClsHead', num_classes=10, in_channels=24)
+    loader = dict(
+        batch_size=BATCH, num_workers=0, drop_last=steps == 2,
+        dataset=dict(type='DigitTensors', serialize_data=False),
+        collate_fn=dict(type='default_collate'))
+    config.update(
         model=dict(
             type='mmkcr.SearchModel',
-            architecture=dict(type='ImageClassifier', backbone=backbone,
-                              head=dict(type='LinearClsHead', num_classes=10,
-                                        in_channels=24)),
+            architecture=dict(type='ImageClassifier', backbone=backbone, head=head),
             regularizers=dict(kcr=dict(type='mmkcr.KernelComplexityLoss', num_features=24)),
             price=dict(type='mmkcr.MacsPrice', input_shape=SHAPE, **price)),
         train_dataloader=dict(loader, sampler=dict(type='DefaultSampler', shuffle=True)),
         # its test transforms, none, are those of the Nystrom refresh
         val_dataloader=dict(loader, sampler=dict(type='DefaultSampler', shuffle=False)),
-        val_cfg=dict(), val_evaluator=dict(type='Accuracy'),
-        train_cfg=dict(schedule.train_cfg), optim_wrapper=dict(schedule.optim_wrapper),
-        param_scheduler=dict(schedule.param_scheduler),
-        custom_hooks=[dict(hook) for hook in schedule.custom_hooks],
+        val_cfg=dict(), val_evaluator=dict(type='Accuracy'), test_cfg=None,
         default_hooks=dict(checkpoint=None, logger=dict(type='LoggerHook', interval=100)),
         default_scope='mmpretrain', randomness=dict(seed=1), work_dir=str(work_dir),
-        log_level='ERROR', visualizer=None, experiment_name=work_dir.name)))
+        log_level='ERROR', visualizer=None, experiment_name=work_dir.name)
+    runner = Runner.from_cfg(config)
     watch = Watch()
     runner.register_hook(watch)
     runner.train()

@@ -9,48 +9,8 @@ from multiprocessing import active_children
 
 import pytest
 import torch
-from mmdet.datasets import BaseVideoDataset
-from mmengine.config import Config
-from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel
-from mmengine.runner import Runner
-from torch import nn
-from torch.utils.data import Dataset
 from torch.utils.data._utils.worker import _worker_loop
-
-from mmkcr.engine.resume.batches import make_reproducible
-
-
-class Numbers(Dataset):
-    metainfo = {}
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        return dict(inputs=torch.ones(4) * index)
-
-
-class Toy(BaseModel):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, inputs, mode='tensor'):
-        out = self.layer(inputs)
-        return dict(loss=out.square().mean() * 1e-3) if mode == 'loss' else list(out)
-
-
-class Count(BaseMetric):
-    def process(self, data_batch, data_samples):
-        self.results.append(1)
-
-    def compute_metrics(self, results):
-        return dict(count=len(results))
 
 
 class Seen(Hook):
@@ -66,47 +26,45 @@ class Seen(Hook):
         self.validated[runner.epoch] = runner.iter
 
 
-def runner_of(folder, epochs, batch_size=2, resume=False, hooks=(), workers=0, **options):
-    def loader(count, size):
-        return dict(batch_size=size, num_workers=workers, persistent_workers=workers > 0,
-                    dataset=Numbers(count), collate_fn=dict(type='default_collate'),
-                    sampler=dict(type='DefaultSampler', shuffle=True))
+@pytest.fixture
+def runner_of(build, toy):
+    """``runner_of(epochs, batch_size, hooks, workers, **overrides)`` of the toy task alone."""
+    def make(epochs, batch_size=4, hooks=(), workers=0, **overrides):
+        config = toy.make_config('unused')
+        loaders = {f'{part}_dataloader': config[f'{part}_dataloader'] for part in ('train', 'val')}
+        for loader in loaders.values():
+            loader.update(num_workers=workers, persistent_workers=workers > 0)
+        loaders['train_dataloader'].batch_size = batch_size
+        runner = build(**{**loaders, **dict(
+            model=dict(type='ToyTask'), hooks=[dict(type='mmkcr.ExactResumeHook'), *hooks],
+            train_cfg=dict(by_epoch=True, max_epochs=epochs, val_interval=1)), **overrides})
+        seen = Seen()
+        runner.register_hook(seen)
+        return runner, seen
 
-    seen, options = Seen(), {**dict(
-        train_cfg=dict(by_epoch=True, max_epochs=epochs, val_interval=1), val_cfg=dict(),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)), param_scheduler=None), **options}
-    runner = Runner(
-        Toy(), str(folder), loader(20, batch_size), loader(4, 2), resume=resume,
-        val_evaluator=[Count()], custom_hooks=[dict(type='mmkcr.ExactResumeHook'), seen, *hooks],
-        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1)),
-        randomness=dict(seed=0), log_level='WARNING', default_scope='mmengine',
-        experiment_name=f'toy-{os.urandom(4).hex()}', cfg=Config(), **options)
-    return runner, seen
+    return make
 
 
 @pytest.mark.parametrize('accumulated', [1, 2])
-def test_epochs_behind_a_change_of_the_batch_size_are_whole(accumulated, tmp_path):
+def test_epochs_behind_a_change_of_the_batch_size_are_whole(accumulated, runner_of):
     """The run that is resumed with other batches, and the one that is resumed from it."""
     wrapper = dict(optimizer=dict(type='SGD', lr=0.01), accumulative_counts=accumulated)
-    runner_of(tmp_path, 2, optim_wrapper=wrapper)[0].train()
-    for epochs, expected in ((3, {2: 5}), (6, {3: 5, 4: 5, 5: 5})):
-        runner, seen = runner_of(tmp_path, epochs, 4, resume=True, optim_wrapper=wrapper)
+    runner_of(2, optim_wrapper=wrapper)[0].train()
+    for epochs, expected in ((3, {2: 3}), (6, {3: 3, 4: 3, 5: 3})):
+        runner, seen = runner_of(epochs, 8, resume=True, optim_wrapper=wrapper)
         runner.train()
-        assert seen.epochs == expected and runner.iter == 5 * epochs
+        assert seen.epochs == expected and runner.iter == 3 * epochs
         assert {epoch: at for epoch, at in seen.validated.items() if epoch - 1 in expected} == {
-            epoch + 1: 5 * (epoch + 1) for epoch in expected}
+            epoch + 1: 3 * (epoch + 1) for epoch in expected}
 
 
 @pytest.mark.parametrize('by_epoch', [True, False])
-def test_a_set_that_is_smaller_than_a_batch_is_refused(by_epoch, tmp_path):
+def test_a_set_that_is_smaller_than_a_batch_is_refused(by_epoch, runner_of):
     """The host trains nothing, or ends in a `StopIteration` without a word."""
     loop = dict(max_epochs=2) if by_epoch else dict(max_iters=4)
-    runner, _ = runner_of(tmp_path, 2, train_cfg=dict(by_epoch=by_epoch, val_interval=1, **loop))
-    loader = dict(batch_size=32, num_workers=0, drop_last=True, dataset=Numbers(20),
-                  collate_fn=dict(type='default_collate'),
-                  sampler=dict(type='DefaultSampler'))
-    runner._train_dataloader = loader
-    with pytest.raises(ValueError, match='at least one batch of 32 images in .*, found 20 images'):
+    runner, _ = runner_of(2, 32, train_cfg=dict(by_epoch=by_epoch, val_interval=1, **loop))
+    runner._train_dataloader['drop_last'] = True
+    with pytest.raises(ValueError, match='at least one batch of 32 images in .*, found 24 images'):
         runner.train()
 
 
@@ -139,9 +97,10 @@ def loop_of_many_threads(*args):
 
 @pytest.mark.skipif(not hasattr(signal, 'sigwaitinfo'), reason='workers cannot see senders')
 @pytest.mark.parametrize('where', ['train', 'val'])
-def test_workers_of_a_validation_outlive_a_signal_too(where, tmp_path, monkeypatch):
+def test_workers_of_a_validation_outlive_a_signal_too(where, runner_of, tmp_path, monkeypatch):
     monkeypatch.setattr('torch.utils.data._utils.worker._worker_loop', loop_of_many_threads)
-    runner, _ = runner_of(tmp_path, 3, workers=1, hooks=[Told(where)])
+    runner, _ = runner_of(3, workers=1)
+    runner.register_hook(Told(where))
     with pytest.raises(SystemExit) as stop:
         runner.train()
     assert stop.value.code == 143 and (tmp_path / 'preempted.pth').is_file()
@@ -150,51 +109,14 @@ def test_workers_of_a_validation_outlive_a_signal_too(where, tmp_path, monkeypat
             loader._iterator._shutdown_workers()
 
 
-def test_best_weights_are_no_state_to_resume_from(tmp_path):
+def test_best_weights_are_no_state_to_resume_from(runner_of, tmp_path):
     """MMEngine would begin optimizer and schedules anew without a word."""
-    runner, _ = runner_of(tmp_path, 1)
+    runner, _ = runner_of(1)
     runner.train()
     state = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)
     torch.save({key: value for key, value in state.items() if key != 'optimizer'},
                tmp_path / 'best.pth')
-    again, _ = runner_of(tmp_path, 2, resume=True, load_from=str(tmp_path / 'best.pth'),
+    again, _ = runner_of(2, resume=True, load_from=str(tmp_path / 'best.pth'),
                          hooks=[dict(type='mmkcr.CheckpointGuardHook')])
     with pytest.raises(ValueError, match='the state of the optimizer in `.*best.pth` to resume'):
         again.train()
-
-
-class Videos(BaseVideoDataset):
-    METAINFO = {}
-
-    def __init__(self):
-        self._fully_initialized, self.test_mode, self.serialize_data = True, False, False
-
-    def full_init(self):
-        pass
-
-    def __len__(self):
-        return 3
-
-    def get_len_per_video(self, index):
-        return 4
-
-    def __getitem__(self, index):
-        video, frame = index
-        return dict(video=video, frame=frame, drawn=torch.rand(()))
-
-
-@pytest.mark.parametrize('workers', [0, 1])
-def test_indices_that_are_tuples_have_seeds_too(workers):
-    """Frames of videos, as mmdet's trackers sample them."""
-    def drawn():
-        loader = Runner.build_dataloader(dict(
-            batch_size=2, num_workers=workers, dataset=Videos(),
-            sampler=dict(type='mmdet.TrackImgSampler', seed=0),
-            collate_fn=dict(type='default_collate')))
-        make_reproducible(loader, 0, 'train')
-        loader.sampler.set_epoch(1)
-        return [{key: value.tolist() for key, value in batch.items()} for batch in loader]
-
-    first, again = drawn(), drawn()
-    assert first == again and len(first) == 6
-    assert len({value for batch in first for value in batch['drawn']}) == 12

@@ -55,24 +55,24 @@ from lab.run_settings import move_data
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 
 
-@MODELS.register_module()
-class PreciseClsDataPreprocessor(ClsDataPreprocessor):
+class Precise:
     """In fp64: of masks, which are steps, none may flip by the rounding of another batch size."""
-
-    def forward(self, data, training=False):
-        data = super().forward(data, training)
-        return dict(data, inputs=data['inputs'].double())
-
-
-@MODELS.register_module()
-class PreciseSelfSupDataPreprocessor(SelfSupDataPreprocessor):
-    """The same of views."""
 
     def forward(self, data, training=False):
         data = super().forward(data, training)
         inputs = data['inputs']
         return dict(data, inputs=[view.double() for view in inputs] if isinstance(inputs, list)
                     else inputs.double())
+
+
+@MODELS.register_module()
+class PreciseClsDataPreprocessor(Precise, ClsDataPreprocessor):
+    """Of images."""
+
+
+@MODELS.register_module()
+class PreciseSelfSupDataPreprocessor(Precise, SelfSupDataPreprocessor):
+    """Of views."""
 
 
 class Kill(Hook):
@@ -167,78 +167,6 @@ def retrain_config(root):
     return config
 
 
-def masked(config, **backbone):
-    """DCS: masked queries and keys, and the information bottleneck loss in the place of KCR."""
-    config['model']['architecture'].update(
-        backbone=dict(type='mmkcr.DCSEfficientViT', img_size=32,
-                      arch=dict(widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8), **backbone),
-        neck=dict(type='mmpretrain.GlobalAveragePooling'))
-    config['model']['architecture']['data_preprocessor'].update(
-        type='mmkcr.PreciseClsDataPreprocessor')
-    config['model'].update(feature_layer='head.fc:input', regularizers=dict(ib=dict(
-        type='mmkcr.InformationBottleneckLoss', num_features=32, num_classes=10, weight=5.)))
-    config['custom_hooks'][2:4] = [
-        dict(type='mmkcr.WarmupSwitchHook', begin=1, losses='ib'),
-        dict(type='mmkcr.InformationBottleneckHook')]
-    return config
-
-
-def masked_search_config(root):
-    return masked(search_config(root), gates=dict(type='mmkcr.GumbelChannelGate', min_size=4))
-
-
-def masked_retrain_config(root):
-    config = masked(retrain_config(root), outputs=False)
-    config['custom_hooks'].append(dict(type='mmkcr.GateNoiseHook'))
-    return config
-
-
-def moco_config(root):
-    """MoCo v3 without labels or validation; 7 batches an epoch for the weights."""
-    def perceptron(inputs, layers):
-        return dict(type='NonLinearNeck', in_channels=inputs, hid_channels=24, out_channels=16,
-                    num_layers=layers, with_last_bn_affine=False, with_last_bias=False,
-                    with_avg_pool=False, norm_cfg=dict(type='BN1d'))
-
-    config = search_config(root)
-    loader = config['train_dataloader']
-    views = [*loader['dataset']['pipeline'][1:-1]]
-    loader['dataset']['pipeline'][1:-1] = [
-        dict(type='MultiView', num_views=[2], transforms=[views])]
-    gates = dict(type='mmkcr.GumbelChannelGate', min_size=4)
-    config['model']['architecture'] = dict(
-        type='mmpretrain.MoCoV3', base_momentum=0.1, neck=perceptron(32, 3),
-        backbone=dict(type='mmkcr.Searchable', sites=['mlp_channels'], gates=gates, backbone=dict(
-            type='mmpretrain.MoCoV3ViT', arch=ARCH, img_size=32, patch_size=8,
-            stop_grad_conv1=True)),
-        head=dict(type='MoCoV3Head', predictor=perceptron(16, 2), temperature=0.2,
-                  loss=dict(type='CrossEntropyLoss', loss_weight=0.4)),
-        data_preprocessor=dict(type='mmkcr.PreciseSelfSupDataPreprocessor', mean=[128.] * 3,
-                               std=[64.] * 3, to_rgb=True))
-    # positions are frozen when weights are initialised, after the model was distributed
-    config.update(val_dataloader=None, val_cfg=None, val_evaluator=None,
-                  find_unused_parameters=True)
-    return config
-
-
-def moca_config(root):
-    """MOCA; with a ratio of 0 its masks, which each process draws, change the order alone."""
-    config = moco_config(root)
-    architecture = config['model']['architecture']
-    gates = architecture['backbone']['gates']
-    config['model'].update(feature_layer='backbone.ln1', architecture=dict(
-        type='mmkcr.MOCA', base_momentum=0.1, early_layer=0,
-        backbone=dict(type='mmkcr.Searchable', sites=['mlp_channels'], gates=gates, backbone=dict(
-            type='mmpretrain.MAEViT', arch=ARCH, img_size=32, patch_size=8)),
-        mask_ratios=(0., ), decoded=(1., ),
-        neck=dict(type='mmkcr.MOCADecoder', size=(4, 4), in_channels=32, embed_dims=16, depth=1,
-                  num_heads=2),
-        head=dict(type='mmkcr.MOCAHead', in_channels=32, decoder_channels=16),
-        codebook=dict(type='mmkcr.OnlineCodebook', channels=32, words=12, new_words=4, border=1),
-        data_preprocessor=architecture['data_preprocessor']))
-    return config
-
-
 def pruning_config(root):
     """9 iterations an epoch, an event every 3, all decided after 18 of 36."""
     config = base_config(root)
@@ -320,79 +248,37 @@ def file_config(job):
     config = load_config(Path(__file__).parents[2] / job['config'])
     move_data(config._cfg_dict, 'data/digits', job['data_root'])
     config.model.get('architecture', config.model).backbone.init_cfg = config.load_from = None
-    for part in ('train', 'val', 'test'):
-        config[f'{part}_dataloader'].update(num_workers=0, persistent_workers=False)
+    for loader in filter(None, (config.get(f'{part}_dataloader')
+                                for part in ('train', 'val', 'test'))):
+        loader.update(num_workers=0, persistent_workers=False)
     return config
-
-
-def scenes_loader(root, split, augmentation, sampler, num_workers):
-    return dict(
-        batch_size=4, num_workers=num_workers, persistent_workers=num_workers > 0, sampler=sampler,
-        dataset=dict(
-            type='BaseSegDataset', data_root=f'{root}/scenes', img_suffix='.png',
-            reduce_zero_label=True, metainfo=dict(classes=tuple('0123456789')),
-            data_prefix=dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}'),
-            indices=24 if split == 'training' else 5,
-            pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'),
-                      *augmentation, dict(type='PackSegInputs')]))
-
-
-def segmentor_config(**backbone):
-    common = dict(num_classes=10, dropout_ratio=0.1, align_corners=False, channels=8,
-                  norm_cfg=dict(type='GN', num_groups=2))
-    return dict(
-        type='EncoderDecoder', train_cfg=dict(), test_cfg=dict(mode='whole'),
-        data_preprocessor=dict(type='SegDataPreProcessor', mean=[78.] * 3, std=[96.] * 3,
-                               size=(64, 64), seg_pad_val=255),
-        backbone=dict(type='mmkcr.KCRSwinTransformer', window_size=4, drop_path_rate=0.2,
-                      arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 2]),
-                      out_indices=(0, 1), pad_small_map=True, **backbone),
-        decode_head=dict(type='UPerHead', in_channels=[16, 32], in_index=[0, 1],
-                         pool_scales=(1, 2), **common),
-        auxiliary_head=dict(type='FCNHead', in_channels=32, in_index=1, num_convs=1,
-                            concat_input=False, loss_decode=dict(
-                                type='CrossEntropyLoss', loss_weight=0.4), **common))
 
 
 def segment_search_config(root):
-    """A search on a segmentor, as mmseg runs it."""
-    config = iterated_search_config(root)
-    config['model'].update(architecture=segmentor_config(
-        gates=dict(type='mmkcr.GumbelChannelGate', min_size=4)))
-    augmentation = [
-        dict(type='RandomResize', scale=(96, 96), ratio_range=(0.5, 2.), keep_ratio=True),
-        dict(type='RandomCrop', crop_size=(64, 64), cat_max_ratio=0.75),
-        dict(type='RandomFlip', prob=0.5), dict(type='PhotoMetricDistortion')]
-    config.update(
-        default_scope='mmseg', val_evaluator=dict(type='IoUMetric'),
-        train_dataloader=scenes_loader(root, 'training', augmentation,
-                                       dict(type='InfiniteSampler'), 2),
-        val_dataloader=scenes_loader(root, 'validation', [], dict(
-            type='DefaultSampler', shuffle=False), 0))
-    config['train_cfg'].update(max_iters=14, val_interval=6)
-    config['custom_hooks'][3]['landmarks'] = 12  # of 17 scenes in the weights' part
-    return config
-
-
-def segment_config(root):
-    """A dense segmentor."""
-    config = segment_search_config(root)
-    config.update(model=segmentor_config(),
-                  train_cfg=dict(by_epoch=False, max_iters=14, val_interval=6),
-                  optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
-                  param_scheduler=[dict(type='PolyLR', end=14, power=1., by_epoch=False)],
-                  custom_hooks=config['custom_hooks'][:2])
-    return config
+    """The shipped search on a segmentor with 8 scenes for the weights and 4 for the gates."""
+    config = file_config(dict(
+        config='configs/kcr/segmentation/kcr-upernet_swin-mini_search_1xb8_digit-scenes.py',
+        data_root=root))
+    config.merge_from_dict({
+        'train_dataloader.batch_size': 2, 'train_dataloader.dataset.indices': 12,
+        'val_dataloader.dataset.indices': 2, 'randomness.seed': 3,
+        'train_cfg.max_iters': 14, 'train_cfg.val_interval': 6,
+        'default_hooks.logger.interval': 1, 'default_hooks.checkpoint.interval': 5,
+        'custom_hooks.0.interval': 3, 'custom_hooks.1.begin': 4,
+        'custom_hooks.2': dict(interval=7, landmarks=6),
+        'visualizer.vis_backends': [dict(type='LocalVisBackend')]})
+    config.custom_hooks.append(dict(type='EMAHook', momentum=0.1))
+    return config._cfg_dict
 
 
 def train(job):
     torch.set_num_threads(1)
-    precise = job.get('precise') or job.get('kind', '').startswith(('masked', 'moc'))
-    torch.set_default_dtype(torch.float64 if precise else torch.float32)
+    torch.set_default_dtype(torch.float64 if job.get('precise') else torch.float32)
     config = file_config(job) if 'config' in job else Config(
         globals()[f'{job["kind"]}_config'](job['data_root']))
     if job.get('precise'):
-        config.data_preprocessor.type = 'mmkcr.PreciseClsDataPreprocessor'
+        kind = config.data_preprocessor.get('type', 'ClsDataPreprocessor')
+        config.data_preprocessor.type = f'mmkcr.Precise{kind}'
     config.merge_from_dict(job.get('options', {}))
     config.work_dir, config.resume = job['work_dir'], job.get('resume', False)
     if 'command' in job:

@@ -7,12 +7,6 @@ from hypothesis import strategies as st
 from lab.digit_sources import render, source_digits, split_sources
 
 
-def test_sources_are_distinct():
-    images, labels = source_digits()
-    assert len(labels) == 1797
-    assert len(np.unique(images.reshape(len(images), -1), axis=0)) == 1797
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0.01, 0.9), st.integers(0, 2**31))
 def test_split_is_a_stratified_partition(val_ratio, seed):
@@ -22,12 +16,6 @@ def test_split_is_a_stratified_partition(val_ratio, seed):
     share = np.bincount(labels[split['val']], minlength=10) / np.bincount(labels)
     assert np.abs(share - val_ratio).max() < 2 / 174  # 174 digits in the smallest class
     assert np.array_equal(split['val'], split_sources(val_ratio, seed)['val'])
-
-
-def test_split_of_the_default():
-    split = split_sources()
-    assert (len(split['train']), len(split['val'])) == (1437, 360)
-    assert not np.array_equal(split['val'], split_sources(seed=1)['val'])
 
 
 def test_a_slice_of_training_shows_nothing_that_is_held_out():

@@ -150,31 +150,24 @@ def test_option_out_of_range(name, value):
         DigitsOptions(**{name: value})
 
 
-def test_command(tmp_path, monkeypatch, capsys):
+def test_command(tmp_path, monkeypatch, capfd):
+    """Refused in one sentence, and without a file; complete; with a slice of training held out."""
     def run(*args):
-        monkeypatch.setattr(sys, 'argv', ['digits.py', '--out', 'data/digits', *args])
+        monkeypatch.setattr(sys, 'argv', ['digits.py', *args])
         runpy.run_path(str(COMMAND), run_name='__main__')
-        return capsys.readouterr().out
+        return capfd.readouterr().out
+
+    def count(part):
+        return len(list(Path('data/digits', part).rglob('*.png')))
+
     monkeypatch.chdir(tmp_path)
-    args = ('--train-scenes', '3', '--val-scenes', '2', '--size', '8')
-    assert 'wrote' in run(*args)
-    assert 'nothing to do' in run(*args)
-    assert len(list((tmp_path / 'data/digits/val').rglob('*.png'))) == 360
-
-
-def test_command_holds_out_a_slice_of_the_training_digits(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', ['digits.py', '--out', str(tmp_path / 'digits'),
-                                      '--train-slice', '--train-scenes', '2', '--val-scenes', '2'])
-    runpy.run_path(str(COMMAND), run_name='__main__')
-    assert [len(list((tmp_path / 'digits' / part).rglob('*.png'))) for part in ('train', 'val')] \
-        == [1149, 288]
-
-
-def test_command_refuses_in_one_sentence(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', [str(COMMAND), '--size', '30'])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(COMMAND), run_name='__main__')
+        run('--size', '30')
     stderr = capfd.readouterr().err
     assert ended.value.code and '`30`' in stderr and len(stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+    args = ('--train-scenes', '3', '--val-scenes', '2', '--size', '8')
+    assert 'wrote' in run(*args) and 'nothing to do' in run(*args)
+    assert count('val') == 360
+    run(*args, '--train-slice')
+    assert (count('train'), count('val')) == (1149, 288)

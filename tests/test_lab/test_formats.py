@@ -66,36 +66,25 @@ def evaluate(cfg, predict, wrong, tmp_path, scope):
     return runner.test()
 
 
-@pytest.mark.parametrize('dataset', ['CustomDataset', 'ImageNet'])
-def test_classification(digits_root, tmp_path, dataset):
-    cfg = load('digits_bs64', digits_root)
-    cfg.test_dataloader.dataset.type = dataset
-    if dataset == 'ImageNet':  # whose own classes are a thousand
-        cfg.test_dataloader.dataset.metainfo = dict(classes=[str(i) for i in range(10)])
-    scores = [evaluate(cfg, predict_class, wrong, tmp_path, 'mmpretrain')
-              for wrong in (False, True)]
-    assert scores[0]['accuracy/top1'] == pytest.approx(100, abs=1e-4)
-    assert scores[1]['accuracy/top1'] == 0
+TOP1 = {'accuracy/top1': pytest.approx(100, abs=1e-4)}
 
 
-def test_instances(digits_root, tmp_path):
-    cfg = load('digit_scenes_instance', digits_root)
-    scores = [evaluate(cfg, predict_instances, wrong, tmp_path, 'mmdet')
-              for wrong in (False, True)]
-    for kind in ('bbox', 'segm'):
-        assert scores[0][f'coco/{kind}_mAP'] == 1
-        assert scores[1][f'coco/{kind}_mAP'] < 0.1
-
-
-@pytest.mark.parametrize('dataset', ['BaseSegDataset', 'ADE20KDataset'])
-def test_pixels(digits_root, tmp_path, dataset):
-    cfg = load('digit_scenes_semantic', digits_root)
-    cfg.test_dataloader.dataset.type = dataset
-    if dataset == 'ADE20KDataset':  # refuses other classes than its 150
-        cfg.test_dataloader.dataset.pop('metainfo')
-    scores = [evaluate(cfg, predict_pixels, wrong, tmp_path, 'mmseg') for wrong in (False, True)]
-    assert scores[0]['mIoU'] == 100 and scores[1]['mIoU'] == 0
-    assert scores[0]['aAcc'] == 100 and scores[1]['aAcc'] == 0
+@pytest.mark.parametrize('name, scope, predict, scores, data', [
+    ('digits_bs64', 'mmpretrain', predict_class, TOP1, {}),
+    ('digits_bs64', 'mmpretrain', predict_class, TOP1,  # whose own classes are a thousand
+     dict(type='ImageNet', metainfo=dict(classes=[str(i) for i in range(10)]))),
+    ('digit_scenes_instance', 'mmdet', predict_instances,
+     {'coco/bbox_mAP': 1, 'coco/segm_mAP': 1}, {}),
+    ('digit_scenes_semantic', 'mmseg', predict_pixels, dict(mIoU=100, aAcc=100), {}),
+    ('digit_scenes_semantic', 'mmseg', predict_pixels, dict(mIoU=100, aAcc=100),
+     dict(type='ADE20KDataset', metainfo=None))])  # which refuses other classes than its 150
+def test_scores(digits_root, tmp_path, name, scope, predict, scores, data):
+    cfg = load(name, digits_root)
+    cfg.test_dataloader.dataset.update(data)
+    right, wrong = (evaluate(cfg, predict, wrong, tmp_path, scope) for wrong in (False, True))
+    for key, best in scores.items():
+        assert right[key] == best
+        assert wrong[key] < 0.1 if scope == 'mmdet' else wrong[key] == 0
 
 
 def test_background_as_a_class(digits_root, tmp_path):

@@ -1,11 +1,7 @@
 """Welford's score of attention heads against two passes, over processes, and in memory."""
 
 import copy
-import json
-import multiprocessing
-import socket
 import tracemalloc
-from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -34,25 +30,27 @@ def two_pass(maps):
     return np.sqrt(((maps - maps.mean(0))**2).sum(0) / (len(maps) - 1))
 
 
+def moments_of(stream):
+    moments = RunningMoments()
+    for value in stream:
+        moments.update(value)
+    return moments
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 9999), count=st.integers(2, 40), offset=st.sampled_from([0., 1., 1e6]))
 def test_one_pass_equals_two(seed, count, offset):
     """Also where the mean is far larger than the deviation, which sums of squares would lose."""
     generator = torch.Generator().manual_seed(seed)
     stream = offset + torch.randn(count, 2, 3, generator=generator, dtype=torch.float64)
-    moments = RunningMoments()
-    for value in stream:
-        moments.update(value)
+    moments = moments_of(stream)
     np.testing.assert_allclose(moments.std().numpy(), two_pass(stream), rtol=1e-9)
     np.testing.assert_allclose(moments.mean.numpy(), stream.mean(0).numpy(), rtol=1e-12)
 
 
 def test_single_precision_is_accumulated_in_double():
     stream = 1. + 1e-4 * torch.randn(500, 7)
-    moments = RunningMoments()
-    for value in stream:
-        moments.update(value)
-    np.testing.assert_allclose(moments.std().numpy(), two_pass(stream), rtol=1e-12)
+    np.testing.assert_allclose(moments_of(stream).std().numpy(), two_pass(stream), rtol=1e-12)
 
 
 @pytest.mark.parametrize('call, message', [
@@ -60,10 +58,8 @@ def test_single_precision_is_accumulated_in_double():
     (lambda m: m.std(), 'at least two images .* found 1'),
 ])
 def test_refusals(call, message):
-    moments = RunningMoments()
-    moments.update(torch.zeros(2))
     with pytest.raises(ValueError, match=message):
-        call(moments)
+        call(moments_of(torch.zeros(1, 2)))
 
 
 def test_map_is_the_attention_of_the_layer():
@@ -207,56 +203,33 @@ def test_blocks_that_do_not_fit_take_further_passes(backbone):
         assert all(torch.equal(score, expected[name]) for name, score in found.items())
 
 
-def rank_job(rank, port, path):
-    """One of two processes with its share of the images, which may be none."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        'gloo', f'tcp://127.0.0.1:{port}', rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    images = torch.load(f'{path}/images.pt')[rank]
-    model = DWConvVisionTransformer(**VIT)
-    model.load_state_dict(torch.load(f'{path}/model.pt'))
-    model.eval()
-    with HeadStatistics(attentions(model), grid(model)) as statistics, torch.no_grad():
-        if len(images):
-            model(images)
-    try:
-        scores = statistics.reduce().scores()
-        found = {name: score.tolist() for name, score in scores.items()}
-    except ValueError as error:
-        found = str(error)
-    with open(f'{path}/{rank}.json', 'w') as file:
-        json.dump(found, file)
-    torch.distributed.destroy_process_group()
+@pytest.fixture
+def of_two_ranks(backbone, two_processes):
+    """``of_two_ranks(shares)``: what two processes find, each on its images, which may be none."""
+    def run(shares):
+        def job(rank):
+            with HeadStatistics(attentions(backbone), grid(backbone)) as found, torch.no_grad():
+                if len(shares[rank]):
+                    backbone(shares[rank])
+            try:
+                return found.reduce().scores()
+            except ValueError as error:
+                return str(error)
+
+        return two_processes(job)
+
+    return run
 
 
-def of_two_ranks(backbone, shares, tmp_path):
-    """What each of two processes finds on its images."""
-    torch.save(shares, tmp_path / 'images.pt')
-    torch.save(backbone.state_dict(), tmp_path / 'model.pt')
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context('fork')
-    jobs = [context.Process(target=rank_job, args=(rank, port, str(tmp_path))) for rank in (0, 1)]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join(120)
-    found = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in (0, 1)]
-    assert found[0] == found[1]
-    return found[0]
-
-
-@pytest.mark.parametrize('second', [4, 0])
-def test_two_processes_are_one(backbone, tmp_path, second):
+def test_a_process_without_images(backbone, of_two_ranks):
     images = torch.randn(9, 3, 32, 32)
-    found = of_two_ranks(backbone, [images[second:], images[:second]], tmp_path)
+    first, second = of_two_ranks([images, images[:0]])
     for name, score in scores_of(backbone, images, 3).items():
-        np.testing.assert_allclose(found[name], score.numpy(), rtol=1e-6)
+        assert torch.equal(first[name], second[name])
+        np.testing.assert_allclose(first[name].numpy(), score.numpy(), rtol=1e-6)
 
 
-def test_two_processes_do_not_mix_grids(backbone, tmp_path):
-    shares = [torch.randn(2, 3, 32, 64), torch.randn(2, 3, 64, 32)]
-    assert of_two_ranks(backbone, shares, tmp_path) == (
+def test_two_processes_do_not_mix_grids(of_two_ranks):
+    assert of_two_ranks([torch.randn(2, 3, 32, 64), torch.randn(2, 3, 64, 32)]) == [
         'expected images with one token grid on all ranks to score heads on, found 4 x 8 and '
-        '8 x 4 patches')
+        '8 x 4 patches'] * 2

@@ -3,12 +3,10 @@
 import json
 
 import matplotlib
-import matplotlib.image
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
-from lab import figures, palette
+from lab import figures
 from lab.attention_plots import as_map, guess_grid, plot_affinity, plot_entropy, plot_maps
 from lab.bimask_plots import head_widths, plot_mask_descent, plot_widths
 from lab.curve_plots import plot_curve, plot_gate_histograms
@@ -72,7 +70,11 @@ def test_every_plot_writes_one_file(tmp_path):
                                            overlay=True),
         'widths.png': lambda p: plot_widths(NARROW, GROUPS, p),
         'descent.svg': lambda p: plot_mask_descent(
-            {'a': [('1', [0.2, 0.9]), ('2', [1., 0.])], 'b': [('1', [0.5])]}, p)}
+            {'a': [('1', [0.2, 0.9]), ('2', [1., 0.])], 'b': [('1', [0.5])]}, p),
+        'speed.png': lambda p: plot_search_speed([row for row in LOG if 'time' in row], p),
+        'time.png': lambda p: plot_metric_over_time(
+            {'a': (2., 98.)}, {'a': [(1., 90.), (1.5, 97.)]}, p, 'top-1', 'ONNX Runtime',
+            ['50%', '70%'], step=0.5)}
     before = dict(matplotlib.rcParams)
     for name, plot in plots.items():
         plot(tmp_path / 'deep' / name)
@@ -130,16 +132,6 @@ def test_values_of_a_structure_and_of_scores():
     assert head_widths(NARROW, GROUPS) == {HEADS: [2, 0, 2]}
 
 
-def test_kept_cut_and_absent_have_a_colour_each(tmp_path, drawn):
-    plot_channel_masks(STRUCTURE, tmp_path / 'm.png')
-    image = drawn[0].images[0]
-    colours = [[to_hex(colour) for colour in row] for row in image.cmap(image.norm(
-        image.get_array()))]
-    kept, cut, absent = palette.KEPT, palette.CUT, palette.ABSENT
-    assert colours == [[kept, cut, cut, kept, absent], [cut, kept, cut, cut, cut]]
-    assert [label.get_text() for label in drawn[0].get_yticklabels()] == list(STRUCTURE.sites)
-
-
 def test_histogram_counts_shares(tmp_path, drawn):
     plot_gate_histograms(dict(a=[-9., -9., 0., 9.]), tmp_path / 'h.png', temperature=0.5, bins=3)
     np.testing.assert_allclose(drawn[0].patches[0].get_data().values, [0.5, 0.25, 0.25])
@@ -154,58 +146,33 @@ def test_grids(positions, ratio, grid):
     assert guess_grid(positions, ratio) == grid
 
 
-def test_a_number_without_a_grid_is_refused():
+def test_extra_tokens_are_dropped_and_a_number_without_a_grid_is_refused():
     with pytest.raises(ValueError, match='positions on a grid of ratio 1, found `7`'):
         guess_grid(7)
-
-
-def test_extra_tokens_are_dropped():
     assert as_map(np.arange(5.), (2, 2)).tolist() == [[1., 2.], [3., 4.]]
 
 
-def test_the_box_is_drawn_on_the_images_alone(tmp_path):
-    images = [np.full((8, 8, 3), 200.), np.zeros((8, 8, 3))]
-    maps = dict(dense=[np.eye(4)] * 2, dcs=[np.eye(2)] * 2)
-    plot_maps(images, maps, tmp_path / 'maps.png', [(0.25, 0.5, 0.25, 0.25)] * 2)
-    pixels = matplotlib.image.imread(tmp_path / 'maps.png')[..., :3]
-    red = (pixels == [1., 0., 0.]).all(-1)
-    assert red[:pixels.shape[0] // 3].any() and not red[pixels.shape[0] // 2:].any()
-
-
-def test_affinity_has_one_scale_an_image(tmp_path):
-    """A spiked matrix beside a flat one: bright spots in its row alone."""
+def test_affinity_has_one_scale_an_image(tmp_path, drawn):
+    """A spiked matrix beside a flat one."""
     spiked, flat = np.eye(8), np.full((8, 8), 1 / 8)
     plot_affinity([np.zeros((8, 8, 3))], dict(dense=[flat], dcs=[spiked]),
                   dict(dense=[np.log(8)], dcs=[0.]), tmp_path / 'affinity.png')
-    pixels = matplotlib.image.imread(tmp_path / 'affinity.png')[..., :3]
-    yellow = (np.abs(pixels - [0.993, 0.906, 0.144]) < 0.02).all(-1)  # viridis at its end
-    third = len(pixels) // 3
-    assert yellow[2 * third:].any() and not yellow[:2 * third].any()
+    assert [axis.images[0].get_clim() for axis in drawn[1:]] == [(0, 1)] * 2
 
 
 # ---- sensitivity and time -----------------------------------------------------------------------
 
 
-def test_a_panel_a_kind_and_a_colour_a_depth(tmp_path, drawn):
+def test_sensitivity_over_the_share_that_is_removed(tmp_path, drawn):
     kept = {'layers.0.attn.heads': 2, 'layers.0.ffn.mlp_hidden': 1, 'layers.1.ffn.mlp_hidden': 2}
     plot_sensitivity(LOSSES, tmp_path / 's.png', kept)
-    heads, hidden, scale = drawn
-    assert [axis.get_title() for axis in (heads, hidden)] == ['heads', 'mlp_hidden']
-    assert heads.get_ylim() == hidden.get_ylim() and scale.get_ylabel() == 'depth of the layer'
+    heads, hidden, _ = drawn
     first, dot, second, other = hidden.lines
     np.testing.assert_allclose(first.get_xdata(), [0, 100 / 3, 200 / 3])  # nothing is lost at 100
     np.testing.assert_allclose(first.get_ydata(), [9, 4, 1])
     assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (pytest.approx(100 / 3), 4)
     assert other.get_ydata()[0] == 2
-    assert heads.lines[0].get_color() == first.get_color() != second.get_color()
     assert len(heads.lines) == 1  # all are kept: no dot
-
-
-def test_dense_is_grey_and_slim_is_teal(tmp_path, drawn):
-    plot_metric_over_time({'a': (2., 98.)}, {'a': [(1., 90.), (1.5, 97.)]}, tmp_path / 't.png',
-                          'top-1', 'ONNX Runtime', ['50%', '70%'], step=0.5)
-    colours = [to_hex(line.get_color()) for line in drawn[0].lines]
-    assert palette.SLIM in colours and palette.DENSE in colours
 
 
 def test_command_reads_what_compress_wrote(tmp_path, capsys):
@@ -232,8 +199,6 @@ def test_phases(tmp_path):
     first, last = search_phases(found)
     assert (first.first, first.last, first.speed, first.ideal) == (0, 90, 1., 1.)
     assert (last.macs, last.seconds, last.speed, last.ideal) == (1., 0.8, 2.5, 4.)
-    plot_search_speed(found, tmp_path / 'speed.png')
-    assert (tmp_path / 'speed.png').stat().st_size > 1000
     path.write_text('{"loss": 1}\n')
     with pytest.raises(ValueError, match='found 1 lines without'):
         read_scalars(path)

@@ -5,11 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.rank_correlation import ranks, spearman, spearman_interval
-
-
-def test_ranks_of_ties_are_their_mean():
-    assert ranks([3., 1., 3., 2.]).tolist() == [3.5, 1, 3.5, 2]
+from lab.rank_correlation import spearman, spearman_interval
 
 
 def test_it_is_that_of_scipy():
@@ -17,12 +13,7 @@ def test_it_is_that_of_scipy():
     generator = np.random.default_rng(0)
     a, b = generator.integers(0, 6, (2, 40))  # with ties
     assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
-
-
-def test_only_the_order_counts():
-    a = [1., 5., 2., 9.]
-    assert spearman(a, np.exp(a)) == 1 and spearman(a, [-value for value in a]) == -1
-    assert math.isnan(spearman(a, [1.] * 4))
+    assert math.isnan(spearman(a, [1.] * 40))
 
 
 def test_within_groups_differences_between_them_do_not_count():

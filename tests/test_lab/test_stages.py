@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lab.stages import RECORD, digest, run_stage
+from lab.stages import RECORD, run_stage
 
 
 class Work:
@@ -61,7 +61,3 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(FileExistsError, match='other files'):
         run_stage(tmp_path, dict(a=1), work)
     assert work.calls == 0 and (tmp_path / 'thesis.tex').read_text() == 'years of work'
-
-
-def test_the_digest_depends_on_content_not_order():
-    assert digest(dict(a=1, b=2)) == digest(dict(b=2, a=1)) != digest(dict(a=1, b=3))

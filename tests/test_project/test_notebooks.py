@@ -1,7 +1,6 @@
 """Every notebook runs from its first cell to its last, and says what it claims."""
 
 import contextlib
-import importlib.util
 import io
 import json
 import re
@@ -11,22 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / 'docs/notebooks').glob('*.ipynb'))
-HAS_KERNEL = all(importlib.util.find_spec(name) for name in ('nbclient', 'ipykernel'))
 
 
-def in_a_kernel(path, folder):
-    """What the cells print, run by Jupyter."""
-    import nbclient
-    import nbformat
-    notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, resources=dict(
-        metadata=dict(path=str(folder)))).execute()
-    return ''.join(output.get('text', '') for cell in notebook.cells
-                   for output in cell.get('outputs', ()))
-
-
-def in_this_process(path, folder):
-    """What the cells print, run in one namespace; without the packages of a kernel."""
+def run(path, folder):
+    """What the cells print, run in one namespace."""
     printed, scope = io.StringIO(), {}
     with contextlib.redirect_stdout(printed), contextlib.chdir(folder):
         for cell in json.loads(path.read_text())['cells']:
@@ -44,7 +31,7 @@ def test_they_are_found_and_hold_no_outputs():
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path):
-    printed = (in_a_kernel if HAS_KERNEL else in_this_process)(path, tmp_path)
+    printed = run(path, tmp_path)
     dense, slim = (float(re.search(rf'{name}: ([\d.]+)%', printed)[1])
                    for name in ('dense', 'slim'))
     assert dense > 80 and slim > dense - 15

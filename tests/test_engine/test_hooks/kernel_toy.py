@@ -1,9 +1,4 @@
-"""A tiny task, its data and its Runner; as a script, one rank of a two-process run.
-
-    python kernel_toy.py RANK WORLD_SIZE INIT_FILE WORK_DIR OUT_FILE
-"""
-
-import sys
+"""A tiny task, its data and its Runner."""
 
 import torch
 from mmengine.config import Config
@@ -129,26 +124,6 @@ def make_runner(work_dir, name, **overrides):
     return Runner.from_cfg(Config(dict(make_config(work_dir, **overrides), experiment_name=name)))
 
 
-def main(work_dir, out):
-    """One rank: refresh, train and evaluate; the first rank writes what came out."""
-    torch.distributed.init_process_group('gloo')
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    wrapper = dict(type='MMDistributedDataParallel', device_ids=None)
-    runner = make_runner(f'{work_dir}/{rank}', f'rank{rank}', launcher='pytorch',
-                         model_wrapper_cfg=wrapper, **both())
-    refresh_only(runner)
-    state = {name: buffer.clone()
-             for name, buffer in runner.model.module.regularizers.named_buffers()}
-    metrics = runner.val()
-    for buffer in state.values():
-        gathered = [torch.empty_like(buffer) for _ in range(world)]
-        torch.distributed.all_gather(gathered, buffer)
-        assert all(torch.equal(other, buffer) for other in gathered)
-    if rank == 0:
-        torch.save(dict(state=state, metrics=metrics), out)
-    torch.distributed.destroy_process_group()
-
-
 def both():
     """Overrides: both regularisers with their hooks, on parts of the samples."""
     model = make_config('x').model
@@ -162,12 +137,13 @@ def both():
 
 
 def refresh_only(runner):
-    """Runs the refresh hooks on the weights as built, without a training step."""
+    """The Runner, whose refresh hooks ran on the weights as built, without a training step."""
     runner._train_loop = runner.build_train_loop(runner._train_loop)
     for hook in runner.hooks:
         if isinstance(hook, RefreshHook):
             hook.before_train(runner)
             hook.before_train_epoch(runner)
+    return runner
 
 
 def eval_features(runner, size=24):
@@ -176,7 +152,3 @@ def eval_features(runner, size=24):
     inputs = torch.stack([pack(dict(sample_idx=i, gt_label=0))['inputs'] for i in range(size)])
     with torch.no_grad():
         return runner.model.architecture.backbone[0](inputs), inputs
-
-
-if __name__ == '__main__':
-    main(*sys.argv[1:])

@@ -47,13 +47,6 @@ def test_the_head_is_named(counts, name):
         check_classes(Task(*counts), data(('a', 'b', 'c')), 'validation')
 
 
-def test_wrapped_models_are_looked_into():
-    model = nn.Module()
-    model.architecture = Task(2, 2, 2)
-    with pytest.raises(ValueError, match='bbox_head.0'):
-        check_classes(model, data(('a', 'b', 'c')), 'training')
-
-
 def test_categories_that_the_annotations_lack():
     with pytest.raises(ValueError, match='categories for the 3 classes of the training set .* '
                                          'found 1 of them'):

@@ -1,6 +1,7 @@
-"""A run killed and resumed is the unbroken run, bit for bit."""
+"""A run killed, or told to end, and resumed is the unbroken run, bit for bit."""
 
 import json
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,91 +14,189 @@ from mmdet.models.data_preprocessors import BatchSyncRandomResize
 from mmdet.models.layers import DropBlock
 from mmdet.structures import DetDataSample
 from mmengine.config import ConfigDict
-from mmengine.dataset import BaseDataset
 from mmengine.evaluator import BaseMetric
-from mmengine.hooks import EarlyStoppingHook
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS
-from mmengine.runner import Runner
+from mmengine.registry import METRICS, MODELS
+from mmengine.runner import find_latest_checkpoint
 from mmengine.structures import InstanceData
 
 from long_form import few
+from mmkcr.engine.registered import AtomicCheckpointHook, ExactResumeHook
+from mmkcr.engine.resume.atomic_checkpoint import AtomicLocalBackend, write_atomically
 from mmkcr.engine.resume.host_state import host_state, set_host_state
+from mmkcr.engine.resume.preemption import STATUS
 from mmkcr.safe_load import read_checkpoint
 
-# kind, the iteration after which SIGKILL comes (within an epoch, and not on a checkpoint)
-CASES = few(dict(search=22, retrain=22, iterations=18, iterated_search=18, masked_search=22,
-                 masked_retrain=22, segment=9, segment_search=9),
-            'masked_retrain', 'segment_search')
-# a regulariser and its state in the checkpoint: KCR's, and that of DCS's runs with masks
-STATES = dict(kcr={'basis'}, ib={'centroids', 'log_q'})
+TOLD = dict(signal='SIGTERM', left='preempted.pth')
+ALONE = {'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False}
+SHORT = {**ALONE, 'train_cfg.max_iters': 9, 'train_cfg.val_interval': 4,
+         'default_hooks.checkpoint.interval': 3, 'default_hooks.checkpoint.max_keep_ckpts': 1,
+         'default_hooks.checkpoint.save_best': 'accuracy/top1'}
+TWO = {**ALONE, 'optim_wrapper.accumulative_counts': 3, 'train_cfg.max_iters': 12,
+       'default_hooks.checkpoint.interval': 5, 'train_dataloader.batch_size': 4}
+LOGGED = {'default_hooks.logger.interval': 1, 'train_cfg.val_interval': 1,
+          'visualizer.vis_backends': [dict(type='LocalVisBackend')]}
+SCENES = {'train_dataloader.dataset.indices': list(range(6)), 'train_dataloader.batch_size': 2,
+          'val_dataloader.dataset.indices': list(range(2)), 'train_cfg.max_epochs': 2, **LOGGED}
 
 
-@pytest.fixture(scope='module')
-def runs(run_jobs, tmp_path_factory):
-    """Work directories of an unbroken and of a killed and resumed run of every kind."""
-    root = tmp_path_factory.mktemp('runs')
-    jobs, expected = [], []
-    for kind, kill in CASES.items():
-        unbroken, broken = str(root / f'{kind}_unbroken'), str(root / f'{kind}_broken')
-        # the resumed half has other workers, which must not matter
-        other = {'train_dataloader.num_workers': 1, 'train_dataloader.persistent_workers': False}
-        jobs += [dict(kind=kind, work_dir=unbroken),
-                 dict(kind=kind, work_dir=broken, kill=kill),
-                 dict(kind=kind, work_dir=broken, resume=True, options=other)]
-        expected += [0, -signal.SIGKILL, 0]
-    statuses = run_jobs(jobs, apart=True)
-    for job, status, wanted in zip(jobs, statuses, expected):
-        assert status == wanted, (job, Path(job['work_dir'], 'output.txt').read_text()[-3000:])
-    return root
+def scenes(config, *logged):
+    """A detector's shipped search, which goes on from its first epoch."""
+    return dict(config=f'configs/{config}_1xb8_digit-scenes.py', options=SCENES,
+                logged=['train/macs', *logged])
 
 
-@pytest.mark.parametrize('kind', CASES)
-def test_resumed_run_is_the_unbroken_one(kind, runs, same_runs, moved):
-    """What was compared was trained, too."""
-    checkpoint, values = same_runs(runs / f'{kind}_unbroken', runs / f'{kind}_broken')
-    state = checkpoint['state_dict']
-    segments = kind.startswith('segment')
-    assert {'train/loss', 'val/mIoU' if segments else 'val/accuracy/top1'} <= values.keys()
-    assert moved(state, 'alpha') == (0 if 'search' not in kind else 4 if segments else 2)
-    assert moved(state, 'mask.bias') == (2 if kind.startswith('masked') else 0)
-    if kind == 'segment':  # without a regulariser
+def masked(stage, logged=(), **end):
+    """DCS's shipped runs on few digits, with averages: masks on queries and keys."""
+    options = {
+        'train_dataloader.dataset.indices': list(range(0, 1437, 20)),
+        'train_dataloader.batch_size': 8, 'val_dataloader.dataset.indices': list(range(0, 360, 20)),
+        'train_cfg.max_epochs': 3, 'default_hooks.ema': dict(type='EMAHook', momentum=0.1),
+        **LOGGED}
+    if stage == 'retrain':  # of all channels, as before a search
+        options.update({'model.architecture.backbone.structure': None, 'custom_hooks.1.begin': 1,
+                        'model.architecture.backbone.outputs': False})
+    return dict(end, config=f'configs/dcs/digits/dcs-{stage}_efficientvit-mini_1xb64_digits.py',
+                options=options, logged=['val/accuracy/top1', *logged],
+                moved='gate.alpha' if stage == 'search' else 'mask.bias')
+
+
+#: Jobs, and how they are broken: the iteration after which a signal comes, SIGKILL if no other is
+#: named; what is left then; what is logged. `tests/faults` has more.
+CASES = few(dict(
+    # within an epoch, and not on a checkpoint
+    search=dict(kill=22), retrain=dict(kill=22), iterations=dict(kill=18),
+    iterated_search=dict(kill=18),
+    masked_search=masked('search', kill=17),
+    masked_retrain=masked('retrain', kill=22, logged=['train/loss_ib']),
+    pruning=dict(kill=15, options={'custom_hooks.4.eta': 0.95}),
+    segment_search=dict(kill=9, logged=['train/loss_price', 'train/temperature']),
+    # told to end within an epoch of 5 (search) or 9; where gradients are waiting, also in two
+    # processes, which agree on the iteration; at the end of an epoch, also of two loaders without
+    # workers, which draw no batch in advance
+    told_search=dict(TOLD, kind='search', kill=13),
+    told_iterations=dict(TOLD, kind='iterations', kill=17),
+    told_two=dict(TOLD, kind='iterations', kill=7, options=TWO, processes=2),
+    told_pruning=dict(TOLD, kind='pruning', kill=14),
+    told_epoch=dict(TOLD, kind='retrain', kill=18),
+    told_search_epoch=dict(TOLD, kind='search', kill=10, workers=0),
+    # while it saves. Renamings: checkpoint 3 and its pointer, best of 4, checkpoint 4 and its
+    # pointer, checkpoint 6 and its pointer, ...
+    **{f'renaming_{number}': dict(kind='iterations', options=SHORT, kill_rename=number, left=left)
+       for number, left in {2: None, 3: 'iter_3.pth', 4: 'iter_3.pth', 7: 'iter_4.pth'}.items()},
+    kcr=scenes('kcr/detection/kcr-mask-rcnn_swin-mini_search', 'train/loss_mask', 'train/loss_kcr',
+               'train/loss_price', 'train/architecture/loss', 'val/coco/segm_mAP'),
+    dcs=scenes('dcs/detection/dcs-ssdlite_mobilevit-mini_search', 'train/loss_cls',
+               'train/loss_price', 'train/architecture/loss', 'val/coco/bbox_mAP'),
+    ofb=scenes('ofb/detection/ofb-mask-rcnn_swin-mini_search', 'train/loss_mask',
+               'val/coco/segm_mAP')),
+    'masked_retrain', 'pruning', 'segment_search', 'told_iterations', 'told_two',
+    'told_search_epoch', 'renaming_3', 'renaming_4', 'kcr', 'dcs', 'ofb')
+
+
+@pytest.fixture(scope='module', params=CASES)
+def runs(request, finished, run_jobs, tmp_path_factory):
+    """A case, and the work directories of an unbroken run and of a broken and resumed one."""
+    case, broken = CASES[request.param], tmp_path_factory.mktemp('broken')
+    job = {key: case[key] for key in ('config', 'kind', 'options', 'processes') if key in case}
+    if 'config' not in job:
+        job.setdefault('kind', request.param)
+    end = {key: case[key] for key in ('kill', 'signal', 'kill_rename') if key in case}
+    whole, options = finished(job), job.get('options', {})
+    jobs = [dict(job, work_dir=str(broken), **end),
+            # the resumed half has other workers, which must not matter
+            dict(job, work_dir=str(broken), resume=True, options={
+                'train_dataloader.num_workers': case.get('workers', 1),
+                'train_dataloader.persistent_workers': False, **options})]
+    if end:
+        assert run_jobs(jobs[:1]) == [STATUS if 'signal' in end else -signal.SIGKILL]
+        left = find_latest_checkpoint(str(broken))
+        assert 'left' not in case or (left and Path(left).name) == case['left']
+        meta = left and torch.load(left, weights_only=False)['meta']
+        assert 'signal' not in end or meta['iter'] == end['kill']
+    else:
+        jobs[1]['options']['load_from'] = f'{whole}/epoch_1.pth'
+    assert run_jobs(jobs[1:], server=1) == [0]
+    return request.param, whole, broken
+
+
+def test_resumed_run_is_the_unbroken_one(runs, same_runs, moved):
+    """What was compared was trained, too; what was saved on the way has gone."""
+    name, whole, broken = runs
+    case = CASES[name]
+    checkpoint, values = same_runs(whole, broken)
+    assert {'train/loss', *case.get('logged', ())} <= values.keys()
+    if 'signal' in case:
+        assert {path.name for path in whole.glob('*.pth')} == {
+            path.name for path in broken.glob('*.pth')}
+    state, kind = checkpoint['state_dict'], case.get('kind', name)
+    if 'config' in case:
+        assert moved(state, case.get('moved', 'gate.alpha')) >= 4
+        if 'train/loss_ib' in values:
+            assert state['regularizers.ib.refresh_step'] == 2
+            assert {f'regularizers.ib.{name}' for name in ('centroids', 'log_q')} <= state.keys()
         return
-    term = 'ib' if kind.startswith('masked') else 'kcr'
-    assert f'train/loss_{term}' in values
-    assert {f'regularizers.{term}.{name}' for name in STATES[term]} <= state.keys()
-    if term == 'ib':
-        assert state['regularizers.ib.refresh_step'] == 3
-    if kind == 'segment_search':
-        assert {'train/loss_price', 'train/temperature'} <= values.keys()
-        assert state['regularizers.kcr.basis_epoch'] == 13
+    if kind == 'pruning':
+        return
+    segments = kind == 'segment_search'
+    assert {'train/loss_kcr', 'val/mIoU' if segments else 'val/accuracy/top1'} <= values.keys()
+    assert moved(state, 'alpha') == (0 if 'search' not in kind else 4 if segments else 2)
+    assert 'regularizers.kcr.basis' in state
+    assert not segments or state['regularizers.kcr.basis_epoch'] == 13
 
 
-@pytest.mark.parametrize('kind', CASES)
-def test_written_logs(kind, runs):
+def test_written_logs(runs):
     """What the resumed run writes to its log is what the unbroken one wrote."""
-    unbroken, resumed = (_log_lines(runs / f'{kind}_{name}') for name in ('unbroken', 'broken'))
-    assert len(unbroken) > 14
+    name, *folders = runs
+    unbroken, resumed = map(_log_lines, folders)
+    assert len(resumed) > 2
+    if not {'kill', 'kill_rename'} & {*CASES[name]}:  # the unbroken one wrote the first epoch alone
+        unbroken = {key: line for key, line in unbroken.items() if key in resumed}
     assert unbroken == resumed
 
 
-def test_without_a_seed_in_the_config(run_jobs, tmp_path, same_runs):
+def test_only_what_is_asked_for_is_kept(finished):
+    files = {path.name for path in finished(dict(kind='iterations', options=SHORT)).glob('*.pt*')}
+    assert 'iter_9.pth' in files and len(files) == 2
+    assert [name for name in files if name.startswith('best_')]
+
+
+def test_old_content_stays_until_the_new_is_complete(tmp_path, monkeypatch):
+    path = tmp_path / 'file'
+    AtomicLocalBackend().put(b'old', path)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, 'fsync', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(b'new', path)
+    assert path.read_bytes() == b'old'
+
+
+def test_plain_checkpoint_hook_becomes_atomic_and_others_stay():
+    class Own(CheckpointHook):
+        pass
+
+    hooks = [CheckpointHook(), Own()]
+    ExactResumeHook().before_run(SimpleNamespace(hooks=hooks, register_hook=hooks.append))
+    assert [type(hook) for hook in hooks[:2]] == [AtomicCheckpointHook, Own]
+
+
+@pytest.mark.parametrize('apart', few((False, True), True))
+def test_without_a_seed_in_the_config(apart, finished, same_runs):
     """A seed that the run drew for itself is as good, samplers' own seeds included."""
-    options = {'randomness.seed': None, 'train_cfg.max_epochs': 2,
-               'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False}
-    jobs = []
-    for apart in few((False, True), True):  # with the latter samplers draw seeds of their own
-        options = {**options, 'randomness.diff_rank_seed': apart}
-        first, second = (str(tmp_path / f'{name}{apart}') for name in ('first', 'second'))
-        jobs += [dict(kind='search', work_dir=first, options=options),
-                 dict(kind='search', work_dir=second, resume=True,
-                      options={**options, 'load_from': f'{first}/epoch_1.pth'})]
-    assert run_jobs(jobs) == [0] * len(jobs)
-    dirs = [job['work_dir'] for job in jobs]
-    seeds = {same_runs(*pair)[0]['meta']['seed'] for pair in zip(dirs[::2], dirs[1::2])}
-    assert len(seeds) == len(jobs) // 2
+    # with `apart` samplers draw seeds of their own
+    job = dict(kind='search', options={
+        **ALONE, 'randomness.seed': None, 'train_cfg.max_epochs': 2,
+        'randomness.diff_rank_seed': apart})
+    first = finished(job)
+    same_runs(first, finished(dict(job, resume=True, options={
+        **job['options'], 'load_from': f'{first}/epoch_1.pth'})))
 
 
+@MODELS.register_module(force=True)
 class Resized(BaseModel):
     """Sees images at a side that changes every three iterations; a part of its map is dropped."""
 
@@ -107,24 +206,17 @@ class Resized(BaseModel):
         self.resize = BatchSyncRandomResize((32, 320), interval=3, size_divisor=32)
         self.drop = DropBlock(drop_prob=0.5, block_size=3, warmup_iters=20)
 
-    def forward(self, inputs, mode='tensor'):
+    def forward(self, inputs, data_samples, mode):
         if mode == 'predict':
             return [{}]
         samples = [DetDataSample(metainfo=dict(img_shape=(64, 64), pad_shape=(64, 64)),
                                  gt_instances=InstanceData(bboxes=torch.rand(1, 4)))] * len(inputs)
-        images = self.drop(self.resize(torch.stack(inputs), samples)[0])
+        images = self.drop(self.resize(torch.ones(len(inputs), 3, 64, 64), samples)[0])
         self.seen.append((tuple(images.shape), images.mean().item()))
         return dict(loss=(images * self.scale).square().mean())
 
 
-class Ones(BaseDataset):
-    def load_data_list(self):
-        return [{}] * 8
-
-    def prepare_data(self, index):
-        return dict(inputs=torch.ones(3, 64, 64))
-
-
+@METRICS.register_module(force=True)
 class Constant(BaseMetric):
     def process(self, data_batch, data_samples):
         self.results.append(1)
@@ -133,24 +225,14 @@ class Constant(BaseMetric):
         return dict(score=np.float64(1))
 
 
-def test_what_hosts_remember_outside_of_a_state_dict(tmp_path):
+def test_what_hosts_remember_outside_of_a_state_dict(build, tmp_path):
     """A random size of images, the warm-up of DropBlock, and how long early stopping waited."""
     def run(name, **changes):
-        def loader():
-            return dict(dataset=Ones(), batch_size=2, num_workers=0,
-                        sampler=dict(type='DefaultSampler', shuffle=False))
-
-        config = dict(
-            work_dir=str(tmp_path / name), train_dataloader=loader(), val_dataloader=loader(),
-            val_evaluator=[Constant()], val_cfg=dict(), randomness=dict(seed=0),
-            train_cfg=dict(by_epoch=True, max_epochs=9), log_level='ERROR', experiment_name=name,
-            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
-            custom_hooks=[dict(type='mmkcr.ExactResumeHook'), dict(
-                type='EarlyStoppingHook', monitor='score', rule='greater', patience=3)],
-            default_hooks=dict(logger=None, checkpoint=dict(type='CheckpointHook', interval=1)))
-        config.update(changes)
-        runner = Runner(model=Resized(), default_scope='mmengine',
-                        cfg=ConfigDict(experiment_name=name), **config)
+        stopping = dict(type='EarlyStoppingHook', monitor='score', rule='greater', patience=3)
+        runner = build(tmp_path / name, model=dict(type='Resized'),
+                       val_evaluator=dict(type='Constant'),
+                       custom_hooks=[dict(type='mmkcr.ExactResumeHook'), stopping],
+                       train_cfg=dict(by_epoch=True, max_epochs=9), **changes)
         runner.train()
         return runner
 
@@ -159,7 +241,7 @@ def test_what_hosts_remember_outside_of_a_state_dict(tmp_path):
     for epoch in (1, 2, 3, 4):
         again = run(f'after{epoch}', resume=True,
                     load_from=str(tmp_path / f'whole/epoch_{epoch}.pth'))
-        assert again.epoch == 4 and again.model.seen == whole.model.seen[4 * epoch:]
+        assert again.epoch == 4 and again.model.seen == whole.model.seen[6 * epoch:]
 
 
 def test_histories_of_a_dynamic_head_pass_through_a_checkpoint(tmp_path):

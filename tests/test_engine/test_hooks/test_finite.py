@@ -59,18 +59,20 @@ def test_skips_of_a_scaler_are_bounded(loss, wrapped):
         run.optim_wrapper = OptimWrapperDict(weights=run.optim_wrapper,
                                              architecture=runner().optim_wrapper)
     hook.before_train(run)
+
+    def skip():
+        scaler.scale /= 2
+        hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(loss)))
+
     for _ in range(2):  # a good step in between begins anew
         for _ in range(3):
-            scaler.scale /= 2
-            hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(loss)))
+            skip()
         good.step()
         hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(1.)))
     for _ in range(3):
-        scaler.scale /= 2
-        hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(loss)))
-    scaler.scale /= 2
+        skip()
     with pytest.raises(NonFiniteError, match='expected finite (gradients|losses) at iteration 7'):
-        hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(loss)))
+        skip()
 
 
 def test_skips_are_counted_where_gradients_are_accumulated():

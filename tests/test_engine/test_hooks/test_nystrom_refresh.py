@@ -2,7 +2,6 @@
 
 import copy
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from mmengine.hooks import Hook
 from torch.utils.data import Subset
 
 from mmkcr.functional.kernel import leading_basis, moment_of
-from .kernel_toy import eval_features
+from .kernel_toy import Watch, eval_features
 
 
 class Recorder(Hook):
@@ -76,26 +75,19 @@ def test_schedule(build, interval, begin, max_epochs, refreshed):
 
 def test_schedule_by_iteration(build):
     """The same rule; its steps are iterations."""
-    seen = []
-
-    class Watch(Hook):
-        priority = 'VERY_LOW'
-
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            seen.append((runner.iter, int(runner.model.regularizers['kcr'].basis_epoch)))
-
+    watch = Watch(lambda runner, _: int(
+        runner.model.regularizers['kcr'].basis_epoch) == runner.iter)
     runner = build(hooks=[refresh(interval=4, by_epoch=False), warmup(begin=1, by_epoch=False)],
                    train_cfg=dict(by_epoch=False, max_iters=6, val_interval=99))
-    runner.register_hook(Watch())
+    runner.register_hook(watch)
     runner.train()
-    assert [iteration for iteration, at in seen if at == iteration] == [1, 3]
+    assert [place for place, (_, refreshed) in enumerate(watch.seen) if refreshed] == [1, 3]
 
 
 @pytest.mark.parametrize('solver, landmarks', [('nystrom', None), ('exact', None),
                                                ('exact', 10), ('nystrom', 24)])
 def test_basis_is_that_of_eval_features_with_test_transforms(build, toy, solver, landmarks):
-    runner = build(hooks=[refresh(solver=solver, landmarks=landmarks)])
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(hooks=[refresh(solver=solver, landmarks=landmarks)]))
     assert_spans(basis_of(runner), eval_features(runner)[0])
 
 
@@ -152,8 +144,7 @@ def test_with_ema_the_features_are_those_of_the_online_weights(build, toy):
 
 
 def test_a_basis_of_this_very_epoch_is_kept(build, toy):
-    runner = build(hooks=[refresh(interval=1)])
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(hooks=[refresh(interval=1)]))
     before, hook = basis_of(runner).clone(), hook_of(runner)
     torch.nn.init.normal_(runner.model.architecture.backbone[0].weight)
     hook.before_train_epoch(runner)  # as after a resume in the middle of the epoch
@@ -163,20 +154,15 @@ def test_a_basis_of_this_very_epoch_is_kept(build, toy):
     assert not torch.equal(basis_of(runner), before)
 
 
-def test_sample_form_through_the_hook(build, toy):
-    runner = build(model=in_sample_form(toy), hooks=[refresh()])
-    toy.refresh_only(runner)
+def test_sample_form(build, toy, monkeypatch):
+    """Its value after a refresh; it trains with the samples' own indices."""
+    runner = toy.refresh_only(build(model=in_sample_form(toy), hooks=[refresh()]))
     loss = runner.model.regularizers['kcr']
     features = eval_features(runner)[0]
     value = loss(features, torch.arange(24))
     residual = features - features @ loss.basis @ loss.basis.T
     assert float(value) == pytest.approx(0.2 * float(residual.square().sum()) / 24, rel=1e-4)
-
-
-def test_sample_form_trains_with_the_samples_own_indices(build, toy, monkeypatch):
-    runner = build(model=in_sample_form(toy), hooks=[refresh()])
-    loss, seen = runner.model.regularizers['kcr'], []
-    sample = type(loss)._sample
+    seen, sample = [], type(loss)._sample
     monkeypatch.setattr(type(loss), '_sample', lambda self, features, indices: seen.append(
         indices.tolist()) or sample(self, features, indices))
     runner.train()
@@ -204,28 +190,20 @@ def test_the_view_goes_through_wrappers(build, toy):
     loader = toy.make_config('x').train_dataloader
     loader.dataset = dict(type='ConcatDataset', datasets=[
         dict(type='RepeatDataset', times=2, dataset=loader.dataset), loader.dataset])
-    runner = build(train_dataloader=loader, hooks=[refresh()])
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(train_dataloader=loader, hooks=[refresh()]))
     assert_spans(basis_of(runner), eval_features(runner)[0].repeat(3, 1))
     inner = runner.train_dataloader.dataset.datasets[0].dataset
     assert inner.pipeline.transforms[0].noise == 5.
 
 
-def test_an_own_dataloader(build, toy):
+def test_own_samples(build, toy):
+    """Those of a loader; or the training set's with transforms beside those of validation."""
     loader = toy.make_config('x').val_dataloader
-    runner = build(hooks=[refresh(dataloader=loader)])
-    toy.refresh_only(runner)
+    runner = toy.refresh_only(build(hooks=[refresh(dataloader=loader)]))
     assert_spans(basis_of(runner), eval_features(runner, 13)[0])
     assert not isinstance(runner.train_dataloader.dataset, Subset)
-
-
-def test_own_transforms(build, toy):
-    """Of the training set, in the place of those of the validation set."""
-    expected, found = (build(hooks=[refresh(**kwargs)]) for kwargs in (
-        {}, dict(pipeline=toy.make_config('x').val_dataloader.dataset.pipeline)))
-    for runner in (expected, found):
-        toy.refresh_only(runner)
-    assert torch.equal(basis_of(expected), basis_of(found))
+    runner = toy.refresh_only(build(hooks=[refresh(pipeline=loader.dataset.pipeline)]))
+    assert_spans(basis_of(runner), eval_features(runner)[0])
 
 
 @pytest.mark.parametrize('kwargs, message', [
@@ -241,18 +219,22 @@ def test_bad_input_is_one_sentence_before_any_training(build, toy, kwargs, messa
         toy.refresh_only(build(hooks=[refresh(**kwargs)]))
 
 
-def test_two_processes_give_the_state_and_the_values_of_one(build, toy, run_jobs, tmp_path):
-    script, out = Path(__file__).with_name('kernel_toy.py'), tmp_path / 'out.pth'
-    assert run_jobs([dict(words=['python', str(script), str(tmp_path), str(out)],
-                          cwd=str(tmp_path), work_dir=str(tmp_path), processes=2)]) == [0]
-    two = torch.load(out)
-    runner = build(**toy.both())
-    toy.refresh_only(runner)
+def test_two_processes_give_the_state_and_the_values_of_one(build, toy, two_processes, tmp_path):
+    def job(rank):
+        runner = toy.refresh_only(build(
+            tmp_path / str(rank), **toy.both(), launcher='pytorch', model_wrapper_cfg=dict(
+                type='MMDistributedDataParallel', device_ids=None)))
+        buffers = runner.model.module.regularizers.named_buffers()
+        return {name: buffer.clone() for name, buffer in buffers}, runner.val()
+
+    (state, metrics), (other, _) = two_processes(job)
+    assert all(torch.equal(value, other[name]) for name, value in state.items())
+    runner = toy.refresh_only(build(**toy.both()))
     for name, buffer in runner.model.regularizers.named_buffers():
-        assert torch.allclose(buffer, two['state'][name], atol=1e-6), name
+        assert torch.allclose(buffer, state[name], atol=1e-6), name
     one = runner.val()
     for name in ('kernel', 'information'):
-        assert one[f'{name}/n'] == two['metrics'][f'{name}/n'] == 13  # odd: one is padding
-    assert one.keys() == two['metrics'].keys()
+        assert one[f'{name}/n'] == metrics[f'{name}/n'] == 13  # odd: one is padding
+    assert one.keys() == metrics.keys()
     for key, value in one.items():
-        assert two['metrics'][key] == pytest.approx(value, rel=1e-6), key
+        assert metrics[key] == pytest.approx(value, rel=1e-6), key

@@ -35,46 +35,39 @@ def table_for(model):
 
 
 @pytest.fixture(scope='module')
-def runs(run_jobs, tmp_path_factory):
-    """Searches to every target, and one to a time that no options have."""
-    root = tmp_path_factory.mktemp('time')
-    path = root / 'table.json'
+def job_of(tmp_path_factory):
+    """``job_of(target)``: a search to a time."""
+    path = tmp_path_factory.mktemp('time') / 'table.json'
     table_for(build_model(load_config(Path(__file__).parents[3] / CONFIG))).save(path)
-    price = {'model.price.cost': 'latency', 'model.price.table': str(path)}
-    jobs = [dict(kind='file', config=CONFIG, work_dir=str(root / target), options={
-        **price, 'model.price.target': target, 'train_cfg.max_epochs': 2,
-        'train_cfg.val_interval': 3})
-        for target in (*TARGETS, '1ms')]
-    assert run_jobs(jobs) == [*[0] * len(TARGETS), 1]
-    return root
+    return lambda target: dict(config=CONFIG, options={
+        'model.price.cost': 'latency', 'model.price.table': str(path),
+        'model.price.target': target, 'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 3})
 
 
 @pytest.mark.parametrize('target', TARGETS)
-def test_the_network_takes_the_time_of_the_target(runs, target, last_checkpoint):
-    model = build_model(Config.fromfile(next((runs / target).glob('*.py'))))
-    model.load_state_dict(last_checkpoint(runs / target)['state_dict'])
+def test_the_network_takes_the_time_of_the_target(target, job_of, finished, last_checkpoint,
+                                                  logged):
+    """The gates pull it there, and the decision leaves it there."""
+    job, folder = job_of(target), finished(job_of(target))
+    model = build_model(Config.fromfile(next(folder.glob('*.py'))))
+    checkpoint = last_checkpoint(folder)
+    model.load_state_dict(checkpoint['state_dict'])
     assert all(gate.decided for gate in model.gates().values())
-    table, shape = LatencyTable.load(runs / 'table.json'), model.price.input_shape
-    structure = slim(model, None, 1, shape, latency=table)[1]
+    table = LatencyTable.load(job['options']['model.price.table'])
+    structure = slim(model, None, 1, model.price.input_shape, latency=table)[1]
     time = LatencyModel(model.macs_model(), table)
     limit = time.parse_target(target)
     assert 0.95 * limit <= time(structure.sizes()) <= limit
     assert structure.provenance['latency']['subnet'] == time(structure.sizes())
-    text = (runs / target / 'output.txt').read_text()
-    said = re.findall(r'time of what is there: (\S+) ms', text)
+    said = re.findall(r'time of what is there: (\S+) ms', (folder / 'output.txt').read_text())
     assert float(said[-1]) * 1e6 == pytest.approx(time(structure.sizes()), rel=1e-3)
-
-
-@pytest.mark.parametrize('target', TARGETS)
-def test_the_expected_time_is_logged(runs, target, last_checkpoint, logged):
-    scalars = logged(last_checkpoint(runs / target))
-    values = torch.tensor(scalars['train/latency'])
+    values = torch.tensor(logged(checkpoint)['train/latency'])
     limit = {'8ms': 8., '60%': 6.}[target]
-    # the gates pull it there, and the decision leaves it there
     assert abs(values[-1] - limit) < 0.05 * limit < abs(values[0] - limit)
 
 
-def test_a_time_out_of_reach_is_refused_before_training(runs):
-    text = (runs / '1ms' / 'output.txt').read_text()
+def test_a_time_out_of_reach_is_refused_before_training(job_of, run_jobs, tmp_path):
+    assert run_jobs([dict(job_of('1ms'), work_dir=str(tmp_path))]) == [1]
+    text = (tmp_path / 'output.txt').read_text()
     assert re.search('within the reachable .* ms to 10(.0)?.* ms, .* found .* to 1 ms', text)
     assert 'Epoch(train)' not in text

@@ -1,7 +1,5 @@
 """TemperatureDecayHook: a function of the epoch, or of the iteration, alone."""
 
-import math
-
 import pytest
 
 from mmkcr.methods.search.gumbel import GumbelChannelGate
@@ -41,6 +39,10 @@ def test_temperature_of_any_epoch_needs_no_history():
     assert hook.temperature(200) == pytest.approx(max(1e-3, 4.5 * 0.95**200))
     values = [hook.temperature(epoch) for epoch in range(300)]
     assert values == sorted(values, reverse=True) and min(values) >= 1e-3
+    # log-linear, as in differentiable subset pruning
+    hook = TemperatureDecayHook(initial=1., minimum=1e-3, until=30)
+    for epoch in range(40):
+        assert hook.temperature(epoch) == pytest.approx(1e-3**min(epoch / 30, 1))
 
 
 def test_temperature_follows_the_iteration(build):
@@ -67,14 +69,6 @@ def test_epochs_are_refused_where_there_are_none(build, hook):
 def test_a_model_without_gates_is_refused(build):
     with pytest.raises(ValueError, match='at least one gate'):
         build(hooks=temperature()).train()
-
-
-def test_log_linear_schedule_of_differentiable_subset_pruning():
-    hook = TemperatureDecayHook(initial=1., minimum=1e-3, until=30)
-    for epoch in range(40):
-        share = min(epoch / 30, 1)
-        expected = math.exp(math.log(1.) - share * (math.log(1.) - math.log(1e-3)))
-        assert hook.temperature(epoch) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize('kwargs', [dict(initial=0), dict(decay=0), dict(decay=1.1),

@@ -3,21 +3,12 @@
 import pytest
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
-from mmkcr.registry import MODELS
+from mmkcr.engine.build import build_model, load_config
 
 
 @pytest.fixture
 def model():
-    return MODELS.build(dict(
-        type='mmkcr.SearchModel',
-        price=dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5, input_shape=(3, 32, 32)),
-        architecture=dict(
-            type='mmpretrain.ImageClassifier',
-            backbone=dict(type='mmkcr.OFBVisionTransformer', img_size=32, patch_size=8,
-                          arch=dict(embed_dims=32, num_layers=1, num_heads=2,
-                                    feedforward_channels=64),
-                          gates=dict(type='mmkcr.BiMaskGate')),
-            head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=32))))
+    return build_model(load_config('configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py'))
 
 
 def groups(model, **architecture):
