@@ -1,7 +1,7 @@
 # UPerNet with the Swin of the digits (kcr_swin-mini.py) for the digit scenes. Its norms see one
-# image at a time, so that several processes are one with the same global batch. Pixels are scaled
-# as those of the digits (digits_bs64.py), which the backbone knows. Losses are means over what is
-# labelled, a tenth of a scene, so that they weigh beside a search's other terms as a classifier's.
+# image at a time. Pixels are scaled as those of the digits (digits_bs64.py), which the backbone
+# knows. Losses are means over what is labelled, a tenth of a scene, so that they weigh beside a
+# search's other terms as a classifier's; several processes weigh their own labelled pixels.
 norm_cfg = dict(type='GN', num_groups=8, requires_grad=True)
 model = dict(
     type='EncoderDecoder',
