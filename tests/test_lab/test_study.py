@@ -21,22 +21,23 @@ from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import file_sha256
 
 REPO = Path(__file__).parents[2]
-DENSE = 'kcr-dense_{net}_1xb64_digits.py'
+DIGITS = f'{REPO}/configs/kcr/digits/kcr-'
+DENSE = DIGITS + 'dense_{net}_1xb64_digits.py'
 CONTENT = dict(
-    title='A study', configs=str(REPO / 'configs/kcr/digits'), nets=['swin-mini'],
+    title='A study', nets=['swin-mini'],
     input_shape=[3, 48, 48],
     stages=dict(
         dense=dict(train=DENSE),
         heavy=dict(train=DENSE, overrides={'optim_wrapper.optimizer.weight_decay': 0.5}),
-        search=dict(train='kcr-search_{net}_1xb64_digits.py',
+        search=dict(train=DIGITS + 'search_{net}_1xb64_digits.py',
                     overrides={'model.architecture.backbone.gates.init': 0.25}),
         slim=dict(slim='search', target=0.8, divisor=8),
         noted=dict(call='json:dumps', config=DENSE, start='slim'),
-        again=dict(train='kcr-retrain_{net}_no-kcr_1xb32_digits.py', start='slim',
+        again=dict(train=DIGITS + 'retrain_{net}_no-kcr_1xb32_digits.py', start='slim',
                    from_scratch=True)),
     rows=dict(dense=dict(label='plain', config=DENSE, weights='dense'),
               heavy=dict(config=DENSE, weights='heavy'),
-              slim=dict(config='kcr-deploy_{net}_1xb64_digits.py', weights='again')),
+              slim=dict(config=DIGITS + 'deploy_{net}_1xb64_digits.py', weights='again')),
     columns={'accuracy/top1': 'top-1 (%)'})
 
 

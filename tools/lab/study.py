@@ -3,7 +3,6 @@
 A study is a YAML file::
 
     title: What the mask brings
-    configs: .                      # folder of the configs, relative to this file
     nets: [swin-mini, vit-mini]     # replaces {net} everywhere; `1xb*` is any batch size
     input_shape: [3, 32, 32]        # that MACs are counted for (what the configs say)
     stages:
@@ -18,12 +17,12 @@ A study is a YAML file::
     measures: [kernel]
     columns: {accuracy/top1: top-1 (%), kernel/kc: KC}
 
-A stage is run once a network and seed, whatever number of rows read it. ``start`` names an
-earlier stage to begin with: its weights, and the structure that it wrote or started from itself;
-``from_scratch: true`` takes the structure alone. ``overrides`` are config entries by path, as of
-``tools/cross_validate.py``; ``options`` of a training are set before ``compression`` is read, as
-``--cfg-options`` are. ``{stages}`` in options, arguments and configs of rows is the folder of the
-stages, and the argument ``weights`` the name of one.
+Names of configs are relative to the study. A stage is run once a network and seed, whatever number
+of rows read it. ``start`` names an earlier stage to begin with: its weights, and the structure that
+it wrote or started from itself; ``from_scratch: true`` takes the structure alone. ``overrides`` are
+config entries by path, as of ``tools/cross_validate.py``; ``options`` of a training are set before
+``compression`` is read, as ``--cfg-options`` are. ``{stages}`` in options, arguments and configs of
+rows is the folder of the stages, and the argument ``weights`` the name of one.
 
 A ``call`` stage runs a function that takes a :class:`Call`; it may write ``structure.json`` and
 ``subnet.pth`` into its folder, which then is a start as a slimming is.
@@ -52,7 +51,7 @@ _KINDS = dict(train={'options', 'overrides', 'start', 'from_scratch'}, slim={'ta
               call={'config', 'overrides', 'start', 'arguments'})
 _ROW = {'label', 'config', 'weights', 'overrides'}
 _PLACE = re.compile(r'\{stages\}/([^/]+)')
-_STUDY = {'title', 'configs', 'nets', 'input_shape', 'stages', 'rows', 'measures', 'columns'}
+_STUDY = {'title', 'nets', 'input_shape', 'stages', 'rows', 'measures', 'columns'}
 
 
 class Call(NamedTuple):
@@ -118,7 +117,6 @@ class Study:
                                  f'{str(content[key]):.60}')
         self.path = Path(path)
         self.title = content.get('title', self.path.stem)
-        self.configs = self.path.parent / content.get('configs', '.')
         self.nets: list[str] = content['nets']
         self.input_shape: list[int] | None = content.get('input_shape')
         self.stages: dict[str, dict] = content['stages']
@@ -146,7 +144,7 @@ class Study:
 
     def file(self, name: str, net: str) -> Path:
         """The config of a name in the study; ``*`` in it may be anything."""
-        path = self.configs / name.replace('{net}', net)
+        path = self.path.parent / name.replace('{net}', net)
         return next(path.parent.glob(path.name), path)
 
     def steps(self) -> int:
