@@ -107,12 +107,15 @@ def test_a_package_that_a_model_lacks_is_named(config, package):
         build_model(load_config(config))
 
 
-def test_files_of_a_hub_that_cannot_be_reached(monkeypatch):
+@pytest.mark.parametrize('raised, told, words', [
+    (OSError, FileNotFoundError, '`ImageClassifier` needs, found .*connect to load'),
+    (PermissionError, PermissionError, "^We couldn't connect\n")])  # of a file: named as it is
+def test_files_of_a_hub_that_cannot_be_reached(raised, told, words, monkeypatch):
     def unreachable(*_):
-        raise OSError("We couldn't connect\nto load the files.")
+        raise raised("We couldn't connect\nto load the files.")
 
     monkeypatch.setattr('mmkcr.models.building.MODELS.build', unreachable)
-    with pytest.raises(FileNotFoundError, match='`ImageClassifier` needs, found .*connect to load'):
+    with pytest.raises(told, match=words):
         build_model(Config(dict(model=dict(type='ImageClassifier'))))
 
 

@@ -85,6 +85,13 @@ def test_altered_in_ones_own_code(build, structure):
                                         backbone=structure['macs']['backbone'] - 1)))
 
 
+def test_macs_at_images_that_a_backbone_does_not_take_are_not_compared(built):
+    with pytest.raises(ValueError, match='of .* parameters, as its structure says'):
+        built(lambda found: found.update(
+            macs=dict(dense=2, subnet=1, input_shape=[5, 32, 32]),
+            params=dict(found['params'], dense=found['params']['dense'] + 1)))
+
+
 def test_another_backbone_of_equal_sites(built):
     """Positions, and so MACs, are others; the sites are the same."""
     with pytest.raises(ValueError, match='the arguments of the backbone were altered'):

@@ -116,6 +116,8 @@ def test_gradient_checkpointing_changes_nothing_even_across_sizes(gates):
         if a.grad is not None:
             torch.testing.assert_close(a.grad, b.grad, msg=name)
     assert plain.layers[0].attn.operator.conv.weight.grad.any()
+    with torch.no_grad():
+        assert torch.equal(plain(two)[0], checkpointed(two)[0])
 
 
 @pytest.mark.parametrize('kwargs, operator', [
