@@ -146,7 +146,7 @@ def test_studies_have_the_papers_rows_and_override_entries_that_are_there(name, 
     for stage in study.stages.values():
         file = stage.get('train', stage.get('config'))
         if file is not None:
-            path = study.configs / file.replace('{net}', 'vit-octo')
+            path = study.path.parent / file.replace('{net}', 'vit-octo')
             # an override of an entry that is not there would stop the study hours later
             with_values(load(path), stage.get('overrides') or {})
 
