@@ -1,6 +1,6 @@
 """What configs name of the engine: imported when the first is asked for."""
 
-from .compressed_config import CompressionRunner, compressed_config  # noqa: F401
+from .compressed_config import CompressionRunner  # noqa: F401
 from .hooks import *  # noqa: F401,F403
 from .optimizers import *  # noqa: F401,F403
 from .resume.atomic_checkpoint import AtomicCheckpointHook  # noqa: F401
