@@ -16,7 +16,7 @@ import pickle
 import re
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
@@ -71,14 +71,7 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
         FileNotFoundError: There is no such file.
         ValueError: It is no checkpoint, is damaged, or would run code.
     """
-    if not is_address(path) and not Path(path).expanduser().is_file():
-        raise FileNotFoundError(f'expected a checkpoint at `{path}`, found none')
-    if is_address(path):
-        from mmengine.runner.checkpoint import CheckpointLoader
-        loader = CheckpointLoader._get_checkpoint_loader(str(path))
-        checkpoint = _restricted(loader)(str(path), map_location)
-    else:
-        checkpoint = _load_local(str(path), map_location)
+    checkpoint = _load(str(path), map_location)
     if not isinstance(checkpoint, Mapping):
         raise ValueError(f'expected a checkpoint with a `state_dict` at `{path}`, found a '
                          f'`{type(checkpoint).__name__}`')
@@ -98,23 +91,24 @@ def _described(state: Any) -> str:
     return f'the entry `{str(others[0]):.60}`, which is none' if others else 'no entry'
 
 
-def _load_for_host(filename: str, map_location: Any = None) -> Any:
-    """The loader of local files that :func:`restrict_checkpoints` gives to MMEngine."""
-    return _without_code(_load_local(filename, map_location))
-
-
-def _load_local(filename: str, map_location: Any) -> Any:
+def _load(filename: str, map_location: Any = None) -> Any:
     """A file's content; one damaged since it was written is refused, which PyTorch does not do."""
     path = Path(filename).expanduser()
-    if not path.is_file():
+    if not is_address(filename) and not path.is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{filename}`, found none')
-    with _refusing(filename):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_refusing(filename))
+        if not is_trusted():
+            stack.enter_context(torch.serialization.safe_globals(_harmless()))
+            stack.enter_context(_forced())
+        if is_address(filename):
+            from mmengine.runner.checkpoint import CheckpointLoader
+            return CheckpointLoader._get_checkpoint_loader(filename)(filename, map_location)
         if path.suffix == '.safetensors':
             from safetensors.torch import load_file
             return load_file(path)
         _check_archive(path)
-        with torch.serialization.safe_globals([] if is_trusted() else _harmless()):
-            return torch.load(path, map_location=map_location, weights_only=not is_trusted())
+        return torch.load(path, map_location=map_location, weights_only=not is_trusted())
 
 
 def _without_code(content: Any) -> Any:
@@ -143,33 +137,18 @@ def _is_plain_config(text: Any) -> bool:
 
 
 def restrict_checkpoints() -> None:
-    """Make all of MMEngine's checkpoint readers in this process read data alone, once."""
+    """Make MMEngine's reader of checkpoints in this process read data alone."""
     from mmengine.runner.checkpoint import CheckpointLoader
-    loaders = CheckpointLoader._schemes
-    if loaders.get('') is _load_for_host:
-        return
-    for prefix, loader in list(loaders.items()):
-        CheckpointLoader.register_scheme(
-            prefix, _restricted(loader) if prefix else _load_for_host, force=True)
 
+    def load_checkpoint(filename: str, map_location: Any = None, logger: Any = None) -> Any:
+        return _without_code(_load(filename, map_location))
 
-def _restricted(loader: Callable) -> Callable:
-    """Wrap a loader of the host so that it cannot fall back to unrestricted unpickling."""
-
-    # the loaders call `torch.load` themselves, so the restriction is set from outside
-    @functools.wraps(loader)
-    def load(filename: str, *args: Any, **kwargs: Any) -> Any:
-        if is_trusted():
-            return loader(filename, *args, **kwargs)
-        with _refusing(filename), _forced(), torch.serialization.safe_globals(_harmless()):
-            return _without_code(loader(filename, *args, **kwargs))
-
-    return load
+    CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
 
 
 @contextlib.contextmanager
 def _forced() -> Iterator[None]:
-    name = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # PyTorch's own, whatever a caller asks for
+    name = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # PyTorch's own: MMEngine's loaders ask for all
     before = os.environ.get(name)
     os.environ[name] = '1'
     try:
