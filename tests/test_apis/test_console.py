@@ -1,5 +1,6 @@
 """The command ``mmkcr``: the tools under one name."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,8 +94,10 @@ main([])
 @pytest.mark.parametrize('code', [LONG, 'from mmkcr.cli.console import main; main(["--help"])'])
 def test_a_pipe_that_closes_is_no_error(code):
     """As ``mmkcr ... | true``: nothing on stderr, also not at the end of the interpreter."""
+    # without a buffer nothing is left for the end
+    env = {key: value for key, value in os.environ.items() if key != 'PYTHONUNBUFFERED'}
     process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, cwd=REPO)
+                               stderr=subprocess.PIPE, text=True, cwd=REPO, env=env)
     process.stdout.close()
     err = process.stderr.read()
     process.wait()

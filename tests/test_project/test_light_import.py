@@ -70,7 +70,7 @@ def objects():
         external=mmengine.config.config._get_external_cfg_path,
         packages=dict(MODULE2PACKAGE), yaml=handlers.file_handlers['yaml'],
         backends=dict(mmengine.fileio.backends.registry_utils.backends),
-        loaders=dict(mmengine.runner.checkpoint.CheckpointLoader._schemes))
+        reader=mmengine.runner.checkpoint.CheckpointLoader.load_checkpoint)
 
 before = objects()
 import mmkcr
@@ -79,7 +79,7 @@ assert objects() == before
 from mmkcr import prepare_hosts
 prepare_hosts()
 changed = {name for name, value in objects().items() if value != before[name]}
-assert changed == {'image', 'path', 'external', 'packages', 'loaders'}, changed
+assert changed == {'image', 'path', 'external', 'packages', 'reader'}, changed
 after = objects()
 prepare_hosts()
 assert objects() == after
