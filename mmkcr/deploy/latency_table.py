@@ -6,10 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import (
-    Any,
-    NamedTuple,
-)
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -91,7 +88,7 @@ def chosen_table(args: Any) -> Path | None:
     if path is None:
         default = TableSettings()._asdict()
         wanted = {**{key: default[key] for key in ('runtime', 'threads', 'batch')}, **given}
-        _require(wanted['runtime'])
+        _require(wanted['runtime'])  # no table is asked for that cannot be made
         path = table_path(args.config, **wanted)
         if not path.is_file():
             raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
