@@ -98,12 +98,15 @@ def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
 def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
                spread: float) -> dict[str, Tensor]:
     """Normal quantiles of the units' ranks over all sites, by site, in the order of the units."""
+    from sklearn.isotonic import isotonic_regression
     totals = {name: gate.total for name, gate in gates.items()}
     values, places, sites = [], [], []
     for site, (name, (order, losses)) in enumerate(known.items()):
         # per unit; not `macs.dense`, which lacks the layers that are added to the network
         saved = float(macs(totals) - macs({**totals, name: 1})) / max(len(order) - 1, 1)
-        values.append(_hull_slopes(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.))
+        # slopes of the hull of the losses descend, so their ranks keep the order of the units
+        slopes = isotonic_regression(np.maximum(losses[:-1] - losses[1:], 0), increasing=False)
+        values.append(slopes / max(saved, 1.))
         places.append(np.arange(len(order)) / len(order))
         sites.append(np.full(len(order), site))
     values, places, sites = (np.concatenate(found) for found in (values, places, sites))
@@ -117,19 +120,3 @@ def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
         logits[torch.from_numpy(order.copy())] = quantiles[torch.from_numpy(sites == site)]
         found[name] = logits
     return found
-
-
-def _hull_slopes(gains: np.ndarray) -> np.ndarray:
-    """Slopes of the convex hull of a curve with these steps: descending, of the same sum.
-
-    A gain above the one before it is averaged with it, and with further ones until the slopes
-    descend. So ranks of slopes keep the order of a site's units.
-    """
-    runs: list[list[float]] = []  # mean, count
-    for gain in gains.tolist():
-        runs.append([gain, 1])
-        while len(runs) > 1 and runs[-1][0] > runs[-2][0]:
-            mean, count = runs.pop()
-            runs[-1] = [(runs[-1][0] * runs[-1][1] + mean * count) / (runs[-1][1] + count),
-                        runs[-1][1] + count]
-    return np.repeat([mean for mean, _ in runs], [int(count) for _, count in runs])
