@@ -22,10 +22,9 @@ from mmkcr.registry import METRICS
 
 
 def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray:
-    """Whether each sample is a landmark: Bernoulli(ratio) by a hash of seed and index alone.
+    """Whether each sample is a landmark: a draw seeded by the sample's position.
 
-    The draw does not depend on the number of samples or ranks and needs no memory.
-    (The mixing function is that of splitmix64, vectorised.)
+    So it does not depend on the number of samples or ranks and needs no memory.
 
     Args:
         indices (Sequence[int]): Positions of the samples in the data set.
@@ -35,14 +34,8 @@ def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray
     Returns:
         np.ndarray: Booleans of the same length.
     """
-    with np.errstate(over='ignore'):
-        z = np.asarray(indices, dtype=np.uint64) + np.uint64((1 + (seed << 32)) % 2**64)
-        z = z * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-    # the upper 53 bits as a number in [0, 1)
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53 < ratio
+    return np.array([np.random.default_rng((seed, index)).random() < ratio for index in indices],
+                    dtype=bool)
 
 
 @METRICS.register_module()
@@ -65,7 +58,7 @@ class KernelComplexityMetric(BaseMetric):
 
     Args:
         landmark_ratio (float): Expected share of samples that are landmarks of A-KC, each
-            chosen by a hash of its position. Defaults to 0.1.
+            drawn by its position. Defaults to 0.1.
         rank_ratio (float): gamma0 of the reported TNN. Defaults to 0.2.
         form (str): Approximate TNN of A-KC, 'projection' (as the loss) or 'sample' (the
             paper's, orthonormalised). Defaults to 'projection'.
