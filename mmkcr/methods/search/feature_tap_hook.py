@@ -53,7 +53,3 @@ class FeatureTapHook(Hook):
     def after_test_epoch(self, runner, metrics=None) -> None:
         """Remove the forward hooks."""
         self._taps.close()
-
-    def before_train(self, runner) -> None:
-        """Remove forward hooks that an interrupted val loop left behind."""
-        self._taps.close()

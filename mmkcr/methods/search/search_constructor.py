@@ -8,7 +8,8 @@ from torch import nn
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
-_KEYS = ('weights', 'architecture')
+#: The two optimizers of a search.
+KEYS = ('weights', 'architecture')
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -40,7 +41,7 @@ class SearchOptimWrapperConstructor:
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
-        if set(optim_wrapper_cfg) != set(_KEYS):
+        if set(optim_wrapper_cfg) != set(KEYS):
             raise ValueError('expected the keys `weights` and `architecture` in `optim_wrapper`, '
                              f'found {sorted(optim_wrapper_cfg)}')
         if paramwise_cfg is not None:
@@ -65,7 +66,7 @@ class SearchOptimWrapperConstructor:
         gates = {id(gate) for gate in parts['architecture']}
         parts['weights'] = [param for param in module.parameters() if id(param) not in gates]
         wrappers = {}
-        for key in _KEYS:
+        for key in KEYS:
             # for the whole module, as `paramwise_cfg` works by names; then others are removed
             wrappers[key] = build_optim_wrapper(module, self.optim_wrapper_cfg[key])
             keep_only(wrappers[key], parts[key])
@@ -86,22 +87,6 @@ def gate_parameters(module: nn.Module) -> list[nn.Parameter]:
         raise ValueError('expected a model with gates to search on (`mmkcr.SearchModel`), found '
                          f'none in `{type(module).__name__}`')
     return gates
-
-
-def check_optimizers(config: OptimWrapperDict | dict) -> None:
-    """Refuse an ``optim_wrapper`` that is not for a search.
-
-    Args:
-        config (OptimWrapperDict | dict): Built or not.
-
-    Raises:
-        ValueError: A key is missing.
-    """
-    keys = list(config.keys()) if isinstance(config, (dict, OptimWrapperDict)) else []
-    if not set(_KEYS) <= set(keys):
-        raise ValueError('expected an `optim_wrapper` with the keys `weights` and `architecture` '
-                         '(constructor `mmkcr.SearchOptimWrapperConstructor`), found '
-                         f'{keys or type(config).__name__}')
 
 
 def keep_only(wrapper: OptimWrapper, parameters: Iterable[nn.Parameter]) -> None:
