@@ -27,12 +27,9 @@ _NO_ROOM = re.compile('PytorchStreamWriter failed|inline_container.*unexpected p
 
 
 class Entry(NamedTuple):
-    """A command.
+    """A command: its file below ``tools/`` without the suffix, and what it does.
 
-    Args:
-        tool (str): Path below ``tools/`` without its suffix, of its file in a clone. Its module in
-            this package has the command's name.
-        about (str): What it does, in a few words.
+    Its module in this package has the command's name.
     """
 
     tool: str
@@ -104,44 +101,25 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f'expected one of {", ".join(choices)}, found '
                                          f'`{value}`{did_you_mean(str(value), choices)}')
 
-    def format_help(self) -> str:
-        """The help; options without a default state this, lists are as on a command line."""
-        for action in self._actions:
-            if (action.option_strings and action.nargs != 0 and action.default is None
-                    and not action.required and action.help not in (None, argparse.SUPPRESS)
-                    and not re.search(r'\(|\bdefault', action.help)):
-                action.help += ' (none)'
-            if isinstance(action.default, list) and action.help:  # as they are typed
-                words = ' '.join(map(str, action.default)).replace('%', '%%')
-                action.help = action.help.replace('%(default)s', words)
-        return super().format_help()
-
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""
         self.exit(2, f'error: {message} (see `{self.prog} --help`)\n')
 
 
-def add_options_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option that overwrites entries of the config, as the hosts' commands have it.
+CFG_OPTIONS = 'entries of the config to overwrite: key=value, lists as key="[a,b]" or key=a,b'
+TRUST = ('let checkpoints run code when they are read, as old ones may need: only for files of '
+         'somebody whom you trust')
 
-    Args:
-        parser (ArgumentParser): Parser of a command that reads a config.
-    """
+
+def add_options_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that overwrites entries of the config, as the hosts' commands have it."""
     from mmengine.config import DictAction
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value, lists as '
-                        'key="[a,b]" or key=a,b')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, help=CFG_OPTIONS)
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the opt-out of reading checkpoints without running code.
-
-    Args:
-        parser (ArgumentParser): Parser of a command that reads checkpoints.
-    """
-    parser.add_argument('--trust-checkpoint', action='store_true',
-                        help='let checkpoints run code when they are read, as old ones may need: '
-                        'only for files of somebody whom you trust')
+    """Add the opt-out of reading checkpoints without running code."""
+    parser.add_argument('--trust-checkpoint', action='store_true', help=TRUST)
 
 
 def quiet_hosts() -> None:

@@ -33,6 +33,7 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
     """
     if isinstance(default, list):
         made = dict(default_factory=lambda: list(default))
+        help = help.replace('%(default)s', ' '.join(map(str, default)))
     else:
         made = {} if positional and settings.get('nargs') is None else dict(default=default)
     return dataclasses.field(kw_only=not positional, **made, metadata=dict(

@@ -21,7 +21,6 @@ Examples:
 
 import contextlib
 import csv
-import fcntl
 import itertools
 import sys
 import time
@@ -107,15 +106,7 @@ class LatencyJob(Configured, Trusting):
 
 
 class TimedPair(NamedTuple):
-    """Two sides to measure.
-
-    Args:
-        names (tuple[str, str]): Of both.
-        dense (nn.Module | Path): The one.
-        slim (nn.Module | Path): The other.
-        shape (tuple[int, int, int]): (C, H, W) of an image.
-        sites (str): Kinds of site of a random subnet, or ''.
-    """
+    """Two sides to measure by images of a shape (C, H, W); the sites are of a random subnet."""
 
     names: tuple[str, str]
     dense: Side
@@ -165,10 +156,11 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
         options = {**(args.cfg_options or {}), **(args.slim_options or {})}
         slim = build(side_config(args.slim, options), args.part)
         dense = build(config, args.part)
-        return TimedPair((label(args.dense), label(args.slim)), dense, slim,
-                    shape_of(args, config, dense))
-    dense = build(dense_config(config), args.part)
-    shape = shape_of(args, config, dense)
+    else:
+        dense = build(dense_config(config), args.part)
+    shape = image_shape(args.shape) if args.shape else default_shape(config, dense)
+    if args.slim:
+        return TimedPair((label(args.dense), label(args.slim)), dense, slim, shape)
     if target is None:
         if backbone_config(config).get('structure') is None:
             raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
@@ -185,11 +177,6 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
     if args.group > 1:
         kinds += f', groups of {args.group}'
     return TimedPair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
-
-
-def shape_of(args: LatencyJob, config: Config, model: nn.Module) -> tuple[int, int, int]:
-    """The image's shape."""
-    return image_shape(args.shape) if args.shape else default_shape(config, model)
 
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
@@ -223,11 +210,11 @@ def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int,
     timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp,
                           CLOCKS[clock])
     found = timing.to_dict()
-    macs = found['macs']
+    macs, seconds = found['macs'], found['seconds']
     values = (*pair.names, pair.sites, args.part, *pair.shape[1:], runtime, threads, batch,
               args.amp or 'fp32', args.device, clock, len(timing.dense),
-              *(rounded(macs[side], 1e-9) for side in ('dense', 'slim')), rounded(macs['ratio']),
-              *(rounded(found['seconds'][side], 1e3) for side in ('dense', 'slim')),
+              rounded(macs['dense'], 1e-9), rounded(macs['slim'], 1e-9), rounded(macs['ratio']),
+              rounded(seconds['dense'], 1e3), rounded(seconds['slim'], 1e3),
               *map(rounded, (found['ratio'], *found['ratio_quartiles'], found['share'],
                              *found['share_quartiles'])))
     return dict(zip(COLUMNS, values)), timing
@@ -242,14 +229,9 @@ def append(row: dict[str, Any], folder: Path) -> Path:
     """Add a line to the file of this machine."""
     path = folder / f'latency_{hardware_name()}_{versions_name()}.csv'
     folder.mkdir(parents=True, exist_ok=True)
-    with path.open('a+', newline='') as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # other runs may add lines too
-        file.seek(0)
-        before, columns = file.readline().rstrip(), ','.join(COLUMNS)
-        if before not in ('', columns):
-            raise ValueError(f'expected the columns `{columns}` in `{path}`, found `{before}`')
+    with path.open('a', newline='') as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-        if not before:
+        if not file.tell():
             writer.writeheader()
         writer.writerow(row)
     return path

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
+from mmkcr.cli.command import CFG_OPTIONS, TRUST
 from mmkcr.cli.fields import argument
 from mmkcr.cli.limits import TARGETS
 from mmkcr.core import COUNTED
@@ -22,17 +23,14 @@ _WHICH = 'of --target-latency; default: that of the given table, else'
 class Configured:
     """A command that reads a config."""
 
-    cfg_options: dict | None = argument(
-        'entries of the config to overwrite: key=value, lists as key="[a,b]" or key=a,b')
+    cfg_options: dict | None = argument(CFG_OPTIONS)
 
 
 @dataclass(frozen=True)
 class Trusting:
     """A command that reads checkpoints."""
 
-    trust_checkpoint: bool = argument(
-        'let checkpoints run code when they are read, as old ones may need: only for files of '
-        'somebody whom you trust', False)
+    trust_checkpoint: bool = argument(TRUST, False)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Timed, Trusting, chosen_target, target
+from mmkcr.closed_form.report import site_table
 from mmkcr.deploy.latency_table import chosen_table
 from mmkcr.engine.build import image_shape
 from mmkcr.models.counting import part_rows
@@ -50,16 +51,12 @@ class SlimJob(Configured, Trusting, Timed):
 def print_summary(result: SlimResult) -> None:
     """Print what was kept, and sizes before and after."""
     structure, sizes = result.structure, result.bytes
-    rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}')
-            for name, site in structure.sites.items()]
-    print(format_table(('site', 'channels', 'kept', 'share'), rows))
-    rows = []
-    for name, before, after, unit, scale in (
-            ('MACs (G)', structure.macs['dense'], structure.macs['subnet'], '.4g', 1e9),
-            ('parameters (M)', structure.params['dense'], structure.params['subnet'], '.4g', 1e6),
-            ('weights (MB)', sizes['dense'], sizes['subnet'], '.2f', 1e6)):
-        rows.append((name, format(before / scale, unit), format(after / scale, unit),
-                     f'{after / before:.1%}'))
+    print(site_table(structure))
+    rows = [(name, f'{size["dense"] / scale:.4g}', f'{size["subnet"] / scale:.4g}',
+             f'{size["subnet"] / size["dense"]:.1%}')
+            for name, size, scale in (('MACs (G)', structure.macs, 1e9),
+                                      ('parameters (M)', structure.params, 1e6),
+                                      ('weights (MB)', sizes, 1e6))]
     print(format_table(('', 'dense', 'subnet', 'share'), rows))
     height, width = structure.macs['input_shape'][1:]
     counted = structure.macs.get('part', 'model')

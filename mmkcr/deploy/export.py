@@ -325,14 +325,13 @@ def _written(shape: Sequence[int]) -> str:
 
 
 def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
-                 seed: int = 0, runtime: str = 'onnxruntime') -> dict[Shape, float]:
+                 runtime: str = 'onnxruntime') -> dict[Shape, float]:
     """Run a file in a runtime and compare with PyTorch on random images.
 
     Args:
         model (nn.Module): From images to a tensor or a tuple of tensors.
         path (str | Path): The ONNX file.
         shapes (Sequence[tuple[int]]): Input shapes (B, C, H, W).
-        seed (int): Seed of the images. Defaults to 0.
         runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
             ``'onnxruntime'``.
 
@@ -342,7 +341,7 @@ def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
         other shapes.
     """
     session = open_onnx(path, runtime)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return {shape: _difference(
         model, lambda images: [torch.from_numpy(found) for found in session(images.numpy())],
         torch.randn(shape, generator=generator)) for shape in map(tuple, shapes)}

@@ -19,8 +19,7 @@ from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
 
-def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime',
-                threads: int | None = None) -> None:
+def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime') -> None:
     """Let an exported file compute what :class:`~mmkcr.deploy.tensor_model.TensorModel` exports.
 
     The rest stays in PyTorch: the preprocessor, what turns scores into classes and maps, and the
@@ -31,7 +30,6 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
         path (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`, of this network.
         runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
             ``'onnxruntime'``.
-        threads (int, optional): CPU threads. Defaults to None: the runtime's default.
 
     Raises:
         ValueError: The task model's later stages need more than what its file gives; when it runs,
@@ -39,7 +37,7 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
     """
     task = find_task(model)
     _check(task)
-    session = open_onnx(path, runtime, threads)
+    session = open_onnx(path, runtime)
     unseen = [copy.deepcopy(task)]
 
     def extract_feat(images: Tensor, *_: Any, **__: Any) -> Any:

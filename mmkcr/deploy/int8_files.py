@@ -40,7 +40,7 @@ class DeployedFile(NamedTuple):
 
 def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
                 held_out: Sequence[np.ndarray], folder: Path, runtime: str = 'onnxruntime',
-                threads: int = 1, repeats: int = 15) -> list[DeployedFile]:
+                repeats: int = 15) -> list[DeployedFile]:
     """Export both networks for a runtime, quantise both, and measure the four files.
 
     Args:
@@ -50,8 +50,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         held_out (Sequence[np.ndarray]): Batches that outputs are compared on.
         folder (Path): Where the files are written.
         runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
-        threads (int): Threads of the timing, at batch 1. Defaults to 1.
-        repeats (int): Number of pairs. Defaults to 15.
+        repeats (int): Number of pairs that are timed, at batch 1 on one thread. Defaults to 15.
 
     Returns:
         list[DeployedFile]: Dense, slim, dense int8, slim int8.
@@ -71,7 +70,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
     for name, path in files.items():
         # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
-        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, threads)
+        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, 1)
         found.append(DeployedFile(name, path, path.stat().st_size, timing.ratio,
                                   **_compared(dense, path, runtime, held_out, expected)))
     return found
