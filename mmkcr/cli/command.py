@@ -57,10 +57,7 @@ COMMANDS: dict[str, Entry] = {
 class Parser(argparse.ArgumentParser):
     """An argument parser with ``--debug`` whose errors are one line.
 
-    Args:
-        doc (str): Docstring of the command: its first line is shown as the
-            description, the rest after the options.
-        **kwargs: See :class:`argparse.ArgumentParser`.
+    The first line of a command's docstring is its description, the rest follows the options.
     """
 
     def __init__(self, doc: str, **kwargs: Any) -> None:
@@ -71,11 +68,7 @@ class Parser(argparse.ArgumentParser):
                           help='show the traceback of an error (also: MMKCR_DEBUG=1)')
 
     def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:
-        """Parse and check; ``--trust-checkpoint`` takes effect for the process.
-
-        Raises:
-            ValueError: See :func:`~mmkcr.cli.limits.check_arguments`.
-        """
+        """Parse and check; ``--trust-checkpoint`` takes effect for the process."""
         given = sys.argv[1:] if not args or args[0] is None else args[0]
         self._check_options(given)
         try:
@@ -174,9 +167,6 @@ def command(main: Callable[[Sequence[str] | None], Any]) -> Callable:
 
     An interrupt of a command prints one word and exits with status 130. With ``--debug`` or
     ``MMKCR_DEBUG=1`` the traceback is shown instead.
-
-    Args:
-        main (Callable): Takes the arguments, None for those of the process.
     """
 
     @functools.wraps(main)

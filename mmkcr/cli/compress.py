@@ -208,14 +208,6 @@ def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | No
         return runner.test()
 
 
-def own_config(name: str, dense: Config, args: CompressJob,
-               files: CompressFiles) -> tuple[Config, str | None]:
-    """Config and checkpoint that a file of ``--int8`` goes with: of the dense or slim network."""
-    if name.startswith('dense'):
-        return dense, args.checkpoint
-    return load_config(files.folder / CONFIG), None
-
-
 def finetune(dense: Config, args: CompressJob, files: CompressFiles) -> str:
     """Train what was compressed, or go on with it; gives the checkpoint."""
     path = write_finetune_config(dense, args.checkpoint, files.result.structure, files.folder,
@@ -278,9 +270,7 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
             files.progress.begin('distil')
         distil_files(task_of(args), files.folder, args.distil)
     tuned = [] if args.finetune is None else [finetune(dense, args, files)]
-    found: list[dict[str, float]] = []
-    deployed: list[dict[str, float]] = []
-    note = ''
+    found, deployed, note = [], [], ''
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')
         if not metrics:
@@ -288,8 +278,11 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
         found = [*metrics, *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
                              for checkpoint in (None, *tuned))]
         try:
-            deployed = [evaluate(*own_config(entry.name, dense, args, files), work_dir, entry.path,
-                                 args.int8) for entry in files.deployed]
+            for entry in files.deployed:
+                of_dense = entry.name.startswith('dense')
+                config = dense if of_dense else load_config(files.folder / CONFIG)
+                deployed.append(evaluate(config, args.checkpoint if of_dense else None, work_dir,
+                                         entry.path, args.int8))
         except ValueError as error:  # they have one size, test images may have others
             note = f'The files of `--int8` were not evaluated: {error}'
     print_report(files, found, deployed)
@@ -301,10 +294,7 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
 
 def _check_given_structure(args: CompressJob) -> None:
     """Refuse options that a given structure leaves no choice for."""
-    if args.int8 is not None:
-        raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
-                         'export the compressed config')
-    for name in ('sites', 'divisor', 'uniform', 'profiles'):
+    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope', 'int8'):
         if getattr(args, name) != getattr(CompressJob, name):
             raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
                              'which says what is kept')
@@ -342,9 +332,6 @@ def main(args: CompressJob) -> None:
     chosen_target(args)  # refuses what does not belong to a target
     if args.structure is not None:
         _check_given_structure(args)
-        if args.scope != 'backbone':
-            raise ValueError('expected `--structure` for a backbone, found `--scope '
-                             f'{args.scope}`')
     # what follows, evaluation included, does not compress again if it is killed
     later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
     if args.distil is not None:

@@ -51,13 +51,8 @@ def unknown(name: str) -> NoReturn:
 def load_tool(name: str) -> ModuleType:
     """A command as a module: of this package, or any other file of ``tools/``.
 
-    The folder of a file is put in front of ``sys.path``, as Python does for a script.
-
-    Args:
-        name (str): Path below ``tools/`` without its suffix, such as ``'deployment/export_onnx'``.
-
-    Raises:
-        FileNotFoundError: There is no such file.
+    The name is the path below ``tools/`` without its suffix. The folder of a file is put in front
+    of ``sys.path``, as Python does for a script.
     """
     word = next((word for word, entry in COMMANDS.items() if entry.tool == name), None)
     if word is not None:
@@ -76,11 +71,7 @@ def load_tool(name: str) -> ModuleType:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command that the first argument names.
-
-    Args:
-        argv (Sequence[str], optional): Defaults to None: the arguments of the process.
-    """
+    """Run the command that the first argument names."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ('-h', '--help'):
         print(usage())

@@ -81,9 +81,6 @@ def runs(job: type) -> Callable[[Callable[[Any], Any]], Callable]:
     """Decorate ``main(job)``: a command of ``main(argv=None)`` that parses the dataclass's fields.
 
     The command's help is the docstring of its module; ``main.parser()`` makes its parser.
-
-    Args:
-        job (type): A frozen dataclass whose fields are of :func:`argument`.
     """
     def decorate(run: Callable[[Any], Any]) -> Callable:
         def parser() -> Parser:

@@ -23,14 +23,7 @@ TARGETS = {f'target_{cls.name}': cls for cls in (*COUNTED.values(), LatencyModel
 def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
     """Refuse impossible numbers, devices, targets and output places.
 
-    Args:
-        args (Namespace): Parsed.
-        actions (Sequence[Action]): Actions of the parser; ``metavar='FILE'`` distinguishes an
-            output file from a folder.
-
-    Raises:
-        ValueError: One of these is impossible.
-        OSError: Nothing can be written at a place.
+    ``metavar='FILE'`` distinguishes an output file from a folder.
     """
     flags = {action.dest: max(action.option_strings, key=len) for action in actions
              if action.option_strings}

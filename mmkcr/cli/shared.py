@@ -47,23 +47,13 @@ class Timed:
 
 
 def target(cost: str, example: str, more: str = '', **settings: Any) -> Any:
-    """A field for the most of a cost.
-
-    Args:
-        cost (str): Name of the cost, as in the field's.
-        example (str): Such as ``'12.6G'``.
-        more (str): Help after the examples. Defaults to none.
-        **settings: See :func:`~mmkcr.cli.fields.argument`.
-    """
+    """A field for the most of a cost, with an example such as ``'12.6G'`` in its help."""
     return argument(f"most {TARGETS[f'target_{cost}'].noun}: {example}, 0.6 or 60%% of the dense "
                     f"model's{more}", metavar='TARGET', **{'group': 'target', **settings})
 
 
 def chosen_target(job: Any) -> tuple[str, Any]:
     """The cost that a target was given for (see :func:`mmkcr.slim`), and the target(s).
-
-    Args:
-        job (Timed): With the targets of :func:`target`.
 
     Raises:
         ValueError: Arguments about the table of a target of time, without this target.
@@ -92,15 +82,7 @@ class Running(Configured, Trusting):
 
 
 def apply_running(config: Config, job: Running) -> None:
-    """Put launcher and work directory into the config.
-
-    Args:
-        config (Config): Changed in place.
-        job (Running): With ``config``, its file.
-
-    Raises:
-        ValueError: Mixed precision is requested without a GPU.
-    """
+    """Put launcher and work directory into the config, in place."""
     os.environ.setdefault('LOCAL_RANK', str(job.local_rank))
     config.launcher = job.launcher
     config.work_dir = str(job.work_dir or run_folder(config, job.config))

@@ -20,7 +20,7 @@ from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Timed, Trusting, chosen_target, target
-from mmkcr.closed_form.report import site_table
+from mmkcr.closed_form.report import site_table, size_rows, size_table
 from mmkcr.deploy.latency_table import chosen_table
 from mmkcr.engine.build import image_shape
 from mmkcr.models.counting import part_rows
@@ -52,12 +52,8 @@ def print_summary(result: SlimResult) -> None:
     """Print what was kept, and sizes before and after."""
     structure, sizes = result.structure, result.bytes
     print(site_table(structure))
-    rows = [(name, f'{size["dense"] / scale:.4g}', f'{size["subnet"] / scale:.4g}',
-             f'{size["subnet"] / size["dense"]:.1%}')
-            for name, size, scale in (('MACs (G)', structure.macs, 1e9),
-                                      ('parameters (M)', structure.params, 1e6),
-                                      ('weights (MB)', sizes, 1e6))]
-    print(format_table(('', 'dense', 'subnet', 'share'), rows))
+    weights = ('weights (MB)', sizes['dense'] / 1e6, sizes['subnet'] / 1e6)
+    print(size_table([*size_rows(structure), weights]))
     height, width = structure.macs['input_shape'][1:]
     counted = structure.macs.get('part', 'model')
     print(f'MACs of the {counted} for one image of {height} x {width}; the search checkpoint with '

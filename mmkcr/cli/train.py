@@ -62,16 +62,8 @@ def training_config(config: Config, args: TrainJob) -> Config:
 
 
 def train(args: TrainJob) -> None:
-    """Check, build and train.
-
-    Args:
-        args (TrainJob): Arguments.
-
-    Raises:
-        ValueError: The config has no training.
-    """
-    config = training_config(load_config(args.config, compressed=False), args)
-    start_training(config)
+    """Check, build and train."""
+    start_training(training_config(load_config(args.config, compressed=False), args))
 
 
 @runs(TrainJob)

@@ -1,7 +1,6 @@
 """Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
 import functools
-import importlib.util
 import itertools
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,7 +21,6 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
 from mmkcr.models.tasks import unwrap
 
-_NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization
 _META = 'mmkcr'
 _MOST = 2**31  # bytes of one protobuf message
@@ -84,15 +82,11 @@ def export_onnx(model: nn.Module,
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
-        ImportError: A package is missing.
+        ImportError: The runtime is not installed.
         ValueError: A shape or batch size that is not positive, a supernet, weights that are not
             fp32, not on the CPU or too large for one file, another runtime, or a model that the
             exporter cannot trace.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f'expected {", ".join(f"`{n}`" for n in _NEEDED)} to export, found no '
-                          f'{missing[0]}: pip install {" ".join(_NEEDED)}')
     if len(input_shape) != 3 or not batch_sizes or min(*input_shape, *batch_sizes) < 1:
         raise ValueError('expected a shape (C, H, W) and batch sizes of positive numbers, found '
                          f'{tuple(input_shape)} and {tuple(batch_sizes)}')
@@ -206,16 +200,9 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
 
 
 def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool) -> 'object':
-    """Trace a prepared model to an ONNX graph, with constants folded by ONNX Runtime.
+    """Trace a prepared model to an ONNX graph by a temporary file.
 
-    Args:
-        prepared (TensorModel): Result of :func:`~mmkcr.deploy.prepare.prepare`.
-        path (Path): Temporary file.
-        shape (Sequence[int]): (C, H, W).
-        dynamic (bool): Whether height and width are dynamic.
-
-    Returns:
-        onnx.ModelProto: With the input ``images`` and the outputs ``output``, or ``output0`` ...
+    Its input is ``images``, its outputs are ``output``, or ``output0`` and so on.
 
     Raises:
         ValueError: A model that cannot be traced, or with an operator that ONNX does not have.
