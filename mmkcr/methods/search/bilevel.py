@@ -85,16 +85,11 @@ class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
 
     Args:
         runner (Runner): See :class:`BilevelTrainLoop`.
-        dataloader (dict): Config of the loader; both parts use it.
+        dataloader (dict): As there, like all that is not said here.
         max_iters (int): Iterations, each with one batch of either part.
-        architecture_fraction (float): As there. Defaults to 0.3.
-        split_seed (int): As there. Defaults to 0.
-        **kwargs: ``val_begin``, ``val_interval``, ``dynamic_intervals``,
-            ``fast_forward_on_resume``.
-
-    Raises:
-        TypeError: As there.
-        ValueError: As there.
+        architecture_fraction (float): Defaults to 0.3.
+        split_seed (int): Defaults to 0.
+        **kwargs: Also ``fast_forward_on_resume``.
 
     Examples:
         >>> train_cfg = dict(type='mmkcr.IterBilevelTrainLoop', max_iters=160000)

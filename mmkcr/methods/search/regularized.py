@@ -108,10 +108,6 @@ class RegularizedModel(BaseModel):
             data_samples (list, optional): The task's data samples.
             mode (str): ``'tensor'``, ``'predict'`` or ``'loss'``.
 
-        Returns:
-            Any: What the task model returns; with ``'loss'`` its losses and
-            ``loss_<name>`` of every active regulariser.
-
         Raises:
             ValueError: A regulariser needs more than features, and there are views.
         """
@@ -184,16 +180,10 @@ def are_views(inputs: Any) -> bool:
 
 
 def labels_of(data_samples: list | None) -> Tensor:
-    """The classes of a batch of images.
-
-    Args:
-        data_samples (list): With ``gt_label``, or ``gt_score`` of mixed images.
-
-    Returns:
-        Tensor: Labels (B,), or scores (B, C) where the samples have them.
+    """The classes of a batch of images: labels (B,), or scores (B, C) of mixed images.
 
     Raises:
-        ValueError: They have neither.
+        ValueError: The samples have neither.
     """
     for key in ('gt_score', 'gt_label'):
         if data_samples and all(key in sample for sample in data_samples):

@@ -50,13 +50,7 @@ class SearchOptimWrapperConstructor:
         self.optim_wrapper_cfg = optim_wrapper_cfg
 
     def __call__(self, model: nn.Module) -> OptimWrapperDict:
-        """Build the optimizers.
-
-        Args:
-            model (nn.Module): Offers ``gate_parameters()``; may be wrapped.
-
-        Returns:
-            OptimWrapperDict: ``weights`` and ``architecture``.
+        """Build the optimizers of a model that offers ``gate_parameters()``; may be wrapped.
 
         Raises:
             ValueError: The model has no gates.
@@ -74,14 +68,7 @@ class SearchOptimWrapperConstructor:
 
 
 def gate_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a model's gates.
-
-    Args:
-        module (nn.Module): A model, not wrapped.
-
-    Raises:
-        ValueError: It has none.
-    """
+    """The parameters of the gates of a model that is not wrapped; refuses one without."""
     gates = list(module.gate_parameters()) if hasattr(module, 'gate_parameters') else []
     if not gates:
         raise ValueError('expected a model with gates to search on (`mmkcr.SearchModel`), found '

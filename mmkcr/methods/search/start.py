@@ -48,21 +48,15 @@ def _site(name: str, entry: Any, path: Any) -> tuple[np.ndarray, np.ndarray]:
     return order, losses
 
 
-def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsModel,
-                      spread: float = 1.) -> dict[str, Tensor]:
+def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
+                      macs: MacsModel) -> dict[str, Tensor]:
     """Initialise gates from the scores of their units, in place.
 
     Sites without scores keep their gates. So do the channels of heads and of residual streams,
     because their scores refer to other bases than the network's.
 
-    Args:
-        gates (Mapping[str, BaseGate]): Gates of a supernet, by site.
-        scores (Scores): See :func:`load_scores`.
-        macs (MacsModel): MACs from the sites' sizes.
-        spread (float): Standard deviation of the logits. Defaults to 1.
-
     Returns:
-        dict[str, Tensor]: The logits by site.
+        dict[str, Tensor]: The logits by site, of standard deviation 1 over all units.
 
     Raises:
         ValueError: No site has scores, or a site's scores do not fit the units of its gate.
@@ -79,7 +73,7 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsM
                              f'found {len(order)}')
     with torch.no_grad():
         wanted = _expected(gates, macs)  # before any gate changes
-        logits = _quantiles(known, gates, macs, spread)
+        logits = _quantiles(known, gates, macs)
         low, high = -20., 20.  # bisection for the shift: expected MACs rise with it
         for _ in range(40):
             middle = (low + high) / 2
@@ -95,28 +89,23 @@ def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
     return float(macs({name: gate.expected_size() for name, gate in gates.items()}))
 
 
-def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
-               spread: float) -> dict[str, Tensor]:
+def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel) -> dict[str, Tensor]:
     """Normal quantiles of the units' ranks over all sites, by site, in the order of the units."""
     from sklearn.isotonic import isotonic_regression
     totals = {name: gate.total for name, gate in gates.items()}
-    values, places, sites = [], [], []
-    for site, (name, (order, losses)) in enumerate(known.items()):
+    values, places = [], []
+    for name, (order, losses) in known.items():
         # per unit; not `macs.dense`, which lacks the layers that are added to the network
         saved = float(macs(totals) - macs({**totals, name: 1})) / max(len(order) - 1, 1)
         # slopes of the hull of the losses descend, so their ranks keep the order of the units
         slopes = isotonic_regression(np.maximum(losses[:-1] - losses[1:], 0), increasing=False)
         values.append(slopes / max(saved, 1.))
         places.append(np.arange(len(order)) / len(order))
-        sites.append(np.full(len(order), site))
-    values, places, sites = (np.concatenate(found) for found in (values, places, sites))
+    lengths, values, places = list(map(len, values)), np.concatenate(values), np.concatenate(places)
     ranked = np.lexsort((places, -values))  # the largest gain first, then the earlier unit
     shares = np.empty(len(values))  # of units that rank below, in (0, 1)
     shares[ranked] = 1 - (np.arange(len(values)) + 0.5) / len(values)
-    quantiles = torch.special.ndtri(torch.from_numpy(shares)) * spread
-    found = {}
-    for site, (name, (order, _)) in enumerate(known.items()):
-        logits = torch.empty(len(order), dtype=torch.float64)
-        logits[torch.from_numpy(order.copy())] = quantiles[torch.from_numpy(sites == site)]
-        found[name] = logits
-    return found
+    quantiles = torch.special.ndtri(torch.from_numpy(shares)).split(lengths)
+    # the inverse of the order: where each unit stands in it
+    return {name: own[torch.from_numpy(order.argsort())]
+            for (name, (order, _)), own in zip(known.items(), quantiles)}
