@@ -43,11 +43,7 @@ class EndToEnd(NamedTuple):
 
 
 def require_mmdeploy() -> None:
-    """Check that mmdeploy is there.
-
-    Raises:
-        ImportError: It is not; the message says what to install.
-    """
+    """Check that mmdeploy is installed, else say what to install."""
     if importlib.util.find_spec('mmdeploy') is None:
         raise ImportError('expected `mmdeploy` for whole detectors and segmentors, found none: '
                           'pip install onedl-mmdeploy (from its source where it has no wheel)')
@@ -129,10 +125,7 @@ def _propose_by_level(head: nn.Module) -> None:
     """Suppress proposals within their level of the pyramid, as mmdet does.
 
     mmdeploy suppresses them across levels, and drops those below the threshold of the second
-    stage: the file would have other boxes than PyTorch.
-
-    Args:
-        head (nn.Module): An ``RPNHead``; changed in place, for mmdeploy.
+    stage: the file would have other boxes than PyTorch. The ``RPNHead`` is changed in place.
     """
     from mmdeploy.mmcv.ops import multiclass_nms
 

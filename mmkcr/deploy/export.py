@@ -269,29 +269,18 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]
     return shape[0], *(next(filter(padded, itertools.count(side))) for side in (height, width))
 
 
-def onnx_macs(path: str | Path,
-              input_shape: Sequence[int] | None = None) -> int | None:
+def onnx_macs(path: str | Path, input_shape: Sequence[int] | None = None) -> int | None:
     """MACs of one image recorded in an exported file; None where it does not say.
 
-    Args:
-        path (str | Path): The ONNX file.
-        input_shape (Sequence[int], optional): (C, H, W) of the image. A file of dynamic size
-            records the MACs at one size only. Defaults to None: that one.
+    A file of dynamic size records the MACs at one size (C, H, W), and not at another.
     """
-    found, _ = _recorded(path)
-    if f'{_META}.macs' not in found:
-        return None
-    if input_shape is not None and onnx_shape(path) != tuple(input_shape):
-        return None
-    return int(found[f'{_META}.macs'])
+    macs = _recorded(path)[0].get(f'{_META}.macs')
+    other = input_shape is not None and onnx_shape(path) != tuple(input_shape)
+    return None if macs is None or other else int(macs)
 
 
 def onnx_shape(path: str | Path) -> tuple[int, ...] | None:
-    """(C, H, W) of the image that an exported file was made for; None where it does not say.
-
-    Args:
-        path (str | Path): The ONNX file.
-    """
+    """(C, H, W) of the image that an exported file was made for; None where it does not say."""
     found, sizes = _recorded(path)
     if f'{_META}.input_shape' in found:
         return tuple(map(int, found[f'{_META}.input_shape'].split('x')))
@@ -315,17 +304,9 @@ def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
                  runtime: str = 'onnxruntime') -> dict[Shape, float]:
     """Run a file in a runtime and compare with PyTorch on random images.
 
-    Args:
-        model (nn.Module): From images to a tensor or a tuple of tensors.
-        path (str | Path): The ONNX file.
-        shapes (Sequence[tuple[int]]): Input shapes (B, C, H, W).
-        runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
-            ``'onnxruntime'``.
-
     Returns:
-        dict[tuple[int], float]: Largest difference by shape, relative to the
-        largest output (at least 1); infinite where the runtime fails or gives
-        other shapes.
+        dict[tuple[int], float]: Largest difference by shape (B, C, H, W), relative to the
+        largest output (at least 1); infinite where the runtime fails or gives other shapes.
     """
     session = open_onnx(path, runtime)
     generator = torch.Generator().manual_seed(0)

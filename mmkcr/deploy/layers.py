@@ -199,14 +199,10 @@ def _stand_in(kind: type[nn.Module], dynamic_size: bool) -> type[nn.Module] | No
 
 
 def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
-    """Replace the host layers inside a module that cannot be traced.
+    """Replace the host layers inside a module that cannot be traced, in place.
 
-    Args:
-        module (nn.Module): Changed in place; pass a copy.
-        dynamic_size (bool): Whether height and width are not those of the trace. Defaults to True.
-
-    Returns:
-        nn.Module: The module, or its replacement.
+    With ``dynamic_size`` height and width are not those of the trace. Returns the module, or what
+    replaces itself.
     """
     for name, child in list(module._modules.items()):
         if child is not None:

@@ -70,12 +70,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
 
 
 def selection_form(selection: nn.Module, runtime: str) -> tuple[str, int]:
-    """Form and group size of the fastest selection in a runtime.
-
-    Args:
-        selection (Take | Put): The selection; contiguous channels are sliced in any form.
-        runtime (str): Among :data:`RUNTIMES`.
-    """
+    """Form and group size that are fastest in a runtime; contiguous channels are sliced anyway."""
     if selection.dim != -1:  # rows of maps are contiguous anyway
         return 'gather', 1
     group = largest_group(selection.kept, selection.total)
@@ -83,12 +78,7 @@ def selection_form(selection: nn.Module, runtime: str) -> tuple[str, int]:
 
 
 def describe_selections(model: nn.Module, runtime: str) -> str:
-    """Forms of a model's channel selections in a runtime: ``'24 elements, 2 sliced'``.
-
-    Args:
-        model (nn.Module): See :func:`prepare`.
-        runtime (str): Among :data:`RUNTIMES`.
-    """
+    """Forms of a model's channel selections in a runtime: ``'24 elements, 2 sliced'``."""
     found = Counter('sliced' if module.contiguous else module.form
                     for module in prepare(model, runtime).modules()
                     if isinstance(module, (Take, Put)))

@@ -29,15 +29,7 @@ def quiet() -> Iterator[None]:
 
 
 def require_runtime(runtime: str) -> None:
-    """Check that a runtime is installed.
-
-    Args:
-        runtime (str): One of :data:`PACKAGES`.
-
-    Raises:
-        ValueError: Another runtime.
-        ImportError: It is not there; the message says what to install.
-    """
+    """Check that a runtime of :data:`PACKAGES` is installed, else say what to install."""
     if runtime not in PACKAGES:
         raise ValueError(f'expected a runtime among {sorted(PACKAGES)}, found {runtime!r}')
     package = 'onnxruntime' if runtime == 'tensorrt' else runtime
