@@ -45,7 +45,7 @@ from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.limits import TARGETS
-from mmkcr.cli.shared import Configured, Timed, Trusting, chosen_target, target
+from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
 from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
 from mmkcr.closed_form.report import sentences, site_table
@@ -53,14 +53,14 @@ from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
-from mmkcr.engine.build import image_shape, load_config, run_folder
+from mmkcr.engine.build import load_config, run_folder
 from mmkcr.engine.workers import no_workers_left
 from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class CompressJob(Configured, Trusting, Timed):
+class CompressJob(Configured, Shaped, Trusting, Timed):
     """Arguments of ``mmkcr compress``."""
 
     config: str = argument('config of a dense model, a file or library::path', positional=True)
@@ -94,9 +94,6 @@ class CompressJob(Configured, Trusting, Timed):
         'over all its MACs, not with --structure (%(default)s)', 'backbone', choices=SCOPES)
     part: str | None = argument('what the target is about (backbone of a detector or segmentor, '
                                 'else model)', choices=('model', 'backbone'))
-    shape: list[int] | None = argument(
-        'height and width of the image that MACs are counted for, or one number for both; '
-        'default: that of the config', metavar='N')
     rho: float = argument('relative ridge (%(default)s)', 1e-3)
     memory: float | None = argument(
         'that may be taken beyond the networks themselves: images of a batch and layers that are '
@@ -234,7 +231,7 @@ def task_of(args: CompressJob) -> CompressTask:
     """What the arguments say is to be compressed."""
     return compress_task(
         args.config, args.checkpoint, args.calibration, args.images,
-        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
+        given_shape(args), args.part, args.out, args.seed,
         args.device, args.cfg_options)
 
 
@@ -253,7 +250,7 @@ def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[Compress
         files = compress_files(
             args.config, args.checkpoint, most, args.sites,
             args.calibration, args.images,
-            image_shape(args.shape) if args.shape else None, args.part, out, args.seed,
+            given_shape(args), args.part, out, args.seed,
             args.device, args.cfg_options, table, args.force_table,
             args.int8, args.scope, cost, profiles=profiles, later=later, divisor=args.divisor,
             uniform=args.uniform, rho=args.rho, memory=bytes_of(args.memory))

@@ -35,7 +35,7 @@ from torch import nn
 
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Trusting
+from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
 from mmkcr.closed_form.kinds import DEFAULT_SITES
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.export import onnx_shape
@@ -55,7 +55,6 @@ from mmkcr.engine.build import (
     build_model,
     default_shape,
     dense_config,
-    image_shape,
     load_config,
     recorded_config,
     take_options,
@@ -70,7 +69,7 @@ CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
 @dataclass(frozen=True)
-class LatencyJob(Configured, Trusting):
+class LatencyJob(Configured, Shaped, Trusting):
     """Arguments of ``mmkcr latency``."""
 
     dense: str = argument('config, checkpoint or ONNX file of one side', positional=True)
@@ -91,9 +90,6 @@ class LatencyJob(Configured, Trusting):
     runtime: list[str] = argument('(%(default)s)', ['eager'], choices=RUNTIMES)
     batch_size: list[int] = argument('(%(default)s)', [1])
     threads: list[int] = argument('(%(default)s)', [1])
-    shape: list[int] | None = argument(
-        'height and width, or one number for both; default: that of the config or of the files',
-        metavar='N')
     amp: str | None = argument('autocast on both sides', choices=sorted(AMP_DTYPES))
     device: str = argument('cpu, cuda, cuda:1 (%(default)s)', 'cpu')
     repeats: int = argument('pairs (%(default)s)', 20)
@@ -149,7 +145,7 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
         if len(onnx) != 2:
             raise ValueError(f'expected another ONNX file beside `{onnx[0]}`, found '
                              f'`{args.slim if args.slim != onnx[0] else args.dense}`')
-        shape = image_shape(args.shape) if args.shape else _shape_of_files(onnx)
+        shape = given_shape(args) or _shape_of_files(onnx)
         return TimedPair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
     config = side_config(args.dense, args.cfg_options)
     if args.slim:
@@ -158,7 +154,7 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
         dense = build(config, args.part)
     else:
         dense = build(dense_config(config), args.part)
-    shape = image_shape(args.shape) if args.shape else default_shape(config, dense)
+    shape = given_shape(args) or default_shape(config, dense)
     if args.slim:
         return TimedPair((label(args.dense), label(args.slim)), dense, slim, shape)
     if target is None:

@@ -13,7 +13,7 @@ from mmkcr.cli.limits import TARGETS
 from mmkcr.core import COUNTED
 from mmkcr.deploy.latency import RUNTIMES
 from mmkcr.deploy.latency_table import TableSettings
-from mmkcr.engine.build import run_folder
+from mmkcr.engine.build import image_shape, run_folder
 
 _TABLE = TableSettings()
 _WHICH = 'of --target-latency; default: that of the given table, else'
@@ -24,6 +24,20 @@ class Configured:
     """A command that reads a config."""
 
     cfg_options: dict | None = argument(CFG_OPTIONS)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A command about images of one size."""
+
+    shape: list[int] | None = argument(
+        'height and width of the image, or one number for both; default: that of the config',
+        metavar='N')
+
+
+def given_shape(job: Shaped) -> tuple[int, int, int] | None:
+    """(3, H, W) of ``--shape``, if it was given."""
+    return image_shape(job.shape) if job.shape else None
 
 
 @dataclass(frozen=True)

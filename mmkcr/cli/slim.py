@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Timed, Trusting, chosen_target, target
+from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
 from mmkcr.closed_form.report import site_table, size_rows, size_table
 from mmkcr.deploy.latency_table import chosen_table
-from mmkcr.engine.build import image_shape
 from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class SlimJob(Configured, Trusting, Timed):
+class SlimJob(Configured, Shaped, Trusting, Timed):
     """Arguments of ``mmkcr slim``."""
 
     config: str = argument('config of the search', positional=True)
@@ -39,9 +38,6 @@ class SlimJob(Configured, Trusting, Timed):
     target_bytes: str | None = target('bytes', '40MB', ' (of the state_dict)')
     target_latency: str | None = target('latency', '12ms', ', of a table that was measured')
     divisor: int = argument('sizes are multiples of it, or full (%(default)s)', 1)
-    shape: list[int] | None = argument(
-        'height and width of the image that MACs are counted for, or one number for both; '
-        'default: that of the config', metavar='N')
     part: str | None = argument(
         'what the target is about; default: what the price of the config counts, else the '
         'backbone of a detector, else the model', choices=('model', 'backbone'))
@@ -73,5 +69,5 @@ def main(args: SlimJob) -> None:
     cost, target = chosen_target(args)
     print_summary(slim_files(
         args.config, args.checkpoint, target, args.divisor,
-        image_shape(args.shape) if args.shape else None, args.out, args.cfg_options, args.part,
+        given_shape(args), args.out, args.cfg_options, args.part,
         chosen_table(args), args.force_table, cost))
