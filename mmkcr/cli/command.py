@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -88,12 +89,6 @@ class Parser(argparse.ArgumentParser):
                 self.error(f'expected an option of this command, found `{name}`'
                            f'{did_you_mean(name, self._option_string_actions)}')
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            choices = list(map(str, action.choices))
-            raise argparse.ArgumentError(action, f'expected one of {", ".join(choices)}, found '
-                                         f'`{value}`{did_you_mean(str(value), choices)}')
-
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""
         self.exit(2, f'error: {message} (see `{self.prog} --help`)\n')
@@ -148,10 +143,8 @@ def _refused_by_host(error: BaseException) -> bool:
     """Whether an assertion of a host library failed, with a message: how they refuse settings."""
     if not isinstance(error, AssertionError) or not str(error):
         return False
-    frame = error.__traceback__
-    while frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame.tb_frame.f_globals.get('__name__', '').partition('.')[0] in _HOSTS
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get('__name__', '').partition('.')[0] in _HOSTS
 
 
 def reader_is_gone() -> bool:

@@ -205,18 +205,21 @@ def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | No
         return runner.test()
 
 
+def begin(files: CompressFiles, step: str) -> None:
+    """Begin a step, of which an earlier call's is no start."""
+    if not files.progress.has_begun(step):
+        (files.folder / step / 'last_checkpoint').unlink(missing_ok=True)
+        files.progress.begin(step)
+
+
 def finetune(dense: Config, args: CompressJob, files: CompressFiles) -> str:
     """Train what was compressed, or go on with it; gives the checkpoint."""
     path = write_finetune_config(dense, args.checkpoint, files.result.structure, files.folder,
                                  args.finetune, rate=args.finetune_rate)
     config = load_config(path, compressed=False)
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
-    # written with every checkpoint; those of an earlier fine-tuning are no start
-    pointer = files.folder / 'finetune/last_checkpoint'
-    if not files.progress.has_begun('finetune'):
-        pointer.unlink(missing_ok=True)
-        files.progress.begin('finetune')
-    if pointer.is_file():
+    begin(files, 'finetune')
+    if (files.folder / 'finetune/last_checkpoint').is_file():  # written with every checkpoint
         resume_latest(config)
     start_training(config)
     return latest_checkpoint(config.work_dir)
@@ -262,9 +265,7 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
            metrics: list[dict[str, float]]) -> None:
     """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
     if args.distil is not None:
-        if not files.progress.has_begun('distil'):  # an earlier one is no start
-            (files.folder / 'distil/last_checkpoint').unlink(missing_ok=True)
-            files.progress.begin('distil')
+        begin(files, 'distil')
         distil_files(task_of(args), files.folder, args.distil)
     tuned = [] if args.finetune is None else [finetune(dense, args, files)]
     found, deployed, note = [], [], ''

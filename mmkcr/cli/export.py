@@ -31,7 +31,7 @@ from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
 from mmkcr.deploy.end_to_end import EndToEnd, export_end_to_end
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
-from mmkcr.deploy.prepare import RUNTIMES, describe_selections
+from mmkcr.deploy.prepare import RUNTIMES
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
@@ -143,8 +143,7 @@ def main(args: ExportJob) -> None:
               f'{timing.macs_ratio:.3f} of its MACs, in `{measured_in(args)}`: batch 1, '
               f'{len(timing.dense)} pairs, threads {args.threads}')
         if timing.ratio > 1:
-            print('warning: slower than the dense network; selections of channels: '
-                  f'{describe_selections(model, args.runtime)}')
+            print('warning: slower than the dense network')
     if report.notice:
         print(f'notice: {report.notice}')
     size = 'dynamic' if report.dynamic_size else f'{shape[1]} x {shape[2]}'

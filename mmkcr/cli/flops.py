@@ -47,8 +47,6 @@ def describe(report: MacsReport, model: torch.nn.Module, shape: Sequence[int],
                    operators=report.operators, parts=macs_by_part(report, model),
                    proposals=most_proposals(find_task(model)))
     if depth is not None:
-        if depth < 1:
-            raise ValueError(f'expected a depth of at least 1 for `--by-module`, found {depth}')
         content['modules'] = {
             name: dict(macs=module_macs(report, name, module), params=count_params(module))
             for name, module in model.named_modules()

@@ -49,7 +49,6 @@ from mmkcr.deploy.latency import (
     random_subnet,
     searchable,
 )
-from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
@@ -261,11 +260,8 @@ def main(args: LatencyJob) -> None:
             rows.append(row)
             path = append(row, Path(args.out))
             if timing.ratio > 1:
-                known = runtime in SELECTION_FORMS and not isinstance(pair.slim, Path)
-                forms = describe_selections(pair.slim, runtime) if known else 'as they are'
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
-                      f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
-                      f'{forms}')
+                      f'{timing.ratio:.3f} of the time of the dense one')
     print(latency_text(rows))
     if not isinstance(pair.dense, Path):
         print('Weights are random: times do not depend on them.')

@@ -16,7 +16,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.core import NonFiniteError, atomic_write, locked
+from mmkcr.core import NonFiniteError, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.engine.build import drop_idle_workers
 from mmkcr.engine.processes import is_first_process, join_processes
@@ -232,23 +232,16 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
                 raise kind(f'the run stopped: {error}') from error
             if first and not hook.started:
                 _note(error)
-                _restore(copied, before)
+                if copied and before is not None:
+                    copied.write_bytes(before)
+                elif copied:
+                    copied.unlink(missing_ok=True)
             if unreadable:
                 raise ValueError('expected samples that can be loaded, found one that cannot: '
                                  f'{str(error).strip().splitlines()[-1]}') from error
             if isinstance(error, (AssertionError, RuntimeError)):  # how hosts refuse bad settings
                 raise ValueError(str(error) or 'a host library refused the config') from error
             raise
-
-
-def _restore(path: Path | None, before: bytes | None) -> None:
-    if not path:
-        return
-    if before is None:
-        path.unlink(missing_ok=True)
-    elif not path.is_file() or path.read_bytes() != before:
-        with atomic_write(path) as temporary:
-            temporary.write_bytes(before)
 
 
 def _note(error: Exception) -> None:

@@ -5,7 +5,6 @@ convolutions, the runtimes fuse activations.
 """
 
 import copy
-from collections import Counter
 from functools import partial
 
 import torch
@@ -75,14 +74,6 @@ def selection_form(selection: nn.Module, runtime: str) -> tuple[str, int]:
         return 'gather', 1
     group = largest_group(selection.kept, selection.total)
     return ('grouped', group) if group >= GROUPED_FROM else (SELECTION_FORMS[runtime], 1)
-
-
-def describe_selections(model: nn.Module, runtime: str) -> str:
-    """Forms of a model's channel selections in a runtime: ``'24 elements, 2 sliced'``."""
-    found = Counter('sliced' if module.contiguous else module.form
-                    for module in prepare(model, runtime).modules()
-                    if isinstance(module, (Take, Put)))
-    return ', '.join(f'{count} {form}' for form, count in found.most_common()) or 'none'
 
 
 @torch.no_grad()
