@@ -127,12 +127,7 @@ def build(config: Config, part: str) -> nn.Module:
 
 
 def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
-    """The two sides.
-
-    Raises:
-        ValueError: Two sides and a target, one side that the other does not follow from, or no
-            shape for ONNX files that leave it open.
-    """
+    """The two sides: both given, or the other one follows from the first."""
     for name in ('sites', 'divisor', 'group') if target is None else ():
         if getattr(args, name) != getattr(LatencyJob, name):
             raise ValueError(f'expected `--{name}` with `--target-macs`, found it without')
@@ -147,31 +142,26 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
         shape = given_shape(args) or _shape_of_files(onnx)
         return TimedPair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
     config = side_config(args.dense, args.cfg_options)
-    if args.slim:
-        options = {**(args.cfg_options or {}), **(args.slim_options or {})}
-        slim = build(side_config(args.slim, options), args.part)
-        dense = build(config, args.part)
-    else:
-        dense = build(dense_config(config), args.part)
+    dense, kinds = build(config if args.slim else dense_config(config), args.part), ''
     shape = given_shape(args) or default_shape(config, dense)
     if args.slim:
-        return TimedPair((label(args.dense), label(args.slim)), dense, slim, shape)
-    if target is None:
+        options = {**(args.cfg_options or {}), **(args.slim_options or {})}
+        name, slim = label(args.slim), build(side_config(args.slim, options), args.part)
+    elif target is None:
         if backbone_config(config).get('structure') is None:
             raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
                              f'`{args.dense}`, found none')
-        slim = build(config, args.part)
-        return TimedPair((label(args.dense), 'its structure'), dense, slim, shape)
-    slim = build(dense_config(config), args.part)
-    if args.where and not args.sites:
-        raise ValueError(f'expected `--sites` with `--where {args.where}`, found none')
-    space = searchable(slim, [dict(kind=name, where=args.where) for name in args.sites or ()])
-    kinds = '+'.join(kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds)
-    slim, _ = random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
-                            args.divisor, group=args.group)
-    if args.group > 1:
-        kinds += f', groups of {args.group}'
-    return TimedPair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
+        name, slim = 'its structure', build(config, args.part)
+    else:
+        if args.where and not args.sites:
+            raise ValueError(f'expected `--sites` with `--where {args.where}`, found none')
+        name, slim = f'random, {target}', build(dense_config(config), args.part)
+        space = searchable(slim, [dict(kind=kind, where=args.where) for kind in args.sites or ()])
+        kinds = '+'.join(kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds)
+        kinds += f', groups of {args.group}' if args.group > 1 else ''
+        random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
+                      args.divisor, group=args.group)
+    return TimedPair((label(args.dense), name), dense, slim, shape, kinds)
 
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:

@@ -22,17 +22,10 @@ from mmkcr.registry import METRICS
 
 
 def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray:
-    """Whether each sample is a landmark: a draw seeded by the sample's position.
+    """Whether each sample, by its position in the data set, is a landmark.
 
-    So it does not depend on the number of samples or ranks and needs no memory.
-
-    Args:
-        indices (Sequence[int]): Positions of the samples in the data set.
-        ratio (float): Expected share of landmarks; 1 takes all.
-        seed (int): Seed of the draw.
-
-    Returns:
-        np.ndarray: Booleans of the same length.
+    The draw of a share ``ratio`` depends on seed and position alone, not on the number of samples
+    or ranks, and needs no memory.
     """
     return np.array([np.random.default_rng((seed, index)).random() < ratio for index in indices],
                     dtype=bool)
@@ -97,8 +90,8 @@ class KernelComplexityMetric(BaseMetric):
 
         Args:
             data_batch (Any): Not used.
-            data_samples (Sequence[dict]): With the feature, and with score and
-                ``gt_label`` (or one-hot ``gt_score``) for the bounds.
+            data_samples (Sequence[dict]): With the feature; for the bounds also with score and
+                ``gt_label`` (or one-hot ``gt_score``).
         """
         rows = self._tail + [self._row(sample) for sample in data_samples]
         self._tail = rows[-1:]  # may be padding, which is known only at the end
@@ -123,11 +116,7 @@ class KernelComplexityMetric(BaseMetric):
         return {f'{self.prefix}/{key}': value for key, value in metrics.items()}
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Compute the values from all ranks' moments.
-
-        Args:
-            results (list): Not used: nothing is collected sample by sample.
-        """
+        """Compute the values from all ranks' moments; nothing is collected sample by sample."""
         if self._moment is None:
             raise ValueError('expected at least one data sample, found `0` in '
                              'KernelComplexityMetric')

@@ -84,14 +84,14 @@ class MaskedImageHead(nn.Module):
         ranked = order.masked_fill(~inside, 2.).argsort(1).argsort(1)
         return (ranked < torch.tensor(counts)[:, None]).view(batch, rows, columns)
 
-    def hide(self, tokens: Tensor, hw: Sequence[int], mask: Tensor, finer: int = 1) -> Tensor:
+    def hide(self, tokens: Tensor, hw: Sequence[int], mask: Tensor, finer: int) -> Tensor:
         """Put the mask token in place of masked tokens.
 
         Args:
             tokens (Tensor): Shape (B, N, C), the last h * w of N tokens in rows.
             hw (Sequence[int]): h and w.
             mask (Tensor): See :meth:`draw`.
-            finer (int): Tokens along a side of a patch. Defaults to 1.
+            finer (int): Tokens along a side of a patch.
         """
         fine = _spread(mask, finer, hw).flatten(1)
         # tokens in front (class token) are never masked
@@ -100,12 +100,9 @@ class MaskedImageHead(nn.Module):
         return torch.where(fine[..., None], self.mask_token.to(tokens.dtype), tokens)
 
     def normalised(self, images: Tensor, inside: Tensor | None = None) -> Tensor:
-        """Images less the mean, over the standard deviation, of the window around each pixel.
+        """Images (B, C, H, W) less the mean, over the deviation, of the window around each pixel.
 
-        Args:
-            images (Tensor): Shape (B, C, H, W).
-            inside (Tensor, optional): 1 where there is image and 0 elsewhere, (B, 1, H, W).
-                Defaults to None: everywhere.
+        ``inside`` (B, 1, H, W) is 1 where there is image, by default everywhere.
         """
         if inside is None:
             inside = images.new_ones(1, 1, *images.shape[-2:])
@@ -123,16 +120,13 @@ class MaskedImageHead(nn.Module):
 
     def forward(self, features: Tensor, images: Tensor, mask: Tensor,
                 sizes: Tensor | None = None) -> Tensor:
-        """L1 loss on the masked pixels.
+        """L1 loss, the mean over masked pixels and channels.
 
         Args:
             features (Tensor): Shape (B, in_channels, h, w), one entry a patch.
             images (Tensor): Shape (B, image_channels, H, W).
             mask (Tensor): Shape (B, h, w).
             sizes (Tensor, optional): See :meth:`draw`.
-
-        Returns:
-            Tensor: Mean over masked pixels and channels, a scalar.
         """
         inside = None if sizes is None else _inside(
             sizes.to(images.device), images.shape[-2:], 1)[:, None].float()

@@ -85,14 +85,11 @@ class MOCA(BaseSelfSupervisor):
 
     def loss(self, inputs: list[Tensor], data_samples: list | None = None,
              **kwargs: Any) -> dict[str, Tensor]:
-        """Compute the two losses.
+        """Compute ``loss_image`` and, with a decoder, ``loss_token``.
 
         Args:
             inputs (list[Tensor]): Two views, (B, 3, H, W) each.
             data_samples (list, optional): Not read.
-
-        Returns:
-            dict[str, Tensor]: ``loss_image`` and, with a decoder, ``loss_token``.
 
         Raises:
             ValueError: There are not two views.
