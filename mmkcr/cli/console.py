@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
 
 from mmkcr.apis.shipped import shipped_root
 from mmkcr.cli.command import COMMANDS, command
@@ -39,13 +38,6 @@ def usage() -> str:
         '  --completion  print a completion script for bash',
         '  --help        print this; `mmkcr COMMAND --help` has the options of a command', '',
         'Example:', '    mmkcr compress CONFIG CHECKPOINT --target-macs 60%'])
-
-
-def unknown(name: str) -> NoReturn:
-    """Refuse a word that is not a command, in one line, with exit status 2."""
-    print(f'error: expected a command of {", ".join(COMMANDS)}, found `{name}`'
-          f'{did_you_mean(name, COMMANDS)} (see `mmkcr --help`)', file=sys.stderr)
-    sys.exit(2)
 
 
 def load_tool(name: str) -> ModuleType:
@@ -80,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif words[0] == '--completion':
         print(COMPLETION.format(words=' '.join([*COMMANDS, *OPTIONS])))
     elif words[0] not in COMMANDS:
-        unknown(words[0])
+        print(f'error: expected a command of {", ".join(COMMANDS)}, found `{words[0]}`'
+              f'{did_you_mean(words[0], COMMANDS)} (see `mmkcr --help`)', file=sys.stderr)
+        sys.exit(2)
     else:
         sys.argv = [f'mmkcr {words[0]}', *words[1:]]  # the name that argparse shows
         load_tool(COMMANDS[words[0]].tool).main(words[1:])

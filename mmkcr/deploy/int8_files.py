@@ -65,14 +65,20 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         quantize_onnx(files[name], files[f'{name} int8'], images, runtime)
     with eval_mode(dense), torch.no_grad():
         view = TensorModel(dense)
-        expected = [_last(dense, view(torch.from_numpy(batch))) for batch in held_out]
+        expected = np.concatenate([_last(dense, view(torch.from_numpy(batch)))
+                                   for batch in held_out])
     found = []
     for name, path in files.items():
         # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
         timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, 1)
-        found.append(DeployedFile(name, path, path.stat().st_size, timing.ratio,
-                                  **_compared(dense, path, runtime, held_out, expected)))
+        session = open_onnx(path, runtime)
+        outputs = np.concatenate([_last(dense, session(batch)) for batch in held_out])
+        error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
+        same = float((outputs.argmax(1) == expected.argmax(1)).mean()) if expected.ndim == 2 \
+            else None
+        found.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error),
+                                  same))
     return found
 
 
@@ -81,13 +87,3 @@ def _last(model: nn.Module, outputs: Any) -> np.ndarray:
     outputs = deciding_scores(find_task(unwrap(model)), outputs)
     # copied: the runtimes reuse the memory of their outputs in the next call
     return np.array(outputs[-1] if isinstance(outputs, (list, tuple)) else outputs)
-
-
-def _compared(model: nn.Module, path: Path, runtime: str, batches: Sequence[np.ndarray],
-              expected: Sequence[np.ndarray]) -> dict[str, Any]:
-    session = open_onnx(path, runtime)
-    found = np.concatenate([_last(model, session(batch)) for batch in batches])
-    wanted = np.concatenate(expected)
-    error = float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-12))
-    same = float((found.argmax(1) == wanted.argmax(1)).mean()) if wanted.ndim == 2 else None
-    return dict(error=error, same=same)

@@ -63,17 +63,15 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
         if isinstance(module, SlicedLayerNorm):
             view.set_submodule(path, _split_norm(module))
     for module in view.modules():
-        if isinstance(module, (Take, Put)):
-            module.set_form(*selection_form(module, runtime))
+        if isinstance(module, (Take, Put)):  # contiguous channels are sliced in any form
+            group = largest_group(module.kept, module.total)
+            if module.dim != -1:  # rows of maps are contiguous anyway
+                module.set_form('gather')
+            elif group >= GROUPED_FROM:
+                module.set_form('grouped', group)
+            else:
+                module.set_form(SELECTION_FORMS[runtime])
     return traceable(view, dynamic_size)
-
-
-def selection_form(selection: nn.Module, runtime: str) -> tuple[str, int]:
-    """Form and group size that are fastest in a runtime; contiguous channels are sliced anyway."""
-    if selection.dim != -1:  # rows of maps are contiguous anyway
-        return 'gather', 1
-    group = largest_group(selection.kept, selection.total)
-    return ('grouped', group) if group >= GROUPED_FROM else (SELECTION_FORMS[runtime], 1)
 
 
 @torch.no_grad()
