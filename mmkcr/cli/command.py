@@ -89,6 +89,14 @@ class Parser(argparse.ArgumentParser):
                 self.error(f'expected an option of this command, found `{name}`'
                            f'{did_you_mean(name, self._option_string_actions)}')
 
+    def format_help(self) -> str:
+        """The help; an option without a default says so."""
+        for action in self._actions:
+            if (action.option_strings and action.nargs != 0 and action.default is None
+                    and not action.required and not re.search(r'\(|\bdefault', action.help)):
+                action.help += ' (none)'
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""
         self.exit(2, f'error: {message} (see `{self.prog} --help`)\n')
