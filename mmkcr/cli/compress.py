@@ -136,18 +136,14 @@ def print_report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
     for sentence in sentences(structure, files.result.agreement):
         print(sentence)
     if files.deployed:
-        own = files.deployed
-        rows = [('file', *(entry.path.name for entry in own)),
-                ('MB', *(f'{entry.bytes / 1e6:.2f}' for entry in own)),
-                ('time, batch 1', *(f'{entry.ratio:.3f}' for entry in own)),
-                ('difference from dense, calibration images',
-                 *(f'{entry.error:.1%}' for entry in own)),
-                ('same class', *('' if entry.same is None else f'{entry.same:.1%}'
-                                 for entry in own)),
-                *((name, *(f'{found[name]:.4g}' for found in deployed))
-                  for name, value in (deployed[0] if deployed else {}).items()
-                  if isinstance(value, Real))]
-        print(format_table(('', *(entry.name for entry in own)), rows))
+        names = [name for name, value in (deployed[0] if deployed else {}).items()
+                 if isinstance(value, Real)]
+        rows = [(entry.path.name, f'{entry.bytes / 1e6:.2f}', f'{entry.ratio:.3f}',
+                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}',
+                 *(f'{found[name]:.4g}' for name in names))
+                for entry, found in zip(files.deployed, deployed or [{}] * len(files.deployed))]
+        print(format_table(('file', 'MB', 'time, batch 1', 'difference from dense',
+                            'same class', *names), rows))
     if files.parts:
         print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
     reused = f'Profiles of the sites are those of an earlier call, in {files.reused}.' \

@@ -51,9 +51,6 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         folder (Path): Where the files are written.
         runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
         repeats (int): Number of pairs that are timed, at batch 1 on one thread. Defaults to 15.
-
-    Returns:
-        list[DeployedFile]: Dense, slim, dense int8, slim int8.
     """
     shape, files = images[0].shape[1:], {}
     for name, model in (('dense', dense), ('slim', slim)):

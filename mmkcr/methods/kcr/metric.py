@@ -133,16 +133,12 @@ class KernelComplexityMetric(BaseMetric):
         if self.score_key is not None:
             error = torch.tensor([self._error], dtype=torch.float64)
             all_reduce(error)
-            metrics.update(self._bounds(float(error) / n, metrics, n))
+            metrics['squared_error'] = mean = float(error) / n
+            for key, name in (('kc', 'kcr'), ('a_kc', 'a_kcr')):
+                if key in metrics:
+                    metrics[f'{name}_lower'] = mean - metrics[key] - self.x / n
+                    metrics[f'{name}_upper'] = mean + metrics[key] + self.x / n
         return metrics
-
-    def _bounds(self, error: float, metrics: dict, n: int) -> dict[str, float]:
-        bounds = dict(squared_error=error)
-        for key, name in (('kc', 'kcr'), ('a_kc', 'a_kcr')):
-            if key in metrics:
-                bounds[f'{name}_lower'] = error - metrics[key] - self.x / n
-                bounds[f'{name}_upper'] = error + metrics[key] + self.x / n
-        return bounds
 
     def _reset(self) -> None:
         self._tail, self._seen, self._error = [], 0, 0.0

@@ -180,9 +180,7 @@ class BiMaskGate(BaseGate):
         group_rank, channel_rank = self.ranks()
         return ((group_rank[:, None] < groups) & (channel_rank < channels)).flatten()
 
-    def support(self) -> Tensor | None:
-        """The mask of :meth:`supported`, as weights for norms over the units."""
-        return self.supported()
+    support = supported  # in norms over the units
 
     def _largest(self, axis: int) -> int:
         """Groups (axis 0) or channels per group (axis 1) of the largest live option."""
