@@ -51,14 +51,6 @@ def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: A
     drop_idle_workers(config)
 
 
-def optim_wrapper_parts(config: Config) -> list[ConfigDict]:
-    """The configs of the optimizer wrappers: one, or those of a search's two optimizers."""
-    whole = config.get('optim_wrapper') or {}
-    if 'optimizer' in whole:
-        return [whole]
-    return [part for part in whole.values() if isinstance(part, dict) and 'optimizer' in part]
-
-
 def check_file(path: str | None, what: str) -> None:
     """Refuse a local file that does not exist, by what it should be; None and URLs pass."""
     if path is not None and not is_address(path) and not Path(path).expanduser().is_file():

@@ -134,11 +134,11 @@ def export_program(model: nn.Module, path: str | Path,
     tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`.
 
     Args:
-        model (nn.Module): As of :func:`export_onnx`, as the others are; of any precision.
+        model (nn.Module): Of any precision.
         path (str | Path): Output file (.pt2).
-        input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
-        batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 3).
-        tolerance (float): Largest permitted difference. Defaults to 1e-4.
+        input_shape (Sequence[int]): See :func:`export_onnx`, also for the others.
+        batch_sizes (Sequence[int]): Defaults to (1, 3).
+        tolerance (float): Defaults to 1e-4.
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.

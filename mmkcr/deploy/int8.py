@@ -27,7 +27,7 @@ def quantize_onnx(source: str | Path, target: str | Path,
         source (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`.
         target (str | Path): Output file; an existing one is replaced.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
-        runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
+        runtime (str): One of :data:`QUANTIZERS`. Defaults to ``'onnxruntime'``.
 
     Raises:
         ImportError: The library is not installed; the message says what to install.

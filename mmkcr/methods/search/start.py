@@ -8,7 +8,6 @@ scores. Only the order of the units is new.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,25 +26,23 @@ def load_scores(path: str | Path) -> Scores:
         FileNotFoundError: There is no such file.
         ValueError: The file is not valid; the message names the site.
     """
-    data = read_json(Path(path), 'a sensitivity')
+    data, found = read_json(Path(path), 'a sensitivity'), {}
     if not isinstance(data, Mapping) or not data:
         raise ValueError(f'expected a sensitivity file with sites, found none in `{path}`')
-    return {name: _site(name, entry, path) for name, entry in data.items()}
-
-
-def _site(name: str, entry: Any, path: Any) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
-        # a permutation of the units, and the losses with 0 to n units kept
-        good = order.dtype.kind in 'iu' and np.isfinite(losses).all() and \
-            np.array_equal(np.sort(order), np.arange(len(order))) and \
-            losses.shape == (len(order) + 1, )
-    except (KeyError, TypeError, ValueError, IndexError):
-        good = False
-    if not good:
-        raise ValueError(f'expected an order of units and a loss for each size of site `{name}`, '
-                         f'found others in `{path}`')
-    return order, losses
+    for name, entry in data.items():
+        try:
+            order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
+            # a permutation of the units, and the losses with 0 to n units kept
+            good = order.dtype.kind in 'iu' and np.isfinite(losses).all() and \
+                np.array_equal(np.sort(order), np.arange(len(order))) and \
+                losses.shape == (len(order) + 1, )
+        except (KeyError, TypeError, ValueError, IndexError):
+            good = False
+        if not good:
+            raise ValueError('expected an order of units and a loss for each size of site '
+                             f'`{name}`, found others in `{path}`')
+        found[name] = order, losses
+    return found
 
 
 def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,

@@ -61,7 +61,7 @@ class MOCADecoder(BaseModule):
                 at least the visible ones. Defaults to 1.
 
         Returns:
-            tuple[Tensor]: Features (B, P, D) and their places (B, P).
+            tuple[Tensor]: Features (B, P, D), places (B, P).
         """
         visible = tokens.shape[1]
         places = order[:, :max(visible, int(decoded * order.shape[1]))]  # (B, P)
