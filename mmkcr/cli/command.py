@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -27,12 +28,9 @@ _NO_ROOM = re.compile('PytorchStreamWriter failed|inline_container.*unexpected p
 
 
 class Entry(NamedTuple):
-    """A command.
+    """A command: its file below ``tools/`` without the suffix, and what it does.
 
-    Args:
-        tool (str): Path below ``tools/`` without its suffix, of its file in a clone. Its module in
-            this package has the command's name.
-        about (str): What it does, in a few words.
+    Its module in this package has the command's name.
     """
 
     tool: str
@@ -60,10 +58,7 @@ COMMANDS: dict[str, Entry] = {
 class Parser(argparse.ArgumentParser):
     """An argument parser with ``--debug`` whose errors are one line.
 
-    Args:
-        doc (str): Docstring of the command: its first line is shown as the
-            description, the rest after the options.
-        **kwargs: See :class:`argparse.ArgumentParser`.
+    The first line of a command's docstring is its description, the rest follows the options.
     """
 
     def __init__(self, doc: str, **kwargs: Any) -> None:
@@ -74,11 +69,7 @@ class Parser(argparse.ArgumentParser):
                           help='show the traceback of an error (also: MMKCR_DEBUG=1)')
 
     def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:
-        """Parse and check; ``--trust-checkpoint`` takes effect for the process.
-
-        Raises:
-            ValueError: See :func:`~mmkcr.cli.limits.check_arguments`.
-        """
+        """Parse and check; ``--trust-checkpoint`` takes effect for the process."""
         given = sys.argv[1:] if not args or args[0] is None else args[0]
         self._check_options(given)
         try:
@@ -98,22 +89,12 @@ class Parser(argparse.ArgumentParser):
                 self.error(f'expected an option of this command, found `{name}`'
                            f'{did_you_mean(name, self._option_string_actions)}')
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            choices = list(map(str, action.choices))
-            raise argparse.ArgumentError(action, f'expected one of {", ".join(choices)}, found '
-                                         f'`{value}`{did_you_mean(str(value), choices)}')
-
     def format_help(self) -> str:
-        """The help; options without a default state this, lists are as on a command line."""
+        """The help; an option without a default says so."""
         for action in self._actions:
             if (action.option_strings and action.nargs != 0 and action.default is None
-                    and not action.required and action.help not in (None, argparse.SUPPRESS)
-                    and not re.search(r'\(|\bdefault', action.help)):
+                    and not action.required and not re.search(r'\(|\bdefault', action.help)):
                 action.help += ' (none)'
-            if isinstance(action.default, list) and action.help:  # as they are typed
-                words = ' '.join(map(str, action.default)).replace('%', '%%')
-                action.help = action.help.replace('%(default)s', words)
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
@@ -121,27 +102,20 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f'error: {message} (see `{self.prog} --help`)\n')
 
 
-def add_options_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option that overwrites entries of the config, as the hosts' commands have it.
+CFG_OPTIONS = 'entries of the config to overwrite: key=value, lists as key="[a,b]" or key=a,b'
+TRUST = ('let checkpoints run code when they are read, as old ones may need: only for files of '
+         'somebody whom you trust')
 
-    Args:
-        parser (ArgumentParser): Parser of a command that reads a config.
-    """
+
+def add_options_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that overwrites entries of the config, as the hosts' commands have it."""
     from mmengine.config import DictAction
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value, lists as '
-                        'key="[a,b]" or key=a,b')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, help=CFG_OPTIONS)
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the opt-out of reading checkpoints without running code.
-
-    Args:
-        parser (ArgumentParser): Parser of a command that reads checkpoints.
-    """
-    parser.add_argument('--trust-checkpoint', action='store_true',
-                        help='let checkpoints run code when they are read, as old ones may need: '
-                        'only for files of somebody whom you trust')
+    """Add the opt-out of reading checkpoints without running code."""
+    parser.add_argument('--trust-checkpoint', action='store_true', help=TRUST)
 
 
 def quiet_hosts() -> None:
@@ -177,10 +151,8 @@ def _refused_by_host(error: BaseException) -> bool:
     """Whether an assertion of a host library failed, with a message: how they refuse settings."""
     if not isinstance(error, AssertionError) or not str(error):
         return False
-    frame = error.__traceback__
-    while frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame.tb_frame.f_globals.get('__name__', '').partition('.')[0] in _HOSTS
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get('__name__', '').partition('.')[0] in _HOSTS
 
 
 def reader_is_gone() -> bool:
@@ -196,9 +168,6 @@ def command(main: Callable[[Sequence[str] | None], Any]) -> Callable:
 
     An interrupt of a command prints one word and exits with status 130. With ``--debug`` or
     ``MMKCR_DEBUG=1`` the traceback is shown instead.
-
-    Args:
-        main (Callable): Takes the arguments, None for those of the process.
     """
 
     @functools.wraps(main)

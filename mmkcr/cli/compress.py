@@ -45,7 +45,7 @@ from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.limits import TARGETS
-from mmkcr.cli.shared import Configured, Timed, Trusting, chosen_target, target
+from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
 from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
 from mmkcr.closed_form.report import sentences, site_table
@@ -53,14 +53,14 @@ from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
-from mmkcr.engine.build import image_shape, load_config, run_folder
+from mmkcr.engine.build import load_config, run_folder
 from mmkcr.engine.workers import no_workers_left
 from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class CompressJob(Configured, Trusting, Timed):
+class CompressJob(Configured, Shaped, Trusting, Timed):
     """Arguments of ``mmkcr compress``."""
 
     config: str = argument('config of a dense model, a file or library::path', positional=True)
@@ -94,9 +94,6 @@ class CompressJob(Configured, Trusting, Timed):
         'over all its MACs, not with --structure (%(default)s)', 'backbone', choices=SCOPES)
     part: str | None = argument('what the target is about (backbone of a detector or segmentor, '
                                 'else model)', choices=('model', 'backbone'))
-    shape: list[int] | None = argument(
-        'height and width of the image that MACs are counted for, or one number for both; '
-        'default: that of the config', metavar='N')
     rho: float = argument('relative ridge (%(default)s)', 1e-3)
     memory: float | None = argument(
         'that may be taken beyond the networks themselves: images of a batch and layers that are '
@@ -139,18 +136,14 @@ def print_report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
     for sentence in sentences(structure, files.result.agreement):
         print(sentence)
     if files.deployed:
-        own = files.deployed
-        rows = [('file', *(entry.path.name for entry in own)),
-                ('MB', *(f'{entry.bytes / 1e6:.2f}' for entry in own)),
-                ('time, batch 1', *(f'{entry.ratio:.3f}' for entry in own)),
-                ('difference from dense, calibration images',
-                 *(f'{entry.error:.1%}' for entry in own)),
-                ('same class', *('' if entry.same is None else f'{entry.same:.1%}'
-                                 for entry in own)),
-                *((name, *(f'{found[name]:.4g}' for found in deployed))
-                  for name, value in (deployed[0] if deployed else {}).items()
-                  if isinstance(value, Real))]
-        print(format_table(('', *(entry.name for entry in own)), rows))
+        names = [name for name, value in (deployed[0] if deployed else {}).items()
+                 if isinstance(value, Real)]
+        rows = [(entry.path.name, f'{entry.bytes / 1e6:.2f}', f'{entry.ratio:.3f}',
+                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}',
+                 *(f'{found[name]:.4g}' for name in names))
+                for entry, found in zip(files.deployed, deployed or [{}] * len(files.deployed))]
+        print(format_table(('file', 'MB', 'time, batch 1', 'difference from dense',
+                            'same class', *names), rows))
     if files.parts:
         print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
     reused = f'Profiles of the sites are those of an earlier call, in {files.reused}.' \
@@ -208,12 +201,11 @@ def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | No
         return runner.test()
 
 
-def own_config(name: str, dense: Config, args: CompressJob,
-               files: CompressFiles) -> tuple[Config, str | None]:
-    """Config and checkpoint that a file of ``--int8`` goes with: of the dense or slim network."""
-    if name.startswith('dense'):
-        return dense, args.checkpoint
-    return load_config(files.folder / CONFIG), None
+def begin(files: CompressFiles, step: str) -> None:
+    """Begin a step, of which an earlier call's is no start."""
+    if not files.progress.has_begun(step):
+        (files.folder / step / 'last_checkpoint').unlink(missing_ok=True)
+        files.progress.begin(step)
 
 
 def finetune(dense: Config, args: CompressJob, files: CompressFiles) -> str:
@@ -222,12 +214,8 @@ def finetune(dense: Config, args: CompressJob, files: CompressFiles) -> str:
                                  args.finetune, rate=args.finetune_rate)
     config = load_config(path, compressed=False)
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
-    # written with every checkpoint; those of an earlier fine-tuning are no start
-    pointer = files.folder / 'finetune/last_checkpoint'
-    if not files.progress.has_begun('finetune'):
-        pointer.unlink(missing_ok=True)
-        files.progress.begin('finetune')
-    if pointer.is_file():
+    begin(files, 'finetune')
+    if (files.folder / 'finetune/last_checkpoint').is_file():  # written with every checkpoint
         resume_latest(config)
     start_training(config)
     return latest_checkpoint(config.work_dir)
@@ -242,7 +230,7 @@ def task_of(args: CompressJob) -> CompressTask:
     """What the arguments say is to be compressed."""
     return compress_task(
         args.config, args.checkpoint, args.calibration, args.images,
-        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
+        given_shape(args), args.part, args.out, args.seed,
         args.device, args.cfg_options)
 
 
@@ -261,7 +249,7 @@ def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[Compress
         files = compress_files(
             args.config, args.checkpoint, most, args.sites,
             args.calibration, args.images,
-            image_shape(args.shape) if args.shape else None, args.part, out, args.seed,
+            given_shape(args), args.part, out, args.seed,
             args.device, args.cfg_options, table, args.force_table,
             args.int8, args.scope, cost, profiles=profiles, later=later, divisor=args.divisor,
             uniform=args.uniform, rho=args.rho, memory=bytes_of(args.memory))
@@ -273,14 +261,10 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
            metrics: list[dict[str, float]]) -> None:
     """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
     if args.distil is not None:
-        if not files.progress.has_begun('distil'):  # an earlier one is no start
-            (files.folder / 'distil/last_checkpoint').unlink(missing_ok=True)
-            files.progress.begin('distil')
+        begin(files, 'distil')
         distil_files(task_of(args), files.folder, args.distil)
     tuned = [] if args.finetune is None else [finetune(dense, args, files)]
-    found: list[dict[str, float]] = []
-    deployed: list[dict[str, float]] = []
-    note = ''
+    found, deployed, note = [], [], ''
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')
         if not metrics:
@@ -288,8 +272,11 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
         found = [*metrics, *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
                              for checkpoint in (None, *tuned))]
         try:
-            deployed = [evaluate(*own_config(entry.name, dense, args, files), work_dir, entry.path,
-                                 args.int8) for entry in files.deployed]
+            for entry in files.deployed:
+                of_dense = entry.name.startswith('dense')
+                config = dense if of_dense else load_config(files.folder / CONFIG)
+                deployed.append(evaluate(config, args.checkpoint if of_dense else None, work_dir,
+                                         entry.path, args.int8))
         except ValueError as error:  # they have one size, test images may have others
             note = f'The files of `--int8` were not evaluated: {error}'
     print_report(files, found, deployed)
@@ -301,10 +288,7 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
 
 def _check_given_structure(args: CompressJob) -> None:
     """Refuse options that a given structure leaves no choice for."""
-    if args.int8 is not None:
-        raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
-                         'export the compressed config')
-    for name in ('sites', 'divisor', 'uniform', 'profiles'):
+    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope', 'int8'):
         if getattr(args, name) != getattr(CompressJob, name):
             raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
                              'which says what is kept')
@@ -342,9 +326,6 @@ def main(args: CompressJob) -> None:
     chosen_target(args)  # refuses what does not belong to a target
     if args.structure is not None:
         _check_given_structure(args)
-        if args.scope != 'backbone':
-            raise ValueError('expected `--structure` for a backbone, found `--scope '
-                             f'{args.scope}`')
     # what follows, evaluation included, does not compress again if it is killed
     later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
     if args.distil is not None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
 
 from mmkcr.apis.shipped import shipped_root
 from mmkcr.cli.command import COMMANDS, command
@@ -41,23 +40,11 @@ def usage() -> str:
         'Example:', '    mmkcr compress CONFIG CHECKPOINT --target-macs 60%'])
 
 
-def unknown(name: str) -> NoReturn:
-    """Refuse a word that is not a command, in one line, with exit status 2."""
-    print(f'error: expected a command of {", ".join(COMMANDS)}, found `{name}`'
-          f'{did_you_mean(name, COMMANDS)} (see `mmkcr --help`)', file=sys.stderr)
-    sys.exit(2)
-
-
 def load_tool(name: str) -> ModuleType:
     """A command as a module: of this package, or any other file of ``tools/``.
 
-    The folder of a file is put in front of ``sys.path``, as Python does for a script.
-
-    Args:
-        name (str): Path below ``tools/`` without its suffix, such as ``'deployment/export_onnx'``.
-
-    Raises:
-        FileNotFoundError: There is no such file.
+    The name is the path below ``tools/`` without its suffix. The folder of a file is put in front
+    of ``sys.path``, as Python does for a script.
     """
     word = next((word for word, entry in COMMANDS.items() if entry.tool == name), None)
     if word is not None:
@@ -76,11 +63,7 @@ def load_tool(name: str) -> ModuleType:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command that the first argument names.
-
-    Args:
-        argv (Sequence[str], optional): Defaults to None: the arguments of the process.
-    """
+    """Run the command that the first argument names."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ('-h', '--help'):
         print(usage())
@@ -89,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif words[0] == '--completion':
         print(COMPLETION.format(words=' '.join([*COMMANDS, *OPTIONS])))
     elif words[0] not in COMMANDS:
-        unknown(words[0])
+        print(f'error: expected a command of {", ".join(COMMANDS)}, found `{words[0]}`'
+              f'{did_you_mean(words[0], COMMANDS)} (see `mmkcr --help`)', file=sys.stderr)
+        sys.exit(2)
     else:
         sys.argv = [f'mmkcr {words[0]}', *words[1:]]  # the name that argparse shows
         load_tool(COMMANDS[words[0]].tool).main(words[1:])

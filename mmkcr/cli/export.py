@@ -27,17 +27,16 @@ from mmengine.config import Config
 
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Trusting
+from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
 from mmkcr.deploy.end_to_end import EndToEnd, export_end_to_end
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
-from mmkcr.deploy.prepare import RUNTIMES, describe_selections
+from mmkcr.deploy.prepare import RUNTIMES
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
     default_shape,
     dense_config,
-    image_shape,
     load_config,
     load_weights,
     run_folder,
@@ -48,7 +47,7 @@ from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class ExportJob(Configured, Trusting):
+class ExportJob(Configured, Shaped, Trusting):
     """Arguments of ``mmkcr export``."""
 
     config: str = argument('config of a deployment, retraining or dense model', positional=True)
@@ -62,8 +61,6 @@ class ExportJob(Configured, Trusting):
     evaluate: bool = argument('with --end-to-end, compare metrics on the test set', False)
     against: str | None = argument('with --end-to-end, the file of another network: timed in '
                                    'turns', metavar='ONNX')
-    shape: list[int] | None = argument("height and width, or one number for both; default: the "
-                                       "config's", metavar='N')
     runtime: str = argument('what the file is to be fast in; every file runs everywhere '
                             '(%(default)s)', 'any', choices=RUNTIMES)
     static_size: bool = argument('fix height and width', False, group='size')
@@ -124,7 +121,7 @@ def main(args: ExportJob) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
         load_weights(model, trained_weights(config, args.checkpoint, args.config))
-        shape = image_shape(args.shape) if args.shape else default_shape(config, model)
+        shape = given_shape(args) or default_shape(config, model)
         if args.backbone:
             model = find_task(model).backbone
         out = args.out or run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
@@ -146,8 +143,7 @@ def main(args: ExportJob) -> None:
               f'{timing.macs_ratio:.3f} of its MACs, in `{measured_in(args)}`: batch 1, '
               f'{len(timing.dense)} pairs, threads {args.threads}')
         if timing.ratio > 1:
-            print('warning: slower than the dense network; selections of channels: '
-                  f'{describe_selections(model, args.runtime)}')
+            print('warning: slower than the dense network')
     if report.notice:
         print(f'notice: {report.notice}')
     size = 'dynamic' if report.dynamic_size else f'{shape[1]} x {shape[2]}'

@@ -33,6 +33,7 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
     """
     if isinstance(default, list):
         made = dict(default_factory=lambda: list(default))
+        help = help.replace('%(default)s', ' '.join(map(str, default)))
     else:
         made = {} if positional and settings.get('nargs') is None else dict(default=default)
     return dataclasses.field(kw_only=not positional, **made, metadata=dict(
@@ -80,9 +81,6 @@ def runs(job: type) -> Callable[[Callable[[Any], Any]], Callable]:
     """Decorate ``main(job)``: a command of ``main(argv=None)`` that parses the dataclass's fields.
 
     The command's help is the docstring of its module; ``main.parser()`` makes its parser.
-
-    Args:
-        job (type): A frozen dataclass whose fields are of :func:`argument`.
     """
     def decorate(run: Callable[[Any], Any]) -> Callable:
         def parser() -> Parser:

@@ -20,9 +20,9 @@ import torch
 from mmkcr.apis import macs_report
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured
+from mmkcr.cli.shared import Configured, Shaped, given_shape
 from mmkcr.core import MacsReport, count_params
-from mmkcr.engine.build import build_model, default_shape, image_shape, load_config
+from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.models.counting import counted_proposals, macs_by_part
 from mmkcr.models.tasks import find_task
 from mmkcr.models.two_stage import most_proposals
@@ -30,13 +30,10 @@ from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class FlopsJob(Configured):
+class FlopsJob(Configured, Shaped):
     """Arguments of ``mmkcr flops``."""
 
     config: str = argument('config file, or library::path', positional=True)
-    shape: list[int] | None = argument(
-        'height and width of the image, or one number for both; default: that of the config, see '
-        'mmkcr.engine.build.default_shape', metavar='N')
     by_module: int | None = argument(
         'one row a module, down to this depth of the path (default 2)', nargs='?', const=2,
         metavar='DEPTH')
@@ -50,8 +47,6 @@ def describe(report: MacsReport, model: torch.nn.Module, shape: Sequence[int],
                    operators=report.operators, parts=macs_by_part(report, model),
                    proposals=most_proposals(find_task(model)))
     if depth is not None:
-        if depth < 1:
-            raise ValueError(f'expected a depth of at least 1 for `--by-module`, found {depth}')
         content['modules'] = {
             name: dict(macs=module_macs(report, name, module), params=count_params(module))
             for name, module in model.named_modules()
@@ -91,7 +86,7 @@ def main(args: FlopsJob) -> None:
     config = load_config(args.config, args.cfg_options)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
-        shape = image_shape(args.shape) if args.shape else default_shape(config, model)
+        shape = given_shape(args) or default_shape(config, model)
         report = macs_report(model, shape)
     content = describe(report, model, shape, args.by_module)
     if args.json:

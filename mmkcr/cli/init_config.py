@@ -20,29 +20,24 @@ from mmkcr.models.tasks import is_dense_task
 METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
 STAGES = ('search', 'retrain', 'compress')
 
-_SEARCH = """# {method} search on {given}, written by `mmkcr init`.
+_TEMPLATES = dict(
+    search="""# {method} search on {given}, written by `mmkcr init`.
 #   mmkcr search {file}
 #   mmkcr slim {file} work_dirs/{name}/{last}.pth{budget}
 #   mmkcr init {given} --method {method} --stage retrain{searched}
 _base_ = [{config!r}, {base!r}]
-compression = {compression}
-"""
-_RETRAIN = """# Retraining of what the {method} search on {given} left, written by `mmkcr init`.
+""",
+    retrain="""# Retraining of what the {method} search on {given} left, written by `mmkcr init`.
 #   mmkcr train {file}
 #   mmkcr test {file} work_dirs/{name}/{last}.pth
 _base_ = [{config!r}, {base!r}]
-compression = {compression}
-"""
-_COMPRESS = """# Fine-tuning of what `mmkcr compress` left of {given}, written by `mmkcr init`.
+""",
+    compress="""# Fine-tuning of what `mmkcr compress` left of {given}, written by `mmkcr init`.
 #   mmkcr compress {given} CHECKPOINT --target-macs {target}
 #   mmkcr train {file}
 _base_ = [{config!r}]
 runner_type = 'mmkcr.CompressionRunner'
-compression = {compression}
-"""
-
-
-_TEMPLATES = dict(search=_SEARCH, retrain=_RETRAIN, compress=_COMPRESS)
+""")
 
 
 class InitResult(NamedTuple):
@@ -107,15 +102,26 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
         raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
     base = f'mmkcr::_base_/methods/{method}_{stage}.py'
     if stage == 'compress':
-        kinds = default_kinds(model.backbone)
+        kinds, folder = default_kinds(model.backbone), f'{run_folder(cfg, config)}/compress'
         if not kinds:
             raise ValueError(_does_not_fit(model.backbone, 'compress', DEFAULT_SITES))
-        lines = dict(sites=kinds, **_files(f'{run_folder(cfg, config)}/compress'))
+        lines: dict[str, Any] = dict(sites=kinds)
     else:
         kinds = read_config(base).compression.sites
-        lines = _own_sites(model.backbone, method, kinds)
-        lines.update(_files(f"work_dirs/{search or _name(method, 'search', stem)}/slim")
-                     if stage == 'retrain' else _search_lines(model, method, kinds, target, part))
+        folder = f"work_dirs/{search or _name(method, 'search', stem)}/slim"
+        lines = {}
+        if getattr(getattr(model.backbone, 'search_space', None), 'method', None) == method:
+            lines['sites'] = 'own'
+        elif any(why_not(model.backbone, kind) for kind in kinds):
+            raise ValueError(_does_not_fit(model.backbone, method, kinds))
+    if stage != 'search':
+        lines.update(structure=f'{folder}/structure.json', weights=f'{folder}/subnet.pth')
+    elif method == 'dwconv':  # half of the blocks
+        lines['gates'] = dict(count=max(1, len(find_sites(model.backbone, kinds)) // 2))
+    else:
+        lines['target'] = target
+        if part == 'backbone' or part is None and is_dense_task(model):
+            lines['part'] = 'backbone'
     length, by_epoch = run_length(cfg)
     named = config if '::' in str(config) else os.path.relpath(config, path.parent)
     text = _TEMPLATES[stage].format(
@@ -123,9 +129,9 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
         file=shlex.quote(str(path)), name=shlex.quote(name),
         searched=f' --search {shlex.quote(name)}' if out else '',
         last=f'{"epoch" if by_epoch else "iter"}_{length}',
-        compression=_dict_text(lines),
         # dwconv has chosen a number of blocks, and Once for Both has met its budget in the search
         budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
+    text += f'compression = {_dict_text(lines)}\n'
     if 'weights' in lines and cfg.get('load_from') is not None:
         text += 'load_from = None  # else these weights of the dense model come first\n'
     # else the host's run would be overwritten, and resumed
@@ -142,30 +148,8 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
     return InitResult(path, text)
 
 
-def _own_sites(backbone: nn.Module, method: str, kinds: Sequence[str]) -> dict[str, Any]:
-    """Empty where a backbone takes a method's kinds of site; one of the method has them already."""
-    if getattr(getattr(backbone, 'search_space', None), 'method', None) == method:
-        return dict(sites='own')
-    if any(why_not(backbone, kind) for kind in kinds):
-        raise ValueError(_does_not_fit(backbone, method, kinds))
-    return {}
-
-
-def _search_lines(model: nn.Module, method: str, kinds: Sequence[str], target: str,
-                  part: str | None) -> dict[str, Any]:
-    """The budget of a search: half of the blocks, or a target."""
-    if method == 'dwconv':
-        return dict(gates=dict(count=max(1, len(find_sites(model.backbone, kinds)) // 2)))
-    part = part or ('backbone' if is_dense_task(model) else 'model')
-    return dict(target=target, **(dict(part=part) if part == 'backbone' else {}))
-
-
 def _name(method: str, stage: str, stem: str) -> str:
     return f'compress_{stem}' if stage == 'compress' else f'{method}-{stage}_{stem}'
-
-
-def _files(folder: str) -> dict[str, str]:
-    return dict(structure=f'{folder}/structure.json', weights=f'{folder}/subnet.pth')
 
 
 def _dict_text(content: dict[str, Any]) -> str:
@@ -177,11 +161,7 @@ def _dict_text(content: dict[str, Any]) -> str:
 
 
 def _dense_model(cfg: Config, config: str | Path) -> nn.Module:
-    """An ordinary task model.
-
-    Raises:
-        ValueError: The config has ``compression``, gates or a structure already, or no backbone.
-    """
+    """The task model of a config that has no compression, gates or structure yet."""
     model = cfg.get('model') or {}
     if cfg.get('compression') is not None or 'architecture' in model or \
             {'gates', 'structure'} & {*model, *(model.get('backbone') or ())}:

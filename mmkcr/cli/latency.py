@@ -21,7 +21,6 @@ Examples:
 
 import contextlib
 import csv
-import fcntl
 import itertools
 import sys
 import time
@@ -36,7 +35,7 @@ from torch import nn
 
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Trusting
+from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
 from mmkcr.closed_form.kinds import DEFAULT_SITES
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.export import onnx_shape
@@ -50,13 +49,11 @@ from mmkcr.deploy.latency import (
     random_subnet,
     searchable,
 )
-from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
     default_shape,
     dense_config,
-    image_shape,
     load_config,
     recorded_config,
     take_options,
@@ -71,7 +68,7 @@ CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
 @dataclass(frozen=True)
-class LatencyJob(Configured, Trusting):
+class LatencyJob(Configured, Shaped, Trusting):
     """Arguments of ``mmkcr latency``."""
 
     dense: str = argument('config, checkpoint or ONNX file of one side', positional=True)
@@ -92,9 +89,6 @@ class LatencyJob(Configured, Trusting):
     runtime: list[str] = argument('(%(default)s)', ['eager'], choices=RUNTIMES)
     batch_size: list[int] = argument('(%(default)s)', [1])
     threads: list[int] = argument('(%(default)s)', [1])
-    shape: list[int] | None = argument(
-        'height and width, or one number for both; default: that of the config or of the files',
-        metavar='N')
     amp: str | None = argument('autocast on both sides', choices=sorted(AMP_DTYPES))
     device: str = argument('cpu, cuda, cuda:1 (%(default)s)', 'cpu')
     repeats: int = argument('pairs (%(default)s)', 20)
@@ -107,15 +101,7 @@ class LatencyJob(Configured, Trusting):
 
 
 class TimedPair(NamedTuple):
-    """Two sides to measure.
-
-    Args:
-        names (tuple[str, str]): Of both.
-        dense (nn.Module | Path): The one.
-        slim (nn.Module | Path): The other.
-        shape (tuple[int, int, int]): (C, H, W) of an image.
-        sites (str): Kinds of site of a random subnet, or ''.
-    """
+    """Two sides to measure by images of a shape (C, H, W); the sites are of a random subnet."""
 
     names: tuple[str, str]
     dense: Side
@@ -141,12 +127,7 @@ def build(config: Config, part: str) -> nn.Module:
 
 
 def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
-    """The two sides.
-
-    Raises:
-        ValueError: Two sides and a target, one side that the other does not follow from, or no
-            shape for ONNX files that leave it open.
-    """
+    """The two sides: both given, or the other one follows from the first."""
     for name in ('sites', 'divisor', 'group') if target is None else ():
         if getattr(args, name) != getattr(LatencyJob, name):
             raise ValueError(f'expected `--{name}` with `--target-macs`, found it without')
@@ -158,38 +139,29 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
         if len(onnx) != 2:
             raise ValueError(f'expected another ONNX file beside `{onnx[0]}`, found '
                              f'`{args.slim if args.slim != onnx[0] else args.dense}`')
-        shape = image_shape(args.shape) if args.shape else _shape_of_files(onnx)
+        shape = given_shape(args) or _shape_of_files(onnx)
         return TimedPair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
     config = side_config(args.dense, args.cfg_options)
+    dense, kinds = build(config if args.slim else dense_config(config), args.part), ''
+    shape = given_shape(args) or default_shape(config, dense)
     if args.slim:
         options = {**(args.cfg_options or {}), **(args.slim_options or {})}
-        slim = build(side_config(args.slim, options), args.part)
-        dense = build(config, args.part)
-        return TimedPair((label(args.dense), label(args.slim)), dense, slim,
-                    shape_of(args, config, dense))
-    dense = build(dense_config(config), args.part)
-    shape = shape_of(args, config, dense)
-    if target is None:
+        name, slim = label(args.slim), build(side_config(args.slim, options), args.part)
+    elif target is None:
         if backbone_config(config).get('structure') is None:
             raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
                              f'`{args.dense}`, found none')
-        slim = build(config, args.part)
-        return TimedPair((label(args.dense), 'its structure'), dense, slim, shape)
-    slim = build(dense_config(config), args.part)
-    if args.where and not args.sites:
-        raise ValueError(f'expected `--sites` with `--where {args.where}`, found none')
-    space = searchable(slim, [dict(kind=name, where=args.where) for name in args.sites or ()])
-    kinds = '+'.join(kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds)
-    slim, _ = random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
-                            args.divisor, group=args.group)
-    if args.group > 1:
-        kinds += f', groups of {args.group}'
-    return TimedPair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
-
-
-def shape_of(args: LatencyJob, config: Config, model: nn.Module) -> tuple[int, int, int]:
-    """The image's shape."""
-    return image_shape(args.shape) if args.shape else default_shape(config, model)
+        name, slim = 'its structure', build(config, args.part)
+    else:
+        if args.where and not args.sites:
+            raise ValueError(f'expected `--sites` with `--where {args.where}`, found none')
+        name, slim = f'random, {target}', build(dense_config(config), args.part)
+        space = searchable(slim, [dict(kind=kind, where=args.where) for kind in args.sites or ()])
+        kinds = '+'.join(kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds)
+        kinds += f', groups of {args.group}' if args.group > 1 else ''
+        random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
+                      args.divisor, group=args.group)
+    return TimedPair((label(args.dense), name), dense, slim, shape, kinds)
 
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
@@ -223,11 +195,11 @@ def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int,
     timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp,
                           CLOCKS[clock])
     found = timing.to_dict()
-    macs = found['macs']
+    macs, seconds = found['macs'], found['seconds']
     values = (*pair.names, pair.sites, args.part, *pair.shape[1:], runtime, threads, batch,
               args.amp or 'fp32', args.device, clock, len(timing.dense),
-              *(rounded(macs[side], 1e-9) for side in ('dense', 'slim')), rounded(macs['ratio']),
-              *(rounded(found['seconds'][side], 1e3) for side in ('dense', 'slim')),
+              rounded(macs['dense'], 1e-9), rounded(macs['slim'], 1e-9), rounded(macs['ratio']),
+              rounded(seconds['dense'], 1e3), rounded(seconds['slim'], 1e3),
               *map(rounded, (found['ratio'], *found['ratio_quartiles'], found['share'],
                              *found['share_quartiles'])))
     return dict(zip(COLUMNS, values)), timing
@@ -242,14 +214,9 @@ def append(row: dict[str, Any], folder: Path) -> Path:
     """Add a line to the file of this machine."""
     path = folder / f'latency_{hardware_name()}_{versions_name()}.csv'
     folder.mkdir(parents=True, exist_ok=True)
-    with path.open('a+', newline='') as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # other runs may add lines too
-        file.seek(0)
-        before, columns = file.readline().rstrip(), ','.join(COLUMNS)
-        if before not in ('', columns):
-            raise ValueError(f'expected the columns `{columns}` in `{path}`, found `{before}`')
+    with path.open('a', newline='') as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-        if not before:
+        if not file.tell():
             writer.writeheader()
         writer.writerow(row)
     return path
@@ -283,11 +250,8 @@ def main(args: LatencyJob) -> None:
             rows.append(row)
             path = append(row, Path(args.out))
             if timing.ratio > 1:
-                known = runtime in SELECTION_FORMS and not isinstance(pair.slim, Path)
-                forms = describe_selections(pair.slim, runtime) if known else 'as they are'
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
-                      f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
-                      f'{forms}')
+                      f'{timing.ratio:.3f} of the time of the dense one')
     print(latency_text(rows))
     if not isinstance(pair.dense, Path):
         print('Weights are random: times do not depend on them.')

@@ -20,17 +20,17 @@ import torch
 
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured
+from mmkcr.cli.shared import Configured, Shaped, given_shape
 from mmkcr.core import load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.deploy.latency import RUNTIMES
 from mmkcr.deploy.latency_table import TableSettings, measure_table, table_path
-from mmkcr.engine.build import build_model, default_shape, dense_config, image_shape, load_config
+from mmkcr.engine.build import build_model, default_shape, dense_config, load_config
 from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class LatencyTableJob(Configured):
+class LatencyTableJob(Configured, Shaped):
     """Arguments of ``mmkcr latency-table``."""
 
     config: str = argument('of a dense model or a search', positional=True)
@@ -41,8 +41,6 @@ class LatencyTableJob(Configured):
     batch_size: int = argument('(%(default)s)', 1, names=('--batch', ))
     part: str | None = argument('what is timed; default: as of `mmkcr compress`',
                                 choices=('model', 'backbone'))
-    shape: list[int] | None = argument("height and width, or one number for both; default: the "
-                                       "config's", metavar='N')
     divisor: int = argument('of the sizes (%(default)s)', 8)
     repeats: int = argument('pairs (%(default)s)', 15)
     out: str | None = argument(
@@ -54,17 +52,12 @@ class LatencyTableJob(Configured):
 def main(args: LatencyTableJob) -> None:
     """Measure, write and print."""
     quiet_hosts()
-    if min(args.threads, args.batch_size, args.repeats, args.divisor) < 1:
-        raise ValueError('expected threads, a batch size, repeats and a divisor of at least 1, '
-                         f'found {args.threads}, {args.batch_size}, {args.repeats} and '
-                         f'{args.divisor}')
-    config = load_config(args.config, args.cfg_options)
-    config = dense_config(config)
+    config = dense_config(load_config(args.config, args.cfg_options))
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
     model.eval()
-    shape = image_shape(args.shape) if args.shape else default_shape(config, model)
+    shape = given_shape(args) or default_shape(config, model)
     classifies = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
     part = args.part or (None if classifies else 'backbone')
     settings = TableSettings(args.runtime, args.threads, args.batch_size, shape, part)

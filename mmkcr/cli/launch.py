@@ -16,7 +16,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.core import NonFiniteError, atomic_write, locked
+from mmkcr.core import NonFiniteError, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.engine.build import drop_idle_workers
 from mmkcr.engine.processes import is_first_process, join_processes
@@ -33,10 +33,7 @@ _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 
 
 def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: Any) -> None:
-    """Give data loaders the settings that mmpretrain's commands give them.
-
-    mmdet and mmseg keep batches as lists, so the collate function is set only
-    for classification.
+    """Give data loaders the settings that mmpretrain's commands give them, in place.
 
     Args:
         config (Config): Changed in place.
@@ -45,41 +42,17 @@ def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: A
             of False overrides the config's. Without a GPU nothing is pinned.
     """
     settings['pin_memory'] = settings['pin_memory'] and torch.cuda.is_available()
-    defaults = dict(settings)
-    if config.get('default_scope') == 'mmpretrain':
-        defaults['collate_fn'] = dict(type='default_collate')
+    refused = {key: False for key, value in settings.items() if not value}
+    if config.get('default_scope') == 'mmpretrain':  # mmdet and mmseg keep batches as lists
+        settings['collate_fn'] = dict(type='default_collate')
     for field in fields:
-        if config.get(field) is None:
-            continue
-        loader = ConfigDict(deepcopy(defaults))
-        loader.update(config[field])
-        loader.update({key: False for key, value in settings.items() if value is False})
-        config[field] = loader
+        if config.get(field) is not None:
+            config[field] = ConfigDict({**deepcopy(settings), **config[field], **refused})
     drop_idle_workers(config)
 
 
-def optim_wrapper_parts(config: Config) -> list[ConfigDict]:
-    """The configs of the optimizer wrappers: one, or those of a search's two optimizers.
-
-    Args:
-        config (Config): Config of a run.
-    """
-    whole = config.get('optim_wrapper') or {}
-    if 'optimizer' in whole:
-        return [whole]
-    return [part for part in whole.values() if isinstance(part, dict) and 'optimizer' in part]
-
-
 def check_file(path: str | None, what: str) -> None:
-    """Refuse a local file that does not exist; None and URLs pass.
-
-    Args:
-        path (str, optional): The path.
-        what (str): What it should be, for the message.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
+    """Refuse a local file that does not exist, by what it should be; None and URLs pass."""
     if path is not None and not is_address(path) and not Path(path).expanduser().is_file():
         raise FileNotFoundError(f'expected {what} at `{path}`, found none')
 
@@ -89,9 +62,6 @@ def resume_latest(config: Config) -> None:
 
     Otherwise the run begins as usual, from ``load_from`` if the config has it. So a run
     can always be started with ``--resume``, as batch systems do that restart jobs.
-
-    Args:
-        config (Config): With ``work_dir``; changed in place.
     """
     found = latest_checkpoint(config.work_dir)
     config.resume = found is not None
@@ -103,12 +73,6 @@ def latest_checkpoint(work_dir: str) -> str | None:
     """The checkpoint named by ``last_checkpoint``, or else the one with the highest number.
 
     This also works after the work directory was moved: a file of that name in it is used.
-
-    Args:
-        work_dir (str): Work directory of a run; need not exist.
-
-    Returns:
-        str | None: Path or URL; None if there is no checkpoint.
     """
     folder = Path(work_dir)
     pointer = folder / 'last_checkpoint'
@@ -130,14 +94,7 @@ def latest_checkpoint(work_dir: str) -> str | None:
 
 
 def build_runner(config: Config) -> Runner:
-    """Build the runner; without a GPU, processes communicate by gloo.
-
-    Args:
-        config (Config): Complete config of a run.
-
-    Raises:
-        ValueError: See :func:`~mmkcr.engine.processes.join_processes`; or gates without a search.
-    """
+    """Build the runner; without a GPU, processes communicate by gloo."""
     join_processes(config)
     runner = RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
     runner.register_hook(ContentHook())
@@ -147,9 +104,6 @@ def build_runner(config: Config) -> Runner:
 
 def start_training(config: Config) -> Runner:
     """Check a complete config, build its runner and train.
-
-    Args:
-        config (Config): Config of a run, with a ``work_dir``.
 
     Raises:
         FileNotFoundError: The checkpoint to start from, or data, are missing.
@@ -176,14 +130,7 @@ def start_training(config: Config) -> Runner:
 
 
 def refuse_gates_without_search(model: nn.Module) -> None:
-    """Refuse a supernet without a price: all its gates would stay open.
-
-    Args:
-        model (nn.Module): Model of a run.
-
-    Raises:
-        ValueError: A backbone has gates, and the model is not a ``SearchModel``.
-    """
+    """Refuse a supernet without a price: all its gates would stay open."""
     spaces = [space for module in model.modules()
               if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
     gated = next((space for space in spaces if space.gates()), None)
@@ -277,23 +224,16 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
                 raise kind(f'the run stopped: {error}') from error
             if first and not hook.started:
                 _note(error)
-                _restore(copied, before)
+                if copied and before is not None:
+                    copied.write_bytes(before)
+                elif copied:
+                    copied.unlink(missing_ok=True)
             if unreadable:
                 raise ValueError('expected samples that can be loaded, found one that cannot: '
                                  f'{str(error).strip().splitlines()[-1]}') from error
             if isinstance(error, (AssertionError, RuntimeError)):  # how hosts refuse bad settings
                 raise ValueError(str(error) or 'a host library refused the config') from error
             raise
-
-
-def _restore(path: Path | None, before: bytes | None) -> None:
-    if not path:
-        return
-    if before is None:
-        path.unlink(missing_ok=True)
-    elif not path.is_file() or path.read_bytes() != before:
-        with atomic_write(path) as temporary:
-            temporary.write_bytes(before)
 
 
 def _note(error: Exception) -> None:

@@ -1,5 +1,6 @@
 """Arguments that commands share, checked before any work begins."""
 
+import math
 from argparse import Action, Namespace
 from collections.abc import Sequence
 
@@ -9,28 +10,20 @@ from mmkcr.core.checks import check_device, check_place, image_shape
 #: Lower limits of numbers, by their argument's name, which is the same in every command.
 LEAST = dict(threads=1, batch=1, batch_size=1, images=1, shown=1, repeats=0, warmup=0, rounds=1,
              pairs=1, divisor=1, jobs=1, folds=2, count=1, interval=1, landmarks=1, tokens=1,
-             finetune=1, seed=0, seeds=0, grid=1, image=1, head=0, replace=0, query=0, score_thr=0,
-            rho=0, memory=0, tolerance=0, wait_time=0, fraction=1e-6, budgets=1e-6,
+             finetune=1, by_module=1, seed=0, seeds=0, grid=1, image=1, head=0, replace=0, query=0,
+             score_thr=0, rho=0, memory=0, tolerance=0, wait_time=0, fraction=1e-6, budgets=1e-6,
              targets=1e-6)
-#: Upper limits of some; no machine handles more.
-MOST = dict(threads=4096, jobs=4096, batch=2**20, batch_size=2**20, query=1, score_thr=1,
-            fraction=1, budgets=1, targets=1, rho=1e6, memory=1e6, tolerance=1e6, wait_time=1e6)
+#: Upper limits: of shares, and where PyTorch would end the process.
+MOST = dict(query=1, score_thr=1, fraction=1, budgets=1, targets=1, threads=4096, jobs=4096,
+            rho=1e6, memory=1e6)
 #: Cost class of every target argument.
 TARGETS = {f'target_{cls.name}': cls for cls in (*COUNTED.values(), LatencyModel)}
-_FOLDERS, _FILES = ('out', 'work_dir', 'show_dir'), ('FILE', )
 
 
 def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
     """Refuse impossible numbers, devices, targets and output places.
 
-    Args:
-        args (Namespace): Parsed.
-        actions (Sequence[Action]): Actions of the parser; ``metavar='FILE'`` distinguishes an
-            output file from a folder.
-
-    Raises:
-        ValueError: One of these is impossible.
-        OSError: Nothing can be written at a place.
+    ``metavar='FILE'`` distinguishes an output file from a folder.
     """
     flags = {action.dest: max(action.option_strings, key=len) for action in actions
              if action.option_strings}
@@ -41,12 +34,11 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
         values = [value for value in (given if isinstance(given, (list, tuple)) else [given])
                   if value is not None]
         if name in LEAST:
-            least, most = LEAST[name], MOST.get(name)
+            least, most = LEAST[name], MOST.get(name, math.inf)
             for value in values:
-                if isinstance(value, (int, float)) and not least <= value <= (most or value):
-                    wanted = f'of at most {most}' if most and value > most else \
-                        f'of at least {least}'
-                    raise ValueError(f'expected `{flag}` {wanted}, found {value}')
+                if isinstance(value, (int, float)) and not least <= value <= most:
+                    wanted = f'most {most}' if value > most else f'least {least}'
+                    raise ValueError(f'expected `{flag}` of at {wanted}, found {value}')
         elif name == 'device' and values:
             check_device(values[0])
         elif name in TARGETS:
@@ -55,8 +47,8 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
                 TARGETS[name].read_target(value, 2**62)
         elif name == 'shape' and values:
             image_shape(values)
-        elif name in _FOLDERS and values:
-            check_place(values[0], flag, metavars[name] in _FILES)
+        elif name in ('out', 'work_dir', 'show_dir') and values:
+            check_place(values[0], flag, metavars[name] == 'FILE')
 
 
 def _check_order(args: Namespace) -> None:

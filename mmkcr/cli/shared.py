@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
+from mmkcr.cli.command import CFG_OPTIONS, TRUST
 from mmkcr.cli.fields import argument
 from mmkcr.cli.limits import TARGETS
 from mmkcr.core import COUNTED
 from mmkcr.deploy.latency import RUNTIMES
 from mmkcr.deploy.latency_table import TableSettings
-from mmkcr.engine.build import run_folder
+from mmkcr.engine.build import image_shape, run_folder
 
 _TABLE = TableSettings()
 _WHICH = 'of --target-latency; default: that of the given table, else'
@@ -22,17 +23,28 @@ _WHICH = 'of --target-latency; default: that of the given table, else'
 class Configured:
     """A command that reads a config."""
 
-    cfg_options: dict | None = argument(
-        'entries of the config to overwrite: key=value, lists as key="[a,b]" or key=a,b')
+    cfg_options: dict | None = argument(CFG_OPTIONS)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A command about images of one size."""
+
+    shape: list[int] | None = argument(
+        'height and width of the image, or one number for both; default: that of the config',
+        metavar='N')
+
+
+def given_shape(job: Shaped) -> tuple[int, int, int] | None:
+    """(3, H, W) of ``--shape``, if it was given."""
+    return image_shape(job.shape) if job.shape else None
 
 
 @dataclass(frozen=True)
 class Trusting:
     """A command that reads checkpoints."""
 
-    trust_checkpoint: bool = argument(
-        'let checkpoints run code when they are read, as old ones may need: only for files of '
-        'somebody whom you trust', False)
+    trust_checkpoint: bool = argument(TRUST, False)
 
 
 @dataclass(frozen=True)
@@ -49,23 +61,13 @@ class Timed:
 
 
 def target(cost: str, example: str, more: str = '', **settings: Any) -> Any:
-    """A field for the most of a cost.
-
-    Args:
-        cost (str): Name of the cost, as in the field's.
-        example (str): Such as ``'12.6G'``.
-        more (str): Help after the examples. Defaults to none.
-        **settings: See :func:`~mmkcr.cli.fields.argument`.
-    """
+    """A field for the most of a cost, with an example such as ``'12.6G'`` in its help."""
     return argument(f"most {TARGETS[f'target_{cost}'].noun}: {example}, 0.6 or 60%% of the dense "
                     f"model's{more}", metavar='TARGET', **{'group': 'target', **settings})
 
 
 def chosen_target(job: Any) -> tuple[str, Any]:
     """The cost that a target was given for (see :func:`mmkcr.slim`), and the target(s).
-
-    Args:
-        job (Timed): With the targets of :func:`target`.
 
     Raises:
         ValueError: Arguments about the table of a target of time, without this target.
@@ -94,15 +96,7 @@ class Running(Configured, Trusting):
 
 
 def apply_running(config: Config, job: Running) -> None:
-    """Put launcher and work directory into the config.
-
-    Args:
-        config (Config): Changed in place.
-        job (Running): With ``config``, its file.
-
-    Raises:
-        ValueError: Mixed precision is requested without a GPU.
-    """
+    """Put launcher and work directory into the config, in place."""
     os.environ.setdefault('LOCAL_RANK', str(job.local_rank))
     config.launcher = job.launcher
     config.work_dir = str(job.work_dir or run_folder(config, job.config))

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Timed, Trusting, chosen_target, target
+from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
+from mmkcr.closed_form.report import site_table, size_rows, size_table
 from mmkcr.deploy.latency_table import chosen_table
-from mmkcr.engine.build import image_shape
 from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class SlimJob(Configured, Trusting, Timed):
+class SlimJob(Configured, Shaped, Trusting, Timed):
     """Arguments of ``mmkcr slim``."""
 
     config: str = argument('config of the search', positional=True)
@@ -38,9 +38,6 @@ class SlimJob(Configured, Trusting, Timed):
     target_bytes: str | None = target('bytes', '40MB', ' (of the state_dict)')
     target_latency: str | None = target('latency', '12ms', ', of a table that was measured')
     divisor: int = argument('sizes are multiples of it, or full (%(default)s)', 1)
-    shape: list[int] | None = argument(
-        'height and width of the image that MACs are counted for, or one number for both; '
-        'default: that of the config', metavar='N')
     part: str | None = argument(
         'what the target is about; default: what the price of the config counts, else the '
         'backbone of a detector, else the model', choices=('model', 'backbone'))
@@ -50,17 +47,9 @@ class SlimJob(Configured, Trusting, Timed):
 def print_summary(result: SlimResult) -> None:
     """Print what was kept, and sizes before and after."""
     structure, sizes = result.structure, result.bytes
-    rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}')
-            for name, site in structure.sites.items()]
-    print(format_table(('site', 'channels', 'kept', 'share'), rows))
-    rows = []
-    for name, before, after, unit, scale in (
-            ('MACs (G)', structure.macs['dense'], structure.macs['subnet'], '.4g', 1e9),
-            ('parameters (M)', structure.params['dense'], structure.params['subnet'], '.4g', 1e6),
-            ('weights (MB)', sizes['dense'], sizes['subnet'], '.2f', 1e6)):
-        rows.append((name, format(before / scale, unit), format(after / scale, unit),
-                     f'{after / before:.1%}'))
-    print(format_table(('', 'dense', 'subnet', 'share'), rows))
+    print(site_table(structure))
+    weights = ('weights (MB)', sizes['dense'] / 1e6, sizes['subnet'] / 1e6)
+    print(size_table([*size_rows(structure), weights]))
     height, width = structure.macs['input_shape'][1:]
     counted = structure.macs.get('part', 'model')
     print(f'MACs of the {counted} for one image of {height} x {width}; the search checkpoint with '
@@ -80,5 +69,5 @@ def main(args: SlimJob) -> None:
     cost, target = chosen_target(args)
     print_summary(slim_files(
         args.config, args.checkpoint, target, args.divisor,
-        image_shape(args.shape) if args.shape else None, args.out, args.cfg_options, args.part,
+        given_shape(args), args.out, args.cfg_options, args.part,
         chosen_table(args), args.force_table, cost))

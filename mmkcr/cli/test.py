@@ -117,11 +117,7 @@ def _augment_tests(config: Config) -> None:
 
 
 class MaskWatchHook(Hook):
-    """Watches the masks while images are tested, and not while MACs are counted before.
-
-    Args:
-        watch (MaskWatch): Entered at the first image.
-    """
+    """Watches the masks while images are tested, and not while MACs are counted before."""
 
     def __init__(self, watch: MaskWatch) -> None:
         self.watch = watch

@@ -12,12 +12,7 @@ from dataclasses import dataclass
 from mmengine.config import Config
 
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.launch import (
-    optim_wrapper_parts,
-    resume_latest,
-    set_dataloader_defaults,
-    start_training,
-)
+from mmkcr.cli.launch import resume_latest, set_dataloader_defaults, start_training
 from mmkcr.cli.shared import Running, apply_running
 from mmkcr.engine.build import load_config, take_options
 
@@ -41,9 +36,12 @@ def training_config(config: Config, args: TrainJob) -> Config:
     if args.no_validate:
         config.val_cfg = config.val_dataloader = config.val_evaluator = None
     apply_running(config, args)
-    for part in optim_wrapper_parts(config) if args.amp else ():
-        part.type = 'AmpOptimWrapper'
-        part.setdefault('loss_scale', 'dynamic')
+    wrapper = config.get('optim_wrapper') or {}
+    # one, or those of a search's two optimizers
+    for part in [wrapper, *wrapper.values()] if args.amp else ():
+        if isinstance(part, dict) and 'optimizer' in part:
+            part.type = 'AmpOptimWrapper'
+            part.setdefault('loss_scale', 'dynamic')
     if args.auto_scale_lr:
         if 'base_batch_size' not in (config.get('auto_scale_lr') or {}):
             raise ValueError('expected `auto_scale_lr = dict(base_batch_size=...)` in the config '
@@ -62,16 +60,8 @@ def training_config(config: Config, args: TrainJob) -> Config:
 
 
 def train(args: TrainJob) -> None:
-    """Check, build and train.
-
-    Args:
-        args (TrainJob): Arguments.
-
-    Raises:
-        ValueError: The config has no training.
-    """
-    config = training_config(load_config(args.config, compressed=False), args)
-    start_training(config)
+    """Check, build and train."""
+    start_training(training_config(load_config(args.config, compressed=False), args))
 
 
 @runs(TrainJob)

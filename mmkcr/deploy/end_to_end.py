@@ -1,6 +1,5 @@
 """Whole detectors, with non-maximum suppression, and segmentors in one ONNX file (mmdeploy)."""
 
-import contextlib
 import copy
 import importlib.util
 import statistics
@@ -16,9 +15,8 @@ from torch import nn
 
 from mmkcr.core import atomic_write
 from mmkcr.deploy.export import padded_shape
-from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair
+from mmkcr.deploy.latency import PairTiming, measure_pair
 from mmkcr.deploy.prepare import prepare
-from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.models.tasks import is_dense_task, is_detector
 
 _OPSET = 17
@@ -45,11 +43,7 @@ class EndToEnd(NamedTuple):
 
 
 def require_mmdeploy() -> None:
-    """Check that mmdeploy is there.
-
-    Raises:
-        ImportError: It is not; the message says what to install.
-    """
+    """Check that mmdeploy is installed, else say what to install."""
     if importlib.util.find_spec('mmdeploy') is None:
         raise ImportError('expected `mmdeploy` for whole detectors and segmentors, found none: '
                           'pip install onedl-mmdeploy (from its source where it has no wheel)')
@@ -102,9 +96,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
     found = {0: 'batch', 1: 'count'} if is_detector(model) else image
     axes = {'input': image, **dict.fromkeys(outputs, found)}
     deploy = _deploy_config(model, outputs, axes)
-    with contextlib.ExitStack() as stack:
-        work_dir = stack.enter_context(tempfile.TemporaryDirectory())
-        target = stack.enter_context(atomic_write(path))
+    with tempfile.TemporaryDirectory() as work_dir, atomic_write(path) as target:
         config = copy.deepcopy(config)
         config.work_dir = work_dir
         task = build_task_processor(config, deploy, 'cpu')
@@ -120,20 +112,20 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
             dict(deploy_cfg=deploy), ['input'], outputs, _OPSET, axes,
             keep_initializers_as_inputs=False)
         file = file.with_suffix('.onnx')
-        seconds, timing = _timed(file, torch.randn(1, *shape), repeats, threads, against)
+        # in turns with itself where there is no other
+        timing = measure_pair(against or file, file, torch.randn(1, *shape), repeats, 3,
+                              'onnxruntime', threads)
         metrics = _compared(config, model, task, file, work_dir) if evaluate else {}
         target.write_bytes(file.read_bytes())
-    return EndToEnd(path, seconds, metrics, timing)
+    return EndToEnd(path, statistics.median(timing.slim), metrics,
+                    None if against is None else timing)
 
 
 def _propose_by_level(head: nn.Module) -> None:
     """Suppress proposals within their level of the pyramid, as mmdet does.
 
     mmdeploy suppresses them across levels, and drops those below the threshold of the second
-    stage: the file would have other boxes than PyTorch.
-
-    Args:
-        head (nn.Module): An ``RPNHead``; changed in place, for mmdeploy.
+    stage: the file would have other boxes than PyTorch. The ``RPNHead`` is changed in place.
     """
     from mmdeploy.mmcv.ops import multiclass_nms
 
@@ -172,41 +164,22 @@ def _samples(task: Any, model: nn.Module, height: int, width: int) -> list[Any]:
 
 def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: dict[str, Any]) -> Config:
     """The deployment config for mmdeploy."""
+    codebase = dict(type='mmseg', task='Segmentation', model_type='end2end', with_argmax=True)
+    if is_detector(model):
+        # two-stage detectors keep thresholds of the second stage below `rcnn`
+        test = model.test_cfg.get('rcnn', model.test_cfg)
+        most = int(test.get('max_per_img', 100))
+        codebase = dict(
+            type='mmdet', task='ObjectDetection', model_type='end2end', post_processing=dict(
+                score_threshold=test.get('score_thr', 0.05), confidence_threshold=0.005,
+                iou_threshold=test.get('nms', {}).get('iou_threshold', 0.5),
+                max_output_boxes_per_class=max(200, most), pre_top_k=5000, keep_top_k=most,
+                background_label_id=-1, export_postprocess_mask=False))
     onnx = dict(type='onnx', export_params=True, keep_initializers_as_inputs=False,
                 opset_version=_OPSET, save_file='end2end.onnx', input_names=['input'],
                 output_names=list(outputs), input_shape=None, optimize=False, dynamic_axes=axes)
-    return Config(dict(onnx_config=onnx, codebase_config=_codebase_config(model),
+    return Config(dict(onnx_config=onnx, codebase_config=codebase,
                        backend_config=dict(type='onnxruntime')))
-
-
-def _codebase_config(model: nn.Module) -> dict[str, Any]:
-    """Its part about the task and what comes behind the network."""
-    if not is_detector(model):
-        return dict(type='mmseg', task='Segmentation', model_type='end2end', with_argmax=True)
-    # two-stage detectors keep thresholds of the second stage below `rcnn`
-    test = model.test_cfg.get('rcnn', model.test_cfg)
-    most = int(test.get('max_per_img', 100))
-    return dict(
-        type='mmdet', task='ObjectDetection', model_type='end2end', post_processing=dict(
-            score_threshold=test.get('score_thr', 0.05), confidence_threshold=0.005,
-            iou_threshold=test.get('nms', {}).get('iou_threshold', 0.5),
-            max_output_boxes_per_class=max(200, most), pre_top_k=5000, keep_top_k=most,
-            background_label_id=-1, export_postprocess_mask=False))
-
-
-def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int,
-           against: str | Path | None) -> tuple[float, PairTiming | None]:
-    """Median seconds of one run, in turns with another file if there is one."""
-    if against is not None:
-        timing = measure_pair(against, file, images, repeats, 3, 'onnxruntime', threads)
-        return statistics.median(timing.slim), timing
-    session, found = open_onnx(file, 'onnxruntime', threads, tuple(images.shape)), []
-    clock = clock_for('onnxruntime', threads)
-    for index in range(repeats + 1):
-        start = clock()
-        session(images.numpy())
-        found += [clock() - start] * (index > 0)  # the first run warms up
-    return statistics.median(found), None
 
 
 def _compared(config: Config, model: nn.Module, task: Any, file: Path,

@@ -1,17 +1,13 @@
 """Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
-import contextlib
 import functools
-import importlib.util
 import itertools
-import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,23 +15,15 @@ from mmkcr.core import atomic_write, eval_mode
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.macs import without_fast_path
 from mmkcr.core.sites import holders
-from mmkcr.deploy.onnx_graph import (
-    count_operators,
-    fold_constants,
-)
 from mmkcr.deploy.prepare import RUNTIMES, prepare
 from mmkcr.deploy.runtimes import open_onnx, quiet, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
 from mmkcr.models.tasks import unwrap
 
-_NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization
 _META = 'mmkcr'
 _MOST = 2**31  # bytes of one protobuf message
-_OPERATOR = re.compile(r"operator '([\w:]+)' to|unrecognized namespace ([\w:]+)|"
-                       r'export of operator (\w+)')
-_SCOPE = re.compile(r'scope: \S*::(model[\w.]*)')
 Shape = tuple[int, int, int, int]
 
 
@@ -48,14 +36,12 @@ class ExportReport:
         dynamic_size (bool): Whether height and width are dynamic; the batch always is.
         errors (dict): Largest difference, relative to the largest output (at least 1), by input
             shape.
-        operators (dict): Number of nodes in the graph by operator.
         notice (str): Why height and width are fixed although dynamic ones were requested, or ''.
     """
 
     path: Path
     dynamic_size: bool
     errors: dict[Shape, float]
-    operators: dict[str, int]
     notice: str = ''
 
 
@@ -73,9 +59,8 @@ def export_onnx(model: nn.Module,
     """Export a model to ONNX for a runtime, and compare it there with PyTorch.
 
     A classifier gives logits, a backbone feature maps, see
-    :class:`~mmkcr.deploy.tensor_model.TensorModel`. Values that do not depend on the image (masks,
-    indices, position embeddings at a fixed size) are stored as constants. The file is written to a
-    temporary folder and compared; only a file that agrees is moved to ``path``, by a rename.
+    :class:`~mmkcr.deploy.tensor_model.TensorModel`. The file is written to a temporary folder and
+    compared; only a file that agrees is moved to ``path``, by a rename.
 
     Args:
         model (nn.Module): A backbone or task model, on the CPU; it is not changed.
@@ -97,15 +82,11 @@ def export_onnx(model: nn.Module,
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
-        ImportError: A package is missing.
+        ImportError: The runtime is not installed.
         ValueError: A shape or batch size that is not positive, a supernet, weights that are not
             fp32, not on the CPU or too large for one file, another runtime, or a model that the
             exporter cannot trace.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f'expected {", ".join(f"`{n}`" for n in _NEEDED)} to export, found no '
-                          f'{missing[0]}: pip install {" ".join(_NEEDED)}')
     if len(input_shape) != 3 or not batch_sizes or min(*input_shape, *batch_sizes) < 1:
         raise ValueError('expected a shape (C, H, W) and batch sizes of positive numbers, found '
                          f'{tuple(input_shape)} and {tuple(batch_sizes)}')
@@ -153,11 +134,11 @@ def export_program(model: nn.Module, path: str | Path,
     tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`.
 
     Args:
-        model (nn.Module): As of :func:`export_onnx`, as the others are; of any precision.
+        model (nn.Module): Of any precision.
         path (str | Path): Output file (.pt2).
-        input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
-        batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 3).
-        tolerance (float): Largest permitted difference. Defaults to 1e-4.
+        input_shape (Sequence[int]): See :func:`export_onnx`, also for the others.
+        batch_sizes (Sequence[int]): Defaults to (1, 3).
+        tolerance (float): Defaults to 1e-4.
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
@@ -201,7 +182,7 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
     compared = 'onnxruntime' if runtime == 'any' else runtime
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / path.name
-        graph = trace(prepared, temporary, shape, dynamic, runtime)
+        graph = trace(prepared, temporary, shape, dynamic)
         # the file itself tells its MACs, and at which size, to whoever times it
         graph.metadata_props.add(key=f'{_META}.macs', value=str(model.count_macs(shape)))
         graph.metadata_props.add(key=f'{_META}.input_shape', value=_written(shape))
@@ -215,28 +196,17 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
                 f'{errors[worst]:.3g} at input {_written(worst)}')
         with atomic_write(path) as target:
             target.write_bytes(temporary.read_bytes())
-    return ExportReport(path, dynamic, errors, count_operators(graph))
+    return ExportReport(path, dynamic, errors)
 
 
-def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool,
-          runtime: str = 'any') -> 'object':
-    """Trace a prepared model to an ONNX graph, with constants where images make no difference.
+def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool) -> 'object':
+    """Trace a prepared model to an ONNX graph by a temporary file.
 
-    Args:
-        prepared (TensorModel): Result of :func:`~mmkcr.deploy.prepare.prepare`.
-        path (Path): Temporary file.
-        shape (Sequence[int]): (C, H, W).
-        dynamic (bool): Whether height and width are dynamic.
-        runtime (str): See :func:`~mmkcr.deploy.prepare.prepare`. Defaults to ``'any'``.
-
-    Returns:
-        onnx.ModelProto: With the input ``images`` and the outputs ``output``, or ``output0`` ...
+    Its input is ``images``, its outputs are ``output``, or ``output0`` and so on.
 
     Raises:
-        ValueError: An operator that ONNX does not have, or a module that cannot be traced; the
-            message names it and its block.
+        ValueError: A model that cannot be traced, or with an operator that ONNX does not have.
     """
-    import onnx
     traced = padded_shape(prepared, shape) if dynamic else tuple(shape)
     names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
     images = torch.zeros(2, *traced)
@@ -244,68 +214,34 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
         outputs = prepared(images)
         count = 1 if isinstance(outputs, Tensor) else len(outputs)
         outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]
-        with _blamed(prepared, images):
+        try:
             torch.onnx.export(
                 prepared, (images, ), str(path), dynamo=False, opset_version=_OPSET,
                 input_names=['images'], output_names=outputs,
                 dynamic_axes=dict(images=names, **{name: {0: 'batch'} for name in outputs}))
-    # two batch sizes and, if dynamic, two image sizes: what is equal for both is constant
-    examples = [(2, *traced), (3, *shape)]
-    return fold_constants(onnx.load(path), [np.zeros(size, np.float32) for size in examples])
+            return _folded(path)
+        except Exception as error:  # of whatever a module does, too
+            raise ValueError('expected a model that can be exported to ONNX, found '
+                             f'`{type(prepared.model).__name__}`, which cannot: '
+                             f'{_first_line(error)}') from error
 
 
-@contextlib.contextmanager
-def _blamed(prepared: TensorModel, images: Tensor) -> Iterator[None]:
-    """Say which operator or block of a model an error of the exporter is about."""
-    running: list[str] = []  # modules whose forward has begun, from outside in
-
-    def begin(name: str, *_: Any) -> None:
-        running.append(name)
-
-    def end(name: str, *_: Any) -> None:
-        del running[running.index(name):]
-
-    hooks = [hook for name, module in prepared.named_modules() for hook in (
-        module.register_forward_pre_hook(functools.partial(begin, name)),
-        module.register_forward_hook(functools.partial(end, name)))]
-    try:
-        yield
-    except Exception as error:  # of whatever a module does, too
-        unknown, text = _OPERATOR.search(str(error)), _first_line(error)
-        if unknown and not running:
-            operator = next(filter(None, unknown.groups()))
-            place = _module_of(prepared, images, operator)
-            raise ValueError('expected a model of operators that ONNX has, found '
-                             f'`{operator}` in {_named(prepared, place)}') from error
-        if not running and not isinstance(error, torch.onnx.errors.OnnxExporterError):
-            raise
-        scope = _SCOPE.search(str(error))  # of the node that cannot be expressed
-        place = running[-1] if running else scope[1] if scope else 'model'
-        raise ValueError('expected a model that can be exported to ONNX, found '
-                         f'{_named(prepared, place)}, which cannot: {text}') from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _module_of(prepared: TensorModel, images: Tensor, operator: str) -> str:
-    """Path of the module that calls an operator."""
-    graph = torch.jit.trace(prepared, images, check_trace=False).inlined_graph
-    # '__module.model/__module.model.layers.0'
-    # as the exporter spells it: 'aten::fft_rfft2', but 'Sort' of 'aten::sort'
-    scopes = [node.scopeName() for node in graph.nodes()
-              if operator in (node.kind().rstrip('_'), node.kind().partition('::')[2].title())]
-    return scopes[0].rpartition('__module.')[2] if scopes else 'model'
-
-
-def _named(prepared: TensorModel, path: str) -> str:
-    """A module as errors name it, from the model that TensorModel holds."""
-    own = path.partition('.')[2]
-    try:
-        kind = type(prepared.get_submodule(path)).__name__
-    except AttributeError:  # a path that the exporter shortened
-        return f'`{own or path}`'
-    return f'`{own}` (`{kind}`)' if own else f'`{kind}`'
+def _folded(path: Path) -> 'object':
+    """A traced graph after ONNX Runtime's basic optimisations, which are valid everywhere."""
+    import onnx
+    import onnxruntime
+    options, target = onnxruntime.SessionOptions(), path.with_suffix('.folded')
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(target)
+    # a matrix product of tokens stays one node, as other runtimes expect it
+    onnxruntime.InferenceSession(str(path), options, ['CPUExecutionProvider'],
+                                 disabled_optimizers=['MatMulAddFusion'])
+    graph = onnx.load(target)
+    used = [entry for entry in graph.opset_import if not entry.domain]
+    del graph.opset_import[:]  # ONNX Runtime declares all of its own, too
+    graph.opset_import.extend(used)
+    return graph
 
 
 def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]:
@@ -333,29 +269,18 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]
     return shape[0], *(next(filter(padded, itertools.count(side))) for side in (height, width))
 
 
-def onnx_macs(path: str | Path,
-              input_shape: Sequence[int] | None = None) -> int | None:
+def onnx_macs(path: str | Path, input_shape: Sequence[int] | None = None) -> int | None:
     """MACs of one image recorded in an exported file; None where it does not say.
 
-    Args:
-        path (str | Path): The ONNX file.
-        input_shape (Sequence[int], optional): (C, H, W) of the image. A file of dynamic size
-            records the MACs at one size only. Defaults to None: that one.
+    A file of dynamic size records the MACs at one size (C, H, W), and not at another.
     """
-    found, _ = _recorded(path)
-    if f'{_META}.macs' not in found:
-        return None
-    if input_shape is not None and onnx_shape(path) != tuple(input_shape):
-        return None
-    return int(found[f'{_META}.macs'])
+    macs = _recorded(path)[0].get(f'{_META}.macs')
+    other = input_shape is not None and onnx_shape(path) != tuple(input_shape)
+    return None if macs is None or other else int(macs)
 
 
 def onnx_shape(path: str | Path) -> tuple[int, ...] | None:
-    """(C, H, W) of the image that an exported file was made for; None where it does not say.
-
-    Args:
-        path (str | Path): The ONNX file.
-    """
+    """(C, H, W) of the image that an exported file was made for; None where it does not say."""
     found, sizes = _recorded(path)
     if f'{_META}.input_shape' in found:
         return tuple(map(int, found[f'{_META}.input_shape'].split('x')))
@@ -376,24 +301,15 @@ def _written(shape: Sequence[int]) -> str:
 
 
 def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
-                 seed: int = 0, runtime: str = 'onnxruntime') -> dict[Shape, float]:
+                 runtime: str = 'onnxruntime') -> dict[Shape, float]:
     """Run a file in a runtime and compare with PyTorch on random images.
 
-    Args:
-        model (nn.Module): From images to a tensor or a tuple of tensors.
-        path (str | Path): The ONNX file.
-        shapes (Sequence[tuple[int]]): Input shapes (B, C, H, W).
-        seed (int): Seed of the images. Defaults to 0.
-        runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
-            ``'onnxruntime'``.
-
     Returns:
-        dict[tuple[int], float]: Largest difference by shape, relative to the
-        largest output (at least 1); infinite where the runtime fails or gives
-        other shapes.
+        dict[tuple[int], float]: Largest difference by shape (B, C, H, W), relative to the
+        largest output (at least 1); infinite where the runtime fails or gives other shapes.
     """
     session = open_onnx(path, runtime)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return {shape: _difference(
         model, lambda images: [torch.from_numpy(found) for found in session(images.numpy())],
         torch.randn(shape, generator=generator)) for shape in map(tuple, shapes)}

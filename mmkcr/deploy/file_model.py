@@ -3,7 +3,6 @@
 import copy
 import inspect
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ import torch
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
+from mmkcr.core.forward import flat_tensors
 from mmkcr.lazy import is_of
 from mmkcr.models.tasks import find_task, is_detector
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
 
-def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime',
-                threads: int | None = None) -> None:
+def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime') -> None:
     """Let an exported file compute what :class:`~mmkcr.deploy.tensor_model.TensorModel` exports.
 
     The rest stays in PyTorch: the preprocessor, what turns scores into classes and maps, and the
@@ -31,7 +30,6 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
         path (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`, of this network.
         runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
             ``'onnxruntime'``.
-        threads (int, optional): CPU threads. Defaults to None: the runtime's default.
 
     Raises:
         ValueError: The task model's later stages need more than what its file gives; when it runs,
@@ -39,7 +37,7 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
     """
     task = find_task(model)
     _check(task)
-    session = open_onnx(path, runtime, threads)
+    session = open_onnx(path, runtime)
     unseen = [copy.deepcopy(task)]
 
     def extract_feat(images: Tensor, *_: Any, **__: Any) -> Any:
@@ -67,16 +65,15 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
 def _compare(network: nn.Module, path: str | Path, images: Tensor,
              outputs: Sequence[Tensor]) -> None:
     """Refuse a file of other outputs, on the first batch: the stages behind it cannot read them."""
-    expected = network(images)
-    expected = [expected] if isinstance(expected, Tensor) else list(expected)
+    expected = flat_tensors(network(images), floating=False)
     found, own = ([tuple(out.shape) for out in side] for side in (outputs, expected))
     if found != own:
         raise ValueError(f'expected a file with outputs of shape {own}, as this network has, found '
                          f'`{path}` with {found}')
     # of shared shapes: a file of an earlier subnet, or of another network of the same task
-    rest = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(outputs, expected))
-    whole = sum(float(out.double().square().sum()) for out in expected)
-    off = math.sqrt(rest / max(whole, 1e-30))
+    found, own = (torch.cat([out.double().flatten() for out in side])
+                  for side in (outputs, expected))
+    off = float((found - own).norm() / own.norm().clamp(min=1e-15))
     note = '' if off < 0.01 else ': more than rounding, as of int8 or of another network'
     print_log(f'The outputs of `{path}` on the first {len(images)} test images are {off:.2%} off '
               f'those of the checkpoint{note}.',

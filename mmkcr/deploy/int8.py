@@ -27,7 +27,7 @@ def quantize_onnx(source: str | Path, target: str | Path,
         source (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`.
         target (str | Path): Output file; an existing one is replaced.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
-        runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
+        runtime (str): One of :data:`QUANTIZERS`. Defaults to ``'onnxruntime'``.
 
     Raises:
         ImportError: The library is not installed; the message says what to install.
@@ -46,15 +46,7 @@ def quantize_onnx(source: str | Path, target: str | Path,
 
 
 def require_quantizer(runtime: str) -> None:
-    """Check that a runtime and the library that makes its int8 files are installed.
-
-    Args:
-        runtime (str): One of :data:`QUANTIZERS`.
-
-    Raises:
-        ValueError: Another runtime.
-        ImportError: One is not there; the message says what to install.
-    """
+    """Check that a runtime of :data:`QUANTIZERS` and its quantiser are installed."""
     if runtime not in QUANTIZERS:
         raise ValueError(f'expected a runtime that int8 files are made for, of '
                          f'{sorted(QUANTIZERS)}, found {runtime!r}')

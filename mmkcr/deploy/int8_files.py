@@ -40,7 +40,7 @@ class DeployedFile(NamedTuple):
 
 def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
                 held_out: Sequence[np.ndarray], folder: Path, runtime: str = 'onnxruntime',
-                threads: int = 1, repeats: int = 15) -> list[DeployedFile]:
+                repeats: int = 15) -> list[DeployedFile]:
     """Export both networks for a runtime, quantise both, and measure the four files.
 
     Args:
@@ -50,11 +50,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         held_out (Sequence[np.ndarray]): Batches that outputs are compared on.
         folder (Path): Where the files are written.
         runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
-        threads (int): Threads of the timing, at batch 1. Defaults to 1.
-        repeats (int): Number of pairs. Defaults to 15.
-
-    Returns:
-        list[DeployedFile]: Dense, slim, dense int8, slim int8.
+        repeats (int): Number of pairs that are timed, at batch 1 on one thread. Defaults to 15.
     """
     shape, files = images[0].shape[1:], {}
     for name, model in (('dense', dense), ('slim', slim)):
@@ -66,14 +62,20 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         quantize_onnx(files[name], files[f'{name} int8'], images, runtime)
     with eval_mode(dense), torch.no_grad():
         view = TensorModel(dense)
-        expected = [_last(dense, view(torch.from_numpy(batch))) for batch in held_out]
+        expected = np.concatenate([_last(dense, view(torch.from_numpy(batch)))
+                                   for batch in held_out])
     found = []
     for name, path in files.items():
         # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
-        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, threads)
-        found.append(DeployedFile(name, path, path.stat().st_size, timing.ratio,
-                                  **_compared(dense, path, runtime, held_out, expected)))
+        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, 1)
+        session = open_onnx(path, runtime)
+        outputs = np.concatenate([_last(dense, session(batch)) for batch in held_out])
+        error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
+        same = float((outputs.argmax(1) == expected.argmax(1)).mean()) if expected.ndim == 2 \
+            else None
+        found.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error),
+                                  same))
     return found
 
 
@@ -82,13 +84,3 @@ def _last(model: nn.Module, outputs: Any) -> np.ndarray:
     outputs = deciding_scores(find_task(unwrap(model)), outputs)
     # copied: the runtimes reuse the memory of their outputs in the next call
     return np.array(outputs[-1] if isinstance(outputs, (list, tuple)) else outputs)
-
-
-def _compared(model: nn.Module, path: Path, runtime: str, batches: Sequence[np.ndarray],
-              expected: Sequence[np.ndarray]) -> dict[str, Any]:
-    session = open_onnx(path, runtime)
-    found = np.concatenate([_last(model, session(batch)) for batch in batches])
-    wanted = np.concatenate(expected)
-    error = float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-12))
-    same = float((found.argmax(1) == wanted.argmax(1)).mean()) if wanted.ndim == 2 else None
-    return dict(error=error, same=same)

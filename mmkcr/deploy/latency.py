@@ -145,8 +145,10 @@ def measure_pair(dense: Side,
                 stack.enter_context(eval_mode(side))
         calls = [_opened(side, runtime, inputs, threads, amp, stack) for side in (dense, slim)]
         clock = clock or clock_for(runtime, threads, inputs.device.type)
-        seconds = measure_calls(*calls, repeats, warmup, clock)
-        return PairTiming(*seconds, *(side_macs(side, inputs) for side in (dense, slim)))
+        seconds, shape = measure_calls(*calls, repeats, warmup, clock), inputs.shape[1:]
+        macs = [TensorModel(side).count_macs(shape) if isinstance(side, nn.Module) else
+                onnx_macs(side, shape) for side in (dense, slim)]
+        return PairTiming(*seconds, *macs)
 
 
 def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
@@ -165,15 +167,7 @@ def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
 
 def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,
                   clock: Clock = time.perf_counter) -> tuple[list[float], list[float]]:
-    """Seconds of two calls, made in turns and in alternating order.
-
-    Args:
-        first (Callable): Called without arguments; returns when it is done.
-        second (Callable): Likewise.
-        repeats (int): Pairs.
-        warmup (int): Uncounted pairs before these.
-        clock (Callable): Returns seconds. Defaults to the wall clock.
-    """
+    """Seconds of two calls, made in turns and in alternating order; see :func:`measure_pair`."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for index in shown(range(-warmup, repeats), 'Pairs', refresh=False):  # drawn between pairs
         for side, call in ((0, first), (1, second)) if index % 2 else ((1, second), (0, first)):
@@ -183,13 +177,6 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
             if index >= 0:
                 seconds[side].append(elapsed)
     return seconds
-
-
-def side_macs(side: Side, inputs: Tensor) -> int | None:
-    """MACs of a model for one image, or those that an ONNX file records for its size."""
-    if not isinstance(side, nn.Module):
-        return onnx_macs(side, inputs.shape[1:])
-    return TensorModel(side).count_macs(inputs.shape[1:])
 
 
 def _opened(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: str | None,
@@ -215,14 +202,7 @@ def _opened(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: 
 
 def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
                amp: str | None = None) -> Callable[[], Any]:
-    """A forward without gradients that returns when it is done.
-
-    Args:
-        module (nn.Module): Takes one tensor.
-        inputs (Tensor): On the module's device.
-        runtime (str): ``'eager'`` or ``'compiled'``. Defaults to ``'eager'``.
-        amp (str, optional): See :func:`measure_pair`. Defaults to None.
-    """
+    """A forward without gradients, eager or compiled, that returns when it is done."""
     call = torch.compile(module, dynamic=False) if runtime == 'compiled' else module
 
     def run() -> None:
@@ -314,8 +294,7 @@ def random_subnet(model: nn.Module,
 
 def _random_sizes(site: Site, divisor: int, group: int) -> list[int]:
     """Sizes of a random subnet's site: of every head equally many units."""
-    options = None if site.gate is None else site.gate.options()
-    if options is not None:
+    if site.gate is not None and (options := site.gate.options()) is not None:
         counts = [site.group_counts(site.gate.selection(place)) for place in range(len(options))]
         return sorted({int(units.sum()) for units in counts if site.rows in (1, len(units))})
     step = math.lcm(divisor if site.total >= 4 * divisor else 1,
@@ -330,14 +309,7 @@ def _together(site: Site, group: int) -> int:
 
 
 def random_units(site: Site, count: int, generator: torch.Generator, group: int = 1) -> Tensor:
-    """Random units of a site, int64, ascending; equally many of every head.
-
-    Args:
-        site (Site): The site.
-        count (int): Units, a multiple of the heads; all, or whole groups of each.
-        generator (torch.Generator): On the CPU.
-        group (int): See :func:`random_subnet`. Defaults to 1.
-    """
+    """Random units of a site, int64, ascending; equally many of every head, in whole groups."""
     heads, group = site.rows, _together(site, group)
     width = site.total // heads
     # (groups, 1) + (group,): each group that is drawn, as its units

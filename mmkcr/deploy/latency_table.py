@@ -6,10 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import (
-    Any,
-    NamedTuple,
-)
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -49,20 +46,9 @@ class TableSettings(NamedTuple):
     input_shape: tuple[int, int, int] = (3, 224, 224)
     part: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON types."""
-        return dict(self._asdict(), input_shape=list(self.input_shape))
-
 
 def table_path(config: str | Path, runtime: str, threads: int, batch: int) -> Path:
-    """Where a table of this machine is written and looked for by default.
-
-    Args:
-        config (str | Path): Config of the network.
-        runtime (str): See :class:`TableSettings`.
-        threads (int): As there.
-        batch (int): As there.
-    """
+    """Where a table of this machine is written and looked for by default."""
     conditions = f'{runtime}_threads{threads}_batch{batch}_{hardware_name()}'
     return Path(f'work_dirs/latency_tables/{Path(config).stem}_{conditions}.json')
 
@@ -74,9 +60,6 @@ def chosen_table(args: Any) -> Path | None:
         args (Any): A :class:`~mmkcr.cli.shared.Timed` with ``target_latency``, ``config``,
             ``sites`` (if the command has them), ``shape``, ``part`` and ``cfg_options``.
 
-    Returns:
-        Path, optional: None without a target of time.
-
     Raises:
         FileNotFoundError: No table was given, and none is where it is looked for; the message has
             the command that measures it.
@@ -85,13 +68,12 @@ def chosen_table(args: Any) -> Path | None:
     """
     if args.target_latency is None:
         return None
-    given = {key: value for key, value in dict(runtime=args.runtime, threads=args.threads,
-                                               batch=args.batch).items() if value is not None}
+    default = {key: getattr(TableSettings(), key) for key in ('runtime', 'threads', 'batch')}
+    given = {key: getattr(args, key) for key in default if getattr(args, key) is not None}
     path = args.latency_table
     if path is None:
-        default = TableSettings()._asdict()
-        wanted = {**{key: default[key] for key in ('runtime', 'threads', 'batch')}, **given}
-        _require(wanted['runtime'])
+        wanted = {**default, **given}
+        _require(wanted['runtime'])  # no table is asked for that cannot be made
         path = table_path(args.config, **wanted)
         if not path.is_file():
             raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
@@ -104,14 +86,10 @@ def chosen_table(args: Any) -> Path | None:
 
 def usable_table(path: str | Path, settings: Mapping[str, Any] | None = None,
                  force: bool = False) -> LatencyTable:
-    """Load a table whose runtime is installed: the built network will be timed in it.
-
-    Args:
-        path (str | Path): Other arguments as in :func:`~mmkcr.core.load_table`.
+    """Load a table (:func:`~mmkcr.core.load_table`) whose runtime is installed.
 
     Raises:
-        ImportError: The runtime is not installed.
-        ValueError: As in ``load_table``.
+        ImportError: The runtime is not installed: the built network will be timed in it.
     """
     table = load_table(path, settings, force)
     _require(table.settings.get('runtime', ''))
@@ -207,7 +185,8 @@ def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) 
                     for share in SHARES} | set(offered[-2:-1])
         entries.append(dict(sites=names, total=total, measured=sorted(measured - {total}),
                             changes={}))
-    table = LatencyTable(this_machine(), settings.to_dict(), classes=entries)
+    conditions = dict(settings._asdict(), input_shape=list(settings.input_shape))
+    table = LatencyTable(this_machine(), conditions, classes=entries)
     if not path.is_file():
         return table
     before = LatencyTable.load(path)
@@ -240,21 +219,13 @@ def _side(model: nn.Module, path: Path, settings: TableSettings) -> Side:
 
 
 def _timed(side: Side, settings: TableSettings) -> Side:
-    """The part of a side that is timed."""
-    whole = settings.part != 'backbone' or not isinstance(side, nn.Module)
-    return side if whole else getattr(side, 'backbone', side)
+    """The part of a side that is timed; a file has no backbone apart."""
+    return getattr(side, 'backbone', side) if settings.part == 'backbone' else side
 
 
 def time_against(dense: nn.Module | Path, subnet: nn.Module, settings: TableSettings,
                  repeats: int = 15) -> tuple[float, float]:
-    """Nanoseconds of the dense network, and the subnet's share of its time, measured in turns.
-
-    Args:
-        dense (nn.Module | Path): The model or its file.
-        subnet (nn.Module): The subnet.
-        settings (TableSettings): Runtime, threads, images.
-        repeats (int): Pairs. Defaults to 15.
-    """
+    """Nanoseconds of the dense network, and the subnet's share of its time, measured in turns."""
     dense, subnet = (_timed(side, settings) for side in (dense, subnet))
     images = torch.zeros(settings.batch, *settings.input_shape).normal_()
     before = torch.get_num_threads()
@@ -267,22 +238,21 @@ def time_against(dense: nn.Module | Path, subnet: nn.Module, settings: TableSett
     return statistics.median(timing.dense) * 1e9, timing.ratio
 
 
-def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: dict[str, Any],
-                     repeats: int = 15) -> str:
+def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: dict[str, Any]) -> str:
     """Time a built subnet and report how accurate the prediction was.
 
     Args:
         dense (nn.Module): The network that the subnet was made from.
         subnet (nn.Module): The built subnet.
         predicted (dict): ``latency`` of its structure's provenance.
-        repeats (int): Pairs. Defaults to 15.
 
     Returns:
         str: A sentence, and a line of warning if it is off by more than :data:`MOST_OFF`.
     """
-    settings = TableSettings(**{key: predicted[key] for key in TableSettings._fields})
-    settings = settings._replace(input_shape=tuple(settings.input_shape))
-    _, ratio = time_against(dense, subnet, settings, repeats)
+    settings = TableSettings(**{
+        **{key: predicted[key] for key in TableSettings._fields},
+        'input_shape': tuple(predicted['input_shape'])})
+    _, ratio = time_against(dense, subnet, settings)
     share = predicted['subnet'] / predicted['dense']
     off = ratio / share - 1
     where = 'above' if off > 0 else 'below'

@@ -190,26 +190,17 @@ TRACEABLE_AT_ANY_SIZE: dict[str, type] = {
 }
 
 
-def _stand_in(kind: type[nn.Module], dynamic_size: bool) -> type[nn.Module] | None:
-    mixins = TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE_BY_NAME
-    mixin = mixins.get(f'{kind.__module__}.{kind.__qualname__}')
-    if mixin is not None:
-        return type(f'Traceable{kind.__name__}', (mixin, kind), {})
-    return TRACEABLE.get(kind)
-
-
 def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
-    """Replace the host layers inside a module that cannot be traced.
+    """Replace the host layers inside a module that cannot be traced, in place.
 
-    Args:
-        module (nn.Module): Changed in place; pass a copy.
-        dynamic_size (bool): Whether height and width are not those of the trace. Defaults to True.
-
-    Returns:
-        nn.Module: The module, or its replacement.
+    With ``dynamic_size`` height and width are not those of the trace. Returns the module, or what
+    replaces itself.
     """
     for name, child in list(module._modules.items()):
         if child is not None:
             module._modules[name] = traceable(child, dynamic_size)
-    found = _stand_in(type(module), dynamic_size)
+    kind, mixins = type(module), TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE_BY_NAME
+    mixin = mixins.get(f'{kind.__module__}.{kind.__qualname__}')
+    found = TRACEABLE.get(kind) if mixin is None else \
+        type(f'Traceable{kind.__name__}', (mixin, kind), {})
     return module if found is None else take_over(found, module)

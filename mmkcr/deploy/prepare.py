@@ -5,17 +5,12 @@ convolutions, the runtimes fuse activations.
 """
 
 import copy
-from collections import Counter
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.core import Unsupported
-from mmkcr.lazy import is_of
-from mmkcr.models.adapters import mlp_views
-from mmkcr.models.adapters.views import MLPView, of_library, shared_parameters
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
 from mmkcr.models.layers.plain import make_ours
@@ -35,8 +30,6 @@ GROUPED_FROM = 16
 def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) -> TensorModel:
     """Make a copy of a model that is ready to be traced for a runtime.
 
-    - The affine parts of norms before MLPs are folded into the projections behind them, in blocks
-      of the host libraries.
     - Selections of channels get the form that is fastest in the runtime.
     - Weights that operators in place of heads derive from others are computed once.
     - Host layers that cannot be traced are replaced.
@@ -66,71 +59,19 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
             # mmpretrain's version divides by its scale, and traces a dropout that OpenVINO refuses
             module.scaled_dot_product_attention = partial(F.scaled_dot_product_attention,
                                                           scale=1 / product.keywords['scale'])
-    # before norms are split from their selections below, which then have no affine part
-    shared = shared_parameters(view)
-    for mlp in mlp_views(view):
-        if not isinstance(mlp, Unsupported) and mlp.norm:
-            _fold_norm(view, mlp, shared)
     for path, module in list(view.named_modules()):
         if isinstance(module, SlicedLayerNorm):
             view.set_submodule(path, _split_norm(module))
     for module in view.modules():
-        if isinstance(module, (Take, Put)):
-            module.set_form(*selection_form(module, runtime))
+        if isinstance(module, (Take, Put)):  # contiguous channels are sliced in any form
+            group = largest_group(module.kept, module.total)
+            if module.dim != -1:  # rows of maps are contiguous anyway
+                module.set_form('gather')
+            elif group >= GROUPED_FROM:
+                module.set_form('grouped', group)
+            else:
+                module.set_form(SELECTION_FORMS[runtime])
     return traceable(view, dynamic_size)
-
-
-def selection_form(selection: nn.Module, runtime: str) -> tuple[str, int]:
-    """Form and group size of the fastest selection in a runtime.
-
-    Args:
-        selection (Take | Put): The selection; contiguous channels are sliced in any form.
-        runtime (str): Among :data:`RUNTIMES`.
-    """
-    if selection.dim != -1:  # rows of maps are contiguous anyway
-        return 'gather', 1
-    group = largest_group(selection.kept, selection.total)
-    return ('grouped', group) if group >= GROUPED_FROM else (SELECTION_FORMS[runtime], 1)
-
-
-def describe_selections(model: nn.Module, runtime: str) -> str:
-    """Forms of a model's channel selections in a runtime: ``'24 elements, 2 sliced'``.
-
-    Args:
-        model (nn.Module): See :func:`prepare`.
-        runtime (str): Among :data:`RUNTIMES`.
-    """
-    found = Counter('sliced' if module.contiguous else module.form
-                    for module in prepare(model, runtime).modules()
-                    if isinstance(module, (Take, Put)))
-    return ', '.join(f'{count} {form}' for form, count in found.most_common()) or 'none'
-
-
-@torch.no_grad()
-def _fold_norm(root: nn.Module, mlp: MLPView, shared: set[int]) -> None:
-    """Fold the affine part of a norm into the linear layers that read it, if nothing is shared."""
-    norm, layers = root.get_submodule(mlp.norm), [root.get_submodule(name) for name in mlp.inputs]
-    if type(norm) not in (nn.LayerNorm, SlicedLayerNorm) or norm.weight is None or \
-            not all(type(layer) is nn.Linear or is_of(layer, 'mmcv.cnn.Linear')
-                    for layer in layers):
-        return
-    if shared.intersection(id(value) for part in (norm, *layers) for value in part.parameters()):
-        return
-    # elsewhere a norm of that name may be behind the MLP, or something else may read it too
-    block = root.get_submodule(mlp.norm.rpartition('.')[0])
-    if type(norm) is nn.LayerNorm and not all(map(of_library, (
-            block, root.get_submodule(mlp.path)))):
-        return
-    # W (a * x + c) + b = (W diag(a)) x + (b + W c); the shift first, while W is unscaled
-    for layer in layers:
-        shift = layer.weight @ norm.bias if norm.bias is not None else 0.
-        layer.weight.mul_(norm.weight)
-        if layer.bias is not None:
-            layer.bias.add_(shift)
-        elif norm.bias is not None:
-            layer.bias = nn.Parameter(shift)
-    norm.weight = norm.bias = None
-    norm.elementwise_affine = False
 
 
 @torch.no_grad()

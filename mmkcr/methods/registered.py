@@ -1,46 +1,31 @@
 """Everything of the papers that configs name: imported when the first of it is asked for."""
+# ruff: noqa: F401
 
-from mmkcr import registry  # noqa: F401  (before any host library)
-from .dcs.bottleneck_refresh import InformationBottleneckHook
-from .dcs.gate_noise import GateNoiseHook
-from .dcs.information_bottleneck import InformationBottleneckLoss
-from .dcs.metric import InformationBottleneckMetric
-from .dcs.qk_mask import QKMask
-from .dwconv.top_k import RelaxedTopKGate
-from .kcr.kernel_complexity import KernelComplexityLoss
-from .kcr.metric import KernelComplexityMetric
-from .kcr.nystrom_refresh import NystromRefreshHook
-from .kcr.selfsup.codebook import OnlineCodebook
-from .kcr.selfsup.moca import MOCA
-from .kcr.selfsup.moca_heads import MOCADecoder, MOCAHead
-from .kcr.vqa.flava import FlavaImageEncoder, FlavaVQA
-from .kcr.vqa.questions import SNLIVE, LabelAnswer, TokenizeQuestion
-from .ofb.adaptive_one_hot import AdaptiveOneHotLoss
-from .ofb.bimask import BiMaskGate
-from .ofb.masked_image_head import MaskedImageHead
-from .ofb.masked_search import MaskedSearchModel
-from .ofb.progressive_pruning import ProgressivePruningHook
-from .search.bilevel import BilevelTrainLoop, IterBilevelTrainLoop
-from .search.feature_tap_hook import FeatureTapHook
-from .search.gumbel import GumbelChannelGate
-from .search.joint_constructor import JointOptimWrapperConstructor
-from .search.linear_schedule import LinearScheduleHook
-from .search.price import MacsPrice
-from .search.regularized import RegularizedModel
-from .search.search_constructor import SearchOptimWrapperConstructor
-from .search.search_model import SearchModel
-from .search.task_constructor import TaskOptimWrapperConstructor
-from .search.temperature_decay import TemperatureDecayHook
-from .search.warmup_switch import WarmupSwitchHook
-
-__all__ = [
-    'AdaptiveOneHotLoss', 'BiMaskGate', 'BilevelTrainLoop', 'FeatureTapHook', 'FlavaImageEncoder',
-    'FlavaVQA', 'GateNoiseHook', 'GumbelChannelGate', 'InformationBottleneckHook',
-    'InformationBottleneckLoss', 'InformationBottleneckMetric', 'IterBilevelTrainLoop',
-    'JointOptimWrapperConstructor', 'KernelComplexityLoss', 'KernelComplexityMetric', 'LabelAnswer',
-    'LinearScheduleHook', 'MOCA', 'MOCADecoder', 'MOCAHead', 'MacsPrice', 'MaskedImageHead',
-    'MaskedSearchModel', 'NystromRefreshHook', 'OnlineCodebook', 'ProgressivePruningHook', 'QKMask',
-    'RegularizedModel', 'RelaxedTopKGate', 'SNLIVE', 'SearchModel',
-    'SearchOptimWrapperConstructor', 'TaskOptimWrapperConstructor', 'TemperatureDecayHook',
-    'TokenizeQuestion', 'WarmupSwitchHook'
-]
+from mmkcr import registry  # before any host library
+from .dcs import bottleneck_refresh, gate_noise, information_bottleneck, metric, qk_mask
+from .dwconv import top_k
+from .kcr import kernel_complexity, nystrom_refresh
+from .kcr import metric as kernel_metric
+from .kcr.selfsup import codebook, moca, moca_heads
+from .kcr.vqa import flava, questions
+from .ofb import (
+    adaptive_one_hot,
+    bimask,
+    masked_image_head,
+    masked_search,
+    progressive_pruning,
+)
+from .search import (
+    bilevel,
+    feature_tap_hook,
+    gumbel,
+    joint_constructor,
+    linear_schedule,
+    price,
+    regularized,
+    search_constructor,
+    search_model,
+    task_constructor,
+    temperature_decay,
+    warmup_switch,
+)

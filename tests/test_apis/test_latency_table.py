@@ -144,7 +144,7 @@ def test_tables_of_others_are_refused(measured, tmp_path):
     (0.83, None), (0.85, 'above'), (0.77, None), (0.75, 'below')])
 def test_a_prediction_that_is_off_is_warned_of(measured, said, monkeypatch):
     monkeypatch.setattr(latency_table, 'time_against', lambda *_: (1e7, measured))
-    predicted = dict(SETTINGS.to_dict(), dense=10_000_000, subnet=8_000_000)
+    predicted = dict(SETTINGS._asdict(), dense=10_000_000, subnet=8_000_000)
     first, *warning = check_prediction(None, None, predicted).split('\n')
     assert first.endswith(f'measured {measured:.1%} ({measured / 0.8 - 1:+.1%} of the prediction)')
     assert len(warning) == (said is not None)

@@ -1,10 +1,9 @@
-"""Operators that a runtime or ONNX lacks are told by their name and their block."""
+"""Operators that a runtime or ONNX lacks are told by their name, in one sentence."""
 
 import onnx
 import pytest
 import torch
 from mmpretrain.models import VisionTransformer
-from onnx import TensorProto, helper
 from torch import nn
 
 from mmkcr.deploy.export import export_onnx
@@ -16,8 +15,7 @@ VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_chann
 
 
 @pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
-@pytest.mark.parametrize('domain', ['', 'own.ops'])
-def test_an_operator_that_a_runtime_lacks(runtime, domain, tmp_path):
+def test_an_operator_that_a_runtime_lacks(runtime, tmp_path):
     pytest.importorskip(runtime)
     path = export_onnx(VisionTransformer(**VIT), tmp_path / 'vit.onnx', SHAPE, False, (1, )).path
     model = onnx.load(path)
@@ -25,34 +23,10 @@ def test_an_operator_that_a_runtime_lacks(runtime, domain, tmp_path):
     found = [node for node in model.graph.node if node.op_type == 'Erf']
     assert len(found) == 2
     for node in found:
-        node.op_type, node.domain = 'Unheard', domain
-    if domain:
-        model.opset_import.append(helper.make_opsetid(domain, 1))
+        node.op_type = 'Unheard'
     onnx.save(model, path)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f'that `{runtime}` can run, found `.*vit.onnx` .*Unheard'):
         open_onnx(path, runtime)
-    said = str(caught.value)
-    # the name of a node may be all that ONNX Runtime says, then it is the first
-    blocks = ['`layers.0.ffn.layers.0.1`', '`layers.1.ffn.layers.0.1`']
-    assert said in [f'expected a graph of operators that `{runtime}` has, found `Unheard` in '
-                    f'{", ".join(blocks[:count])} of `{path}`' for count in (1, 2)]
-    assert isinstance(VisionTransformer(**VIT).get_submodule(blocks[0].strip('`')), nn.GELU)
-
-
-def test_a_type_of_numbers_that_an_operator_lacks(tmp_path):
-    """The runtime names the node; in a file of someone else's that is all there is."""
-    values = [helper.make_tensor_value_info(entry, TensorProto.FLOAT, [1, *SHAPE])
-              for entry in ('images', 'output')]
-    for name, place in (('/model/neck/neck.1/Erf', 'neck.1'), ('/model/Erf', '/model/Erf'),
-                        ('Erf_7', 'Erf_7')):
-        nodes = [helper.make_node('Cast', ['images'], ['wide'], to=TensorProto.DOUBLE),
-                 helper.make_node('Erf', ['wide'], ['erf'], name=name),
-                 helper.make_node('Cast', ['erf'], ['output'], to=TensorProto.FLOAT)]
-        graph = helper.make_graph(nodes, 'g', values[:1], values[1:])
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)],
-                                    ir_version=8), tmp_path / 'm.onnx')
-        with pytest.raises(ValueError, match=f'`onnxruntime` has, found `Erf` in `{place}` of '):
-            open_onnx(tmp_path / 'm.onnx')
 
 
 class Lacks(nn.Module):
@@ -60,13 +34,6 @@ class Lacks(nn.Module):
 
     def forward(self, x):
         return torch.special.bessel_j0(x)
-
-
-class Sorts(nn.Module):
-    """Calls an operator that ONNX has, in a way that it does not."""
-
-    def forward(self, x):
-        return x.sort(dim=1, stable=True).values
 
 
 class Refuses(nn.Module):
@@ -78,19 +45,12 @@ class Refuses(nn.Module):
         return x
 
 
-@pytest.mark.parametrize('own, message', [
-    (Lacks, 'expected a model of operators that ONNX has, found `aten::special_bessel_j0` in '
-            '`layers.1.ffn.dropout_layer.1` (`Lacks`)'),
-    (Sorts, 'expected a model of operators that ONNX has, found `Sort` in '
-            '`layers.1.ffn.dropout_layer.1` (`Sorts`)'),
-    (Refuses, 'expected a model that can be exported to ONNX, found `layers.1.ffn.dropout_layer.1` '
-              '(`Refuses`), which cannot: no tracing')])
+@pytest.mark.parametrize('own, message', [(Lacks, '.*aten::special_bessel_j0'),
+                                          (Refuses, 'no tracing$')])
 def test_a_block_that_cannot_be_exported(own, message, tmp_path):
     model = VisionTransformer(**VIT)
     model.layers[1].ffn.dropout_layer = nn.Sequential(nn.Identity(), own())
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match='expected a model that can be exported to ONNX, found '
+                       f'`VisionTransformer`, which cannot: {message}'):
         export_onnx(model, tmp_path / 'm.onnx', SHAPE, False, (1, ))
-    assert str(caught.value) == message
     assert not list(tmp_path.iterdir())
-    # nothing is left on the model
-    assert not any(module._forward_hooks for module in model.modules())

@@ -1,24 +1,18 @@
 """Models prepared for a runtime compute what they computed before."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
-from mmcv.cnn.bricks.transformer import FFN
-from mmpretrain.models import MViT, SwinTransformer, VisionTransformer
+from mmpretrain.models import SwinTransformer
 from mmpretrain.models.backbones import TNT
-from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
-from timm.layers import Mlp
-from timm.models.swin_transformer_v2 import SwinTransformerV2Block
 from torch import nn
-from torchvision.ops import Permute
 
 from lab.kind_coverage import randomise
 from mmkcr.apis import slim
 from mmkcr.core.forward import flat_tensors
 from mmkcr.deploy.latency import random_subnet
-from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, describe_selections, prepare
+from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, prepare
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.norms import SlicedLayerNorm
@@ -68,102 +62,38 @@ def test_the_same_outputs_and_the_model_is_left_as_it_is(cls, kwargs, kinds, run
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-class PostNorm(nn.Module):
-    """A block of one's own, with the names that elsewhere a norm in front of the MLP has."""
-
-    def __init__(self):
-        super().__init__()
-        self.mlp, self.norm2 = Mlp(16, 32), nn.LayerNorm(16)
-
-    def forward(self, x):
-        return x + self.norm2(self.mlp(x))
-
-
-class OwnBlock(SwinTransformerV2Block):
-    """A subclass of a block with a norm behind the MLP."""
-
-
-def shared(part):
-    """A norm that only one of two blocks has must not be folded into an MLP that both have."""
-    model = VisionTransformer(**VIT)
-    setattr(model.layers[1], part, getattr(model.layers[0], part))
-    return model
-
-
 @pytest.mark.parametrize('build, size', [
-    *((lambda block=block: nn.Sequential(
-        nn.Conv2d(3, 16, 4, 4), Permute((0, 2, 3, 1)), block()), 32)
-      for block in (PostNorm, lambda: OwnBlock(16, (8, 8), 2, window_size=4))),
-    # the shortcut of the blocks that widen reads the norm in front of the MLP
-    (lambda: MViT(arch=dict(embed_dims=16, num_layers=3, num_heads=1, downscale_indices=[1, 2]),
-                  img_size=64, dim_mul_in_attention=False, out_scales=[2]), 64),
     # sizes of its tiles are lists
     (lambda: TNT(arch=dict(embed_dims_outer=24, embed_dims_inner=12, num_layers=1,
                            num_heads_outer=2, num_heads_inner=2), img_size=32), 32),
-    (partial(shared, 'ffn'), 32), (partial(shared, 'ln2'), 32),
     # tiles that do not cover the map
     (lambda: SwinTransformer(
         arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=36, window_size=3,
         patch_size=4, pad_small_map=True, out_indices=[0, 1],
         stage_cfgs=dict(downsample_cfg=dict(padding=0))), 36)])
-def test_blocks_and_layers_of_their_own(build, size):
+def test_tiles_of_any_size(build, size):
     assert_same(randomise(build()), size=size, rtol=1e-6, atol=1e-5)
 
 
-class OwnLayer(TransformerEncoderLayer):
-    """A host's block under a name of one's own."""
-
-    def __init__(self, **kwargs):
-        super().__init__(16, 2, 32, **kwargs)
-
-
-class ReadsTwice(FFN):
-    """An MLP that adds what the norm gives."""
-
-    def forward(self, x, identity=None):
-        return super().forward(x, identity=identity) + x
-
-
-class RunsTwice(TransformerEncoderLayer):
-    """A block with a method of its own."""
-
-    def forward(self, x):
-        return super().forward(x) + self.ln2(x)
-
-
-@pytest.mark.parametrize('layer, mlp, folded', [
-    (TransformerEncoderLayer, FFN, True), (OwnLayer, FFN, True),
-    (TransformerEncoderLayer, ReadsTwice, False), (RunsTwice, FFN, False)])
-def test_subclasses_of_blocks_and_mlps_of_a_host(layer, mlp, folded):
-    model = VisionTransformer(**VIT, out_type='featmap')
-    width = model.embed_dims
-    for block in model.layers:
-        block.__class__ = layer
-        block.ffn = mlp(width, 2 * width, act_cfg=dict(type='GELU'))
-    ready = assert_same(randomise(model))
-    assert {block.ln2.weight is None for block in ready.modules()
-            if isinstance(block, TransformerEncoderLayer)} == {folded}
-
-
-@pytest.mark.parametrize('dense', [False, True])
-def test_norms_before_mlps_have_no_affine_part_left(dense):
+def test_norms_are_split_from_their_selections():
     with pytest.raises(ValueError, match="a runtime among .*, found 'caffe'"):
         prepare(KCRVisionTransformer(**VIT), 'caffe')
-    model = KCRVisionTransformer(**VIT) if dense else subnet(KCRVisionTransformer, VIT,
-                                                            ['mlp_channels'])
-    found = prepare(model, 'any').model
+    found = prepare(subnet(KCRVisionTransformer, VIT, ['mlp_channels']), 'any').model
     assert not any(isinstance(module, SlicedLayerNorm) for module in found.modules())
-    for layer in found.layers:
-        norm = next(module for module in layer.ln2.modules() if isinstance(module, nn.LayerNorm))
-        assert norm.weight is None and norm.bias is None and layer.ln1.weight is not None
+    assert all(isinstance(layer.ln2[0], nn.LayerNorm) for layer in found.layers)
+
+
+def selections(model, runtime):
+    """Forms of the selections of channels that are not contiguous."""
+    return [module.form for module in prepare(model, runtime).modules()
+            if isinstance(module, (Take, Put)) and not module.contiguous]
 
 
 def test_forms_follow_the_runtime_and_the_groups():
     scattered = subnet(KCRVisionTransformer, VIT, ['mlp_channels'])
-    assert describe_selections(scattered, 'onnxruntime') == '4 elements'
-    assert describe_selections(scattered, 'openvino') == '4 gather'
-    hidden = subnet(KCRVisionTransformer, VIT, ['mlp_hidden'])
-    assert describe_selections(hidden, 'onnxruntime') == 'none'
+    assert selections(scattered, 'onnxruntime') == ['elements'] * 4
+    assert selections(scattered, 'openvino') == ['gather'] * 4
+    assert not selections(subnet(KCRVisionTransformer, VIT, ['mlp_hidden']), 'onnxruntime')
     wide = dict(VIT, arch=dict(VIT['arch'], embed_dims=4 * GROUPED_FROM))
     model = KCRVisionTransformer(**wide)
     space = model.search_space
@@ -171,7 +101,6 @@ def test_forms_follow_the_runtime_and_the_groups():
         GROUPED_FROM) * GROUPED_FROM + torch.arange(GROUPED_FROM).repeat(2)])
     names = list(space.sites)
     space.slice_to(space.structure_for({names[0]: kept, names[1]: torch.arange(8)}))
-    assert describe_selections(model, 'onnxruntime') == '2 grouped, 2 sliced'
     forms = [(module.form, module.group)
              for module in prepare(model, 'onnxruntime').modules()
              if isinstance(module, (Take, Put)) and not module.contiguous]
@@ -197,5 +126,4 @@ def test_gates_of_groups_give_grouped_selections(target):
             torch.testing.assert_close(small(images)[0], model(images)[0])
     for site in structure.sites.values():
         assert 0 < len(site.kept) < site.total and len(site.kept) % GROUPED_FROM == 0
-    said = describe_selections(small, 'onnxruntime')
-    assert 'grouped' in said and 'elements' not in said
+    assert set(selections(small, 'onnxruntime')) == {'grouped'}

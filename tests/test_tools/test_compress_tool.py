@@ -206,11 +206,11 @@ def test_files_in_int8_are_evaluated_too(checkpoint, compress, run_tool, data, t
     pytest.importorskip(QUANTIZERS[runtime])
     out, metrics = tmp_path / 'slim', tmp_path / 'metrics.json'
     printed = compress('--target-macs', '40%', '--evaluate', '--int8', runtime)
-    line = next(line for line in printed[printed.index('difference from dense'):].splitlines()
-                if 'accuracy/top1' in line)
-    values = iter(re.findall(r'\d[\d.]*', line.partition('top1')[2]))  # dense, slim, both in int8
-    told = dict(zip((f'{name}{form}' for form in ('', '_int8') for name in ('dense', 'slim')),
-                    values))
+    table = printed[printed.index('difference from dense'):]
+    assert re.search('same class[ ┃]+accuracy/top1', table.splitlines()[0])
+    told = {f'{name}{form}': re.search(  # behind four other numbers
+        rf'{name}_{runtime}{form}.onnx(?:[ │]+[\d.%]+){{4}}[ │]+([\d.]+)', table)[1]
+        for form in ('', '_int8') for name in ('dense', 'slim')}
 
     @functools.cache
     def tested(config, weights, *args):

@@ -77,6 +77,6 @@ def test_refusals(refused, write_config, search_config):
         (('mmpretrain::no/such.py', ), 'found `mmpretrain::no/such.py`'),
         (('nolib::no/such.py', ), 'found `nolib::no/such.py`'),
         ((data, ), 'expected a config with a `model`'),
-        ((search_config, '--by-module', '0'), 'a depth of at least 1 for `--by-module`, found 0'),
+        ((search_config, '--by-module', '0'), '`--by-module` of at least 1, found 0'),
     ]:
         assert message in refused(TOOL, *args), message

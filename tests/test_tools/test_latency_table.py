@@ -37,7 +37,7 @@ def test_from_a_table_to_a_network_of_its_time(run_tool, refused, slim, tmp_path
         'compress', *dense, '--target-latency', '8ms', *options, '--runtime', 'eager', '--threads',
         2)
     assert 'found another' in refused(TOOL, *arguments, '--threads', 2)
-    assert 'repeats and a divisor of at least 1' in refused(TOOL, *arguments, '--repeats', 0)
+    assert 'at least one repeat' in refused(TOOL, dense[0], '--repeats', 0, '--runtime', 'eager')
 
 
 def times_as_they_should_be(path):

@@ -17,14 +17,9 @@ def relaxed_top_k(logits: Tensor, count: int, temperature: float) -> Tensor:
     .. math:: p_j = \mathrm{softmax}(s_j / \tau), \quad s_{j+1} = s_j + \log(1 - p_j), \quad
         w = \sum_{j=1}^k p_j
 
-    Args:
-        logits (Tensor): :math:`s_1`, shape (n,).
-        count (int): k, from 0 to n.
-        temperature (float): :math:`\tau`.
-
-    Returns:
-        Tensor: Shape (n,), not negative, with the sum k. As the temperature falls, it tends to the
-        k-hot vector of the k largest logits. At a high temperature single entries can exceed 1.
+    It has the shape of :math:`s_1`, (n,), is not negative, and has the sum k, from 0 to n. As the
+    temperature falls, it tends to the k-hot vector of the k largest logits. At a high temperature
+    single entries can exceed 1.
     """
     weights = torch.zeros_like(logits)
     below_1 = 1 - torch.finfo(logits.dtype).eps / 2  # its log1p has a finite gradient

@@ -67,7 +67,7 @@ class KernelComplexityLoss(nn.Module):
         self.form, self.scale_free = form, scale_free
         self.active = True
         self.needs_indices = form == 'sample'
-        self._ready = False
+        self.ready = False  # whether a basis was set, by a refresh or from a checkpoint
         self._energy_outside = None
         # the largest rank that a refresh may have; 'projection' does not know n yet
         rank = truncation_rank(num_samples or num_features, num_features, rank_ratio)
@@ -79,24 +79,16 @@ class KernelComplexityLoss(nn.Module):
             self.register_buffer('loadings', torch.zeros(num_features, rank))  # G = F^T U
 
     @property
-    def ready(self) -> bool:
-        """bool: Whether a basis was set, by a refresh or from a checkpoint."""
-        return self._ready
-
-    @property
     def refresh_step(self) -> Tensor:
         """Tensor: As ``basis_epoch``, for :class:`mmkcr.methods.search.refresh.RefreshHook`."""
         return self.basis_epoch
 
     def forward(self, features: Tensor, indices: Tensor | None = None) -> Tensor:
-        """Computes the weighted loss of a batch.
+        """Computes the weighted loss of a batch, a scalar in fp32 or fp64.
 
         Args:
             features (Tensor): (B, d), with gradient.
             indices (Tensor, optional): (B,) positions in the training set, for 'sample'.
-
-        Returns:
-            Tensor: Scalar, fp32 or fp64.
 
         Raises:
             RuntimeError: There is no basis yet.
@@ -120,10 +112,7 @@ class KernelComplexityLoss(nn.Module):
             return self.weight * (share if self.scale_free else mean)
 
     def log_vars(self) -> dict[str, Tensor]:
-        """dict[str, Tensor]: Share of the last batch's energy outside the subspace.
-
-        It is a scalar on the features' device, so that logging does not synchronise a GPU.
-        """
+        """Share of the last batch's energy outside the subspace, on the features' device."""
         return {} if self._energy_outside is None else dict(energy_outside=self._energy_outside)
 
     def _sample(self, features: Tensor, indices: Tensor) -> Tensor:
@@ -137,7 +126,7 @@ class KernelComplexityLoss(nn.Module):
         if features.ndim != 2 or features.shape[1] != self.num_features:
             raise ValueError(f'expected features of shape (B, {self.num_features}), found '
                              f'`{tuple(features.shape)}` in KernelComplexityLoss')
-        if not self._ready:
+        if not self.ready:
             raise RuntimeError('expected a basis, found none in KernelComplexityLoss: add '
                                '`NystromRefreshHook` or call `refresh` before the first batch')
         if self.needs_indices and indices is None:
@@ -164,7 +153,7 @@ class KernelComplexityLoss(nn.Module):
         self.basis.zero_()[:, :basis.shape[1]].copy_(basis)
         self.basis_rank.fill_(basis.shape[1])
         self.basis_epoch.fill_(epoch)
-        self._ready = True
+        self.ready = True
 
     def refresh(self, moment: Tensor, n: int, epoch: int = -1) -> None:
         """Computes V from the landmarks' second moment (fact 1; form 'projection').
@@ -205,4 +194,4 @@ class KernelComplexityLoss(nn.Module):
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._ready = bool(self.basis_rank > 0)  # read once here: no device wait in every forward
+        self.ready = bool(self.basis_rank > 0)  # read once here: no device wait in every forward

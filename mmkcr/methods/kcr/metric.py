@@ -22,27 +22,13 @@ from mmkcr.registry import METRICS
 
 
 def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray:
-    """Whether each sample is a landmark: Bernoulli(ratio) by a hash of seed and index alone.
+    """Whether each sample, by its position in the data set, is a landmark.
 
-    The draw does not depend on the number of samples or ranks and needs no memory.
-    (The mixing function is that of splitmix64, vectorised.)
-
-    Args:
-        indices (Sequence[int]): Positions of the samples in the data set.
-        ratio (float): Expected share of landmarks; 1 takes all.
-        seed (int): Seed of the draw.
-
-    Returns:
-        np.ndarray: Booleans of the same length.
+    The draw of a share ``ratio`` depends on seed and position alone, not on the number of samples
+    or ranks, and needs no memory.
     """
-    with np.errstate(over='ignore'):
-        z = np.asarray(indices, dtype=np.uint64) + np.uint64((1 + (seed << 32)) % 2**64)
-        z = z * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-    # the upper 53 bits as a number in [0, 1)
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53 < ratio
+    return np.array([np.random.default_rng((seed, index)).random() < ratio for index in indices],
+                    dtype=bool)
 
 
 @METRICS.register_module()
@@ -65,7 +51,7 @@ class KernelComplexityMetric(BaseMetric):
 
     Args:
         landmark_ratio (float): Expected share of samples that are landmarks of A-KC, each
-            chosen by a hash of its position. Defaults to 0.1.
+            drawn by its position. Defaults to 0.1.
         rank_ratio (float): gamma0 of the reported TNN. Defaults to 0.2.
         form (str): Approximate TNN of A-KC, 'projection' (as the loss) or 'sample' (the
             paper's, orthonormalised). Defaults to 'projection'.
@@ -104,8 +90,8 @@ class KernelComplexityMetric(BaseMetric):
 
         Args:
             data_batch (Any): Not used.
-            data_samples (Sequence[dict]): With the feature, and with score and
-                ``gt_label`` (or one-hot ``gt_score``) for the bounds.
+            data_samples (Sequence[dict]): With the feature; for the bounds also with score and
+                ``gt_label`` (or one-hot ``gt_score``).
         """
         rows = self._tail + [self._row(sample) for sample in data_samples]
         self._tail = rows[-1:]  # may be padding, which is known only at the end
@@ -130,11 +116,7 @@ class KernelComplexityMetric(BaseMetric):
         return {f'{self.prefix}/{key}': value for key, value in metrics.items()}
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Compute the values from all ranks' moments.
-
-        Args:
-            results (list): Not used: nothing is collected sample by sample.
-        """
+        """Compute the values from all ranks' moments; nothing is collected sample by sample."""
         if self._moment is None:
             raise ValueError('expected at least one data sample, found `0` in '
                              'KernelComplexityMetric')
@@ -151,16 +133,12 @@ class KernelComplexityMetric(BaseMetric):
         if self.score_key is not None:
             error = torch.tensor([self._error], dtype=torch.float64)
             all_reduce(error)
-            metrics.update(self._bounds(float(error) / n, metrics, n))
+            metrics['squared_error'] = mean = float(error) / n
+            for key, name in (('kc', 'kcr'), ('a_kc', 'a_kcr')):
+                if key in metrics:
+                    metrics[f'{name}_lower'] = mean - metrics[key] - self.x / n
+                    metrics[f'{name}_upper'] = mean + metrics[key] + self.x / n
         return metrics
-
-    def _bounds(self, error: float, metrics: dict, n: int) -> dict[str, float]:
-        bounds = dict(squared_error=error)
-        for key, name in (('kc', 'kcr'), ('a_kc', 'a_kcr')):
-            if key in metrics:
-                bounds[f'{name}_lower'] = error - metrics[key] - self.x / n
-                bounds[f'{name}_upper'] = error + metrics[key] + self.x / n
-        return bounds
 
     def _reset(self) -> None:
         self._tail, self._seen, self._error = [], 0, 0.0

@@ -115,10 +115,7 @@ class BiMaskGate(BaseGate):
         return groups, len(self.kept) // groups
 
     def restrict(self, alive: Tensor) -> None:
-        """Keep only some of the live options.
-
-        Args:
-            alive (Tensor): Boolean, shape (group options, channel options).
+        """Keep only some of the live options; boolean, (group options, channel options).
 
         Raises:
             ValueError: No option would be left, or a dead option would be revived.
@@ -169,24 +166,21 @@ class BiMaskGate(BaseGate):
     def supported(self) -> Tensor | None:
         """Units that some live option can keep; in eval mode those that the hard gate keeps.
 
-        Returns:
-            Tensor | None: Boolean, shape (present,); None if it holds for all units.
+        Boolean, shape (present,); None if it holds for all units.
         """
         if self.folded:
             return None
         if self.training:
             groups, channels = self._largest(0), self._largest(1)
         else:
-            row, column = self._hardest().tolist()
+            row, column = self._hardest()
             groups, channels = self.group_sizes[row], self.channel_sizes[column]
         if (groups, channels) == self.present_shape:  # nothing beyond it is present
             return None
         group_rank, channel_rank = self.ranks()
         return ((group_rank[:, None] < groups) & (channel_rank < channels)).flatten()
 
-    def support(self) -> Tensor | None:
-        """The mask of :meth:`supported`, as weights for norms over the units."""
-        return self.supported()
+    support = supported  # in norms over the units
 
     def _largest(self, axis: int) -> int:
         """Groups (axis 0) or channels per group (axis 1) of the largest live option."""
@@ -200,7 +194,7 @@ class BiMaskGate(BaseGate):
     def hard_mask(self) -> Tensor:
         """The mask with one-hot p, and 0 for units outside that option, shape (present,)."""
         hard = torch.zeros_like(self.alpha)
-        hard[tuple(self._hardest())] = 1.
+        hard[self._hardest()] = 1.
         return self._mask(hard)
 
     def _mask(self, probabilities: Tensor) -> Tensor:
@@ -220,10 +214,10 @@ class BiMaskGate(BaseGate):
 
     # ---- contract of all gates ------------------------------------------------------------------
 
-    def _hardest(self) -> Tensor:
+    def _hardest(self) -> tuple[int, int]:
         # by the logits: rounding may make probabilities equal although the logits differ
         position = int(self.alpha.detach().masked_fill(~self.alive, -torch.inf).argmax())
-        return torch.tensor(divmod(position, self.alpha.shape[1]))
+        return divmod(position, self.alpha.shape[1])
 
     def resample(self, generator: torch.Generator | None = None) -> None:
         """Do nothing: the relaxation has no noise."""
@@ -265,11 +259,7 @@ class BiMaskGate(BaseGate):
         return list(zip(sizes.tolist(), logits.tolist()))
 
     def only(self, option: int) -> Tensor:
-        """The mask of live options in which only one option is alive, in the form of ``alive``.
-
-        Args:
-            option (int): Position in :meth:`options`.
-        """
+        """``alive`` with one option, by its position in :meth:`options`."""
         alive = torch.zeros_like(self.alive)
         alive[tuple(self.alive.nonzero()[option])] = True
         return alive
@@ -277,12 +267,9 @@ class BiMaskGate(BaseGate):
     def selection(self, option: int | None = None) -> Tensor:
         """Original indices of the units that an option keeps, int64, ascending.
 
-        Args:
-            option (int, optional): Position in :meth:`options`. Defaults to
-                None: the most probable option.
+        The option is a position in :meth:`options`, by default the most probable one.
         """
-        hardest = self._hardest() if option is None else self.alive.nonzero()[option]
-        row, column = hardest.tolist()
+        row, column = self._hardest() if option is None else self.alive.nonzero()[option].tolist()
         group_rank, channel_rank = self.ranks()
         inside = ((group_rank[:, None] < self.group_sizes[row])
                   & (channel_rank < self.channel_sizes[column]))

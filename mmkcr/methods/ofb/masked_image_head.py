@@ -84,14 +84,14 @@ class MaskedImageHead(nn.Module):
         ranked = order.masked_fill(~inside, 2.).argsort(1).argsort(1)
         return (ranked < torch.tensor(counts)[:, None]).view(batch, rows, columns)
 
-    def hide(self, tokens: Tensor, hw: Sequence[int], mask: Tensor, finer: int = 1) -> Tensor:
+    def hide(self, tokens: Tensor, hw: Sequence[int], mask: Tensor, finer: int) -> Tensor:
         """Put the mask token in place of masked tokens.
 
         Args:
             tokens (Tensor): Shape (B, N, C), the last h * w of N tokens in rows.
             hw (Sequence[int]): h and w.
             mask (Tensor): See :meth:`draw`.
-            finer (int): Tokens along a side of a patch. Defaults to 1.
+            finer (int): Tokens along a side of a patch.
         """
         fine = _spread(mask, finer, hw).flatten(1)
         # tokens in front (class token) are never masked
@@ -100,12 +100,9 @@ class MaskedImageHead(nn.Module):
         return torch.where(fine[..., None], self.mask_token.to(tokens.dtype), tokens)
 
     def normalised(self, images: Tensor, inside: Tensor | None = None) -> Tensor:
-        """Images less the mean, over the standard deviation, of the window around each pixel.
+        """Images (B, C, H, W) less the mean, over the deviation, of the window around each pixel.
 
-        Args:
-            images (Tensor): Shape (B, C, H, W).
-            inside (Tensor, optional): 1 where there is image and 0 elsewhere, (B, 1, H, W).
-                Defaults to None: everywhere.
+        ``inside`` (B, 1, H, W) is 1 where there is image, by default everywhere.
         """
         if inside is None:
             inside = images.new_ones(1, 1, *images.shape[-2:])
@@ -114,30 +111,22 @@ class MaskedImageHead(nn.Module):
         return (images - mean) / (variance + 1e-6).sqrt()
 
     def _average(self, x: Tensor, inside: Tensor) -> Tensor:
-        """Mean of the window around each pixel, as far as it lies inside.
-
-        Window sums are built from sums of 1, 2, 4, ... neighbours, rows first. That takes 20
-        additions per pixel for a window of 47, where ``avg_pool2d`` takes 94, and a ``cumsum`` is
-        not deterministic on a GPU.
-        """
-        x = x * inside
-        for dim in (-2, -1):
-            # zeros outside the image add nothing; the sums over `inside` count valid pixels
-            x, inside = (_window_sums(y, self.window, dim) for y in (x, inside))
-        return x / inside.clamp(min=1)
+        """Mean of the window around each pixel, as far as it lies inside."""
+        side, reach, x = self.window, self.window // 2, x * inside
+        for kernel, padding in (((side, 1), (reach, 0)), ((1, side), (0, reach))):
+            # the padding's zeros count as pixels, in both means alike
+            x, inside = (F.avg_pool2d(y, kernel, 1, padding) for y in (x, inside))
+        return x / inside.clamp(min=1 / side**2)
 
     def forward(self, features: Tensor, images: Tensor, mask: Tensor,
                 sizes: Tensor | None = None) -> Tensor:
-        """L1 loss on the masked pixels.
+        """L1 loss, the mean over masked pixels and channels.
 
         Args:
             features (Tensor): Shape (B, in_channels, h, w), one entry a patch.
             images (Tensor): Shape (B, image_channels, H, W).
             mask (Tensor): Shape (B, h, w).
             sizes (Tensor, optional): See :meth:`draw`.
-
-        Returns:
-            Tensor: Mean over masked pixels and channels, a scalar.
         """
         inside = None if sizes is None else _inside(
             sizes.to(images.device), images.shape[-2:], 1)[:, None].float()
@@ -163,21 +152,3 @@ def _spread(mask: Tensor, times: int, size: Sequence[int]) -> Tensor:
     """Enlarge every entry of a mask (B, h, w) to a square of ``times``, cropped to a size."""
     fine = mask.repeat_interleave(times, 1).repeat_interleave(times, 2)
     return fine[:, :size[0], :size[1]]
-
-
-def _window_sums(x: Tensor, window: int, dim: int) -> Tensor:
-    """Sum of the ``window`` entries around each along ``dim``, with zeros beyond the border."""
-    reach, length = window // 2, x.shape[dim]
-    doubled = F.pad(x, (reach, reach) if dim == -1 else (0, 0, reach, reach))
-    # invariants: doubled[i] is the sum of the `side` padded entries from i on, and total[i] that of
-    # the `start` entries from i on. The bits of `window` choose which powers of 2 are added
-    total, start, side = torch.zeros_like(x), 0, 1
-    while True:
-        if window & side:
-            total += doubled.narrow(dim, start, length)
-            start += side
-        if 2 * side > window:
-            return total
-        rest = doubled.shape[dim] - side
-        doubled = doubled.narrow(dim, 0, rest) + doubled.narrow(dim, side, rest)
-        side *= 2

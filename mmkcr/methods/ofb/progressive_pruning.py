@@ -231,16 +231,14 @@ class ProgressivePruningHook(Hook):
     def _report(runner: Runner) -> None:
         model = unwrap(runner.model)
         gates, macs = model.gates(), model.macs_model()
-        present = macs({site: gate.present for site, gate in gates.items()})
-        decided = sum(gate.decided for gate in gates.values())
-        cost = model.price.cost_model(macs)
-        cost_note = '' if cost is macs else (
-            f'; {cost.noun} of what is there: '
-            f'{cost.text(cost({site: gate.present for site, gate in gates.items()}))}')
+        present = {site: gate.present for site, gate in gates.items()}
+        cost, found = model.price.cost_model(macs), macs(present)
+        note = '' if cost is macs else f'; {cost.noun} of what is there: {cost.text(cost(present))}'
         runner.logger.info(
-            f'ProgressivePruningHook: after iteration {runner.iter + 1} '
-            f'{present / macs.dense:.1%} of the MACs are there ({present / 1e9:.4g}G), {decided} '
-            f'of {len(gates)} sites are decided{cost_note}')
+            f'ProgressivePruningHook: after iteration {runner.iter + 1} {found / macs.dense:.1%} '
+            f'of the MACs are there ({found / 1e9:.4g}G), '
+            f'{sum(gate.decided for gate in gates.values())} of {len(gates)} sites are '
+            f'decided{note}')
 
 
 def _epoch_length(runner: Runner) -> int:

@@ -75,18 +75,6 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 
-    def run_iter(self, idx: int, data_batch: Sequence[dict],
-                 architecture_batch: Sequence[dict] | None = None) -> None:
-        """Update the gates, then the weights.
-
-        Args:
-            idx (int): Number of the iteration within the epoch.
-            data_batch (Sequence[dict]): Batch of the weights' part, the one
-                that hooks see.
-            architecture_batch (Sequence[dict]): Batch of the other part.
-        """
-        self._update(idx, data_batch, architecture_batch)
-
 
 @LOOPS.register_module()
 class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
@@ -97,16 +85,11 @@ class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
 
     Args:
         runner (Runner): See :class:`BilevelTrainLoop`.
-        dataloader (dict): Config of the loader; both parts use it.
+        dataloader (dict): As there, like all that is not said here.
         max_iters (int): Iterations, each with one batch of either part.
-        architecture_fraction (float): As there. Defaults to 0.3.
-        split_seed (int): As there. Defaults to 0.
-        **kwargs: ``val_begin``, ``val_interval``, ``dynamic_intervals``,
-            ``fast_forward_on_resume``.
-
-    Raises:
-        TypeError: As there.
-        ValueError: As there.
+        architecture_fraction (float): Defaults to 0.3.
+        split_seed (int): Defaults to 0.
+        **kwargs: Also ``fast_forward_on_resume``.
 
     Examples:
         >>> train_cfg = dict(type='mmkcr.IterBilevelTrainLoop', max_iters=160000)
@@ -126,10 +109,5 @@ class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
         self.dataloader_iterator = PairedBatches(self.dataloader, self.architecture_dataloader)
 
     def run_iter(self, data_batch: tuple[Sequence[dict], Sequence[dict]]) -> None:
-        """Update the gates, then the weights.
-
-        Args:
-            data_batch (tuple[Sequence[dict]]): Batches of the weights' and of
-                the architecture's part.
-        """
-        self._update(self._iter, *data_batch)
+        """Update the gates, then the weights, by the batches of their parts."""
+        super().run_iter(self._iter, *data_batch)

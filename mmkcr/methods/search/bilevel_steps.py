@@ -1,15 +1,16 @@
 """One iteration of the bilevel search, for any loop."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
+from mmkcr.core import eval_mode
 from mmkcr.engine.resume.gradients import average_gradients
 from mmkcr.models.tasks import held_copies, unwrap
-from .search_constructor import check_optimizers, gate_parameters
+from .search_constructor import KEYS, gate_parameters
 
 
 class BilevelSteps:
@@ -21,7 +22,11 @@ class BilevelSteps:
         """Find the gates, and refuse a run that is not a search."""
         self._module = unwrap(runner.model)
         self._gates = gate_parameters(self._module)
-        check_optimizers(runner.optim_wrapper)
+        keys = set(getattr(runner.optim_wrapper, 'keys', set)())
+        if not keys >= set(KEYS):
+            raise ValueError('expected an `optim_wrapper` with the keys `weights` and '
+                             '`architecture` (constructor `mmkcr.SearchOptimWrapperConstructor`), '
+                             f'found {sorted(keys) or type(runner.optim_wrapper).__name__}')
 
     def run(self) -> nn.Module:
         """Launch training."""
@@ -30,8 +35,8 @@ class BilevelSteps:
             wrapper.initialize_count_status(self.runner.model, self._iter, self._max_iters)
         return super().run()
 
-    def _update(self, idx: int, data_batch: Sequence[dict],
-                architecture_batch: Sequence[dict]) -> None:
+    def run_iter(self, idx: int, data_batch: Sequence[dict],
+                 architecture_batch: Sequence[dict]) -> None:
         """Update the gates, then the weights.
 
         Args:
@@ -45,7 +50,8 @@ class BilevelSteps:
         logs = self._step_architecture(architecture_batch)
         # gradients of the gates that are being accumulated must not see this step, nor may the
         # weight of a price grow for gates that are not updated
-        with _gradients_aside(self._gates), _evaluating(getattr(self._module, 'price', None)):
+        price = getattr(self._module, 'price', None)
+        with _gradients_aside(self._gates), nullcontext() if price is None else eval_mode(price):
             outputs = self.runner.model.train_step(
                 data_batch, optim_wrapper=self.runner.optim_wrapper['weights'])
         outputs = {**outputs, **{f'architecture/{name}': value for name, value in logs.items()}}
@@ -75,20 +81,6 @@ class BilevelSteps:
             wrapper.step()
             wrapper.zero_grad()
         return logs
-
-
-@contextmanager
-def _evaluating(module: nn.Module | None) -> Iterator[None]:
-    """Put a module, if there is one, into evaluation mode for the ``with`` block."""
-    if module is None:
-        yield
-        return
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)
 
 
 @contextmanager

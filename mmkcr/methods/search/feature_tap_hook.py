@@ -46,14 +46,4 @@ class FeatureTapHook(Hook):
         """Remove the forward hooks."""
         self._taps.close()
 
-    def before_test_epoch(self, runner) -> None:
-        """Register the forward hooks."""
-        self.before_val_epoch(runner)
-
-    def after_test_epoch(self, runner, metrics=None) -> None:
-        """Remove the forward hooks."""
-        self._taps.close()
-
-    def before_train(self, runner) -> None:
-        """Remove forward hooks that an interrupted val loop left behind."""
-        self._taps.close()
+    before_test_epoch, after_test_epoch = before_val_epoch, after_val_epoch

@@ -42,10 +42,7 @@ class JointOptimWrapperConstructor:
             self.config['paramwise_cfg'] = paramwise_cfg
 
     def __call__(self, model: nn.Module) -> OptimWrapper:
-        """Build the optimizer.
-
-        Args:
-            model (nn.Module): Offers ``gate_parameters()``; may be wrapped.
+        """Build the optimizer of a model that offers ``gate_parameters()``; may be wrapped.
 
         Returns:
             OptimWrapper: Its last parameter group holds the gates; with ``importance`` its last
@@ -60,11 +57,11 @@ class JointOptimWrapperConstructor:
         known = {id(gate) for gate in gates}
         keep_only(wrapper, [p for p in module.parameters() if id(p) not in known])
         # S and alpha of one gate may have different settings
-        apart = {id(gate.importance) for gate in module.gates().values()} if self.importance else ()
-        groups = ([gate for gate in gates if id(gate) not in apart], self.architecture), (
-            [gate for gate in gates if id(gate) in apart],
-            {**self.architecture, **(self.importance or {})})
-        for parameters, settings in groups:
-            if parameters:
-                wrapper.optimizer.add_param_group({**settings, 'params': parameters})
+        apart = [gate.importance for gate in module.gates().values()] if self.importance else []
+        rest = known - set(map(id, apart))
+        wrapper.optimizer.add_param_group(
+            {**self.architecture, 'params': [gate for gate in gates if id(gate) in rest]})
+        if apart:
+            wrapper.optimizer.add_param_group(
+                {**self.architecture, **self.importance, 'params': apart})
         return wrapper

@@ -12,11 +12,7 @@ from mmkcr.registry import MODELS
 
 
 class PaperCost(CostModel):
-    """The sum of the sites' own cost terms, see :meth:`~mmkcr.core.Site.paper_cost`.
-
-    Args:
-        macs (MacsModel): MACs of the supernet.
-    """
+    """The sum of the sites' own cost terms, see :meth:`~mmkcr.core.Site.paper_cost`."""
 
     name, noun, multiple, scale = 'paper', "units of the paper's cost", '', 1
 
@@ -115,14 +111,7 @@ class MacsPrice(Priced):
         return PaperCost(macs) if self.cost == 'paper' else super().build_cost(macs)
 
     def check_target(self, macs: MacsModel) -> None:
-        """Refuse a target that no sizes of the gates reach.
-
-        Args:
-            macs (MacsModel): MACs of the supernet.
-
-        Raises:
-            ValueError: The target is out of reach; the message gives the reachable range.
-        """
+        """Refuse a target that no sizes of the gates reach; the message gives the range."""
         count = self.cost_model(macs)
         # sorted: full convolutions in the place of heads can cost more than what they replace
         ends = sorted(count({name: getattr(site.gate, size) for name, site in macs.sites.items()})

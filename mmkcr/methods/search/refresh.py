@@ -83,12 +83,7 @@ class RefreshHook(ScheduledHook):
 
     @abstractmethod
     def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
-        """Compute the state from the model in eval mode.
-
-        Args:
-            runner (Runner): The runner.
-            loss (nn.Module): The regulariser.
-            step (int): Epoch or iteration, from 0.
+        """Compute the state before a step (from 0), from the model in eval mode.
 
         Returns:
             str: A description of what was computed, for the log.
@@ -111,11 +106,7 @@ class RefreshHook(ScheduledHook):
             self.refresh(runner)
 
     def refresh(self, runner: Runner) -> None:
-        """Compute the state from the current model.
-
-        Args:
-            runner (Runner): The runner of the training process.
-        """
+        """Compute the state from the current model."""
         model, step = unwrap(runner.model), self.step_of(runner)
         loss = find_regularizer(model, self.loss)
         with undisturbed(model):

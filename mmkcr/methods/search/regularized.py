@@ -108,10 +108,6 @@ class RegularizedModel(BaseModel):
             data_samples (list, optional): The task's data samples.
             mode (str): ``'tensor'``, ``'predict'`` or ``'loss'``.
 
-        Returns:
-            Any: What the task model returns; with ``'loss'`` its losses and
-            ``loss_<name>`` of every active regulariser.
-
         Raises:
             ValueError: A regulariser needs more than features, and there are views.
         """
@@ -120,23 +116,22 @@ class RegularizedModel(BaseModel):
         active = {name: term for name, term in self.regularizers.items() if term.active}
         if not active:
             return self.architecture(inputs, data_samples, mode='loss')
-        views = are_views(inputs)
-        if views:
-            _check_for_views(active)
+        needed = {name: self._needed(name, term, inputs, data_samples)
+                  for name, term in active.items()}
         layers = {name: getattr(term, 'feature_layer', self.feature_layer)
                   for name, term in active.items()}
         # features come from the forward of the loss: nothing runs twice
         with ExitStack() as stack:
             # one tap per layer, shared by the terms that read it
-            taps = {layer: stack.enter_context(FeatureTap(self.architecture, layer, views))
-                    for layer in dict.fromkeys(layers.values())}
+            taps = {layer: stack.enter_context(
+                FeatureTap(self.architecture, layer, are_views(inputs)))
+                for layer in dict.fromkeys(layers.values())}
             for term in active.values():
                 if hasattr(term, 'watch'):
                     stack.enter_context(term.watch())
             losses = self.architecture(inputs, data_samples, mode='loss')
         for name, term in active.items():
-            losses[f'loss_{name}'] = term(taps[layers[name]].features,
-                                          *self._needed(term, inputs, data_samples))
+            losses[f'loss_{name}'] = term(taps[layers[name]].features, *needed[name])
             # `parse_losses` sums entries with `loss` in their names, and only logs the others
             logged = term.log_vars() if hasattr(term, 'log_vars') else {}
             losses.update({f'{name}_{key}': torch.as_tensor(value)
@@ -144,16 +139,20 @@ class RegularizedModel(BaseModel):
         return losses
 
     @staticmethod
-    def _needed(term: nn.Module, inputs: Tensor, data_samples: list | None) -> list[Tensor]:
-        """Further arguments that a regulariser asks for, after the features."""
-        needed = []
-        if getattr(term, 'needs_inputs', False):
-            needed.append(inputs)
-        if getattr(term, 'needs_indices', False):
-            needed.append(torch.tensor([sample.get('sample_idx') for sample in data_samples]))
-        if getattr(term, 'needs_labels', False):
-            needed.append(labels_of(data_samples))
-        return needed
+    def _needed(name: str, term: nn.Module, inputs: Tensor,
+                data_samples: list | None) -> list[Tensor]:
+        """Further arguments that a regulariser asks for; with views no image has them."""
+        offered = dict(
+            inputs=lambda: inputs, labels=lambda: labels_of(data_samples),
+            indices=lambda: torch.tensor([sample.get('sample_idx') for sample in data_samples]))
+        needs = [need for need in ('inputs', 'indices', 'labels')
+                 if getattr(term, f'needs_{need}', False)]
+        if needs and are_views(inputs):
+            raise ValueError('expected regularisers of the features alone (such as '
+                             "`mmkcr.KernelComplexityLoss` with form 'projection') in a training "
+                             f'with several views of an image, found `{name}` '
+                             f'(`{type(term).__name__}`), which needs {needs[0]}')
+        return [offered[need]() for need in needs]
 
     @staticmethod
     def _strip_prefix(module: 'RegularizedModel', state_dict: dict[str, Tensor], prefix: str,
@@ -180,28 +179,11 @@ def are_views(inputs: Any) -> bool:
         isinstance(view, Tensor) and view.ndim == 4 for view in inputs)
 
 
-def _check_for_views(active: Mapping[str, nn.Module]) -> None:
-    """Refuse regularisers that need to know which image a feature belongs to."""
-    for name, term in active.items():
-        for need in ('inputs', 'indices', 'labels'):
-            if getattr(term, f'needs_{need}', False):
-                raise ValueError('expected regularisers of the features alone (such as '
-                                 "`mmkcr.KernelComplexityLoss` with form 'projection') in a "
-                                 f'training with several views of an image, found `{name}` '
-                                 f'(`{type(term).__name__}`), which needs {need}')
-
-
 def labels_of(data_samples: list | None) -> Tensor:
-    """The classes of a batch of images.
-
-    Args:
-        data_samples (list): With ``gt_label``, or ``gt_score`` of mixed images.
-
-    Returns:
-        Tensor: Labels (B,), or scores (B, C) where the samples have them.
+    """The classes of a batch of images: labels (B,), or scores (B, C) of mixed images.
 
     Raises:
-        ValueError: They have neither.
+        ValueError: The samples have neither.
     """
     for key in ('gt_score', 'gt_label'):
         if data_samples and all(key in sample for sample in data_samples):

@@ -24,12 +24,7 @@ class ScheduledHook(Hook, metaclass=ABCMeta):
 
     @abstractmethod
     def before_step(self, runner: Runner, step: int) -> None:
-        """Apply the effect of a step, before its first batch is used.
-
-        Args:
-            runner (Runner): The runner.
-            step (int): Epoch or iteration, from 0.
-        """
+        """Apply the effect of a step (from 0), before its first batch is used."""
 
     @property
     def unit(self) -> str:
@@ -45,11 +40,7 @@ class ScheduledHook(Hook, metaclass=ABCMeta):
         return not self.by_epoch or runner.iter <= runner.epoch * len(runner.train_dataloader)
 
     def before_train(self, runner: Runner) -> None:
-        """Refuse to count epochs in a run that has none.
-
-        Raises:
-            ValueError: ``by_epoch=True`` in an iteration-based run.
-        """
+        """Refuse to count epochs in a run that has none."""
         if self.by_epoch and isinstance(runner.train_loop, IterBasedTrainLoop):
             raise ValueError(f'expected `by_epoch=False` of {type(self).__name__} in a run of '
                              f'`{type(runner.train_loop).__name__}`, found `by_epoch=True`')

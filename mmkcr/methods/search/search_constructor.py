@@ -8,7 +8,8 @@ from torch import nn
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
-_KEYS = ('weights', 'architecture')
+#: The two optimizers of a search.
+KEYS = ('weights', 'architecture')
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -40,7 +41,7 @@ class SearchOptimWrapperConstructor:
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
-        if set(optim_wrapper_cfg) != set(_KEYS):
+        if set(optim_wrapper_cfg) != set(KEYS):
             raise ValueError('expected the keys `weights` and `architecture` in `optim_wrapper`, '
                              f'found {sorted(optim_wrapper_cfg)}')
         if paramwise_cfg is not None:
@@ -49,13 +50,7 @@ class SearchOptimWrapperConstructor:
         self.optim_wrapper_cfg = optim_wrapper_cfg
 
     def __call__(self, model: nn.Module) -> OptimWrapperDict:
-        """Build the optimizers.
-
-        Args:
-            model (nn.Module): Offers ``gate_parameters()``; may be wrapped.
-
-        Returns:
-            OptimWrapperDict: ``weights`` and ``architecture``.
+        """Build the optimizers of a model that offers ``gate_parameters()``; may be wrapped.
 
         Raises:
             ValueError: The model has no gates.
@@ -65,7 +60,7 @@ class SearchOptimWrapperConstructor:
         gates = {id(gate) for gate in parts['architecture']}
         parts['weights'] = [param for param in module.parameters() if id(param) not in gates]
         wrappers = {}
-        for key in _KEYS:
+        for key in KEYS:
             # for the whole module, as `paramwise_cfg` works by names; then others are removed
             wrappers[key] = build_optim_wrapper(module, self.optim_wrapper_cfg[key])
             keep_only(wrappers[key], parts[key])
@@ -73,35 +68,12 @@ class SearchOptimWrapperConstructor:
 
 
 def gate_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a model's gates.
-
-    Args:
-        module (nn.Module): A model, not wrapped.
-
-    Raises:
-        ValueError: It has none.
-    """
+    """The parameters of the gates of a model that is not wrapped; refuses one without."""
     gates = list(module.gate_parameters()) if hasattr(module, 'gate_parameters') else []
     if not gates:
         raise ValueError('expected a model with gates to search on (`mmkcr.SearchModel`), found '
                          f'none in `{type(module).__name__}`')
     return gates
-
-
-def check_optimizers(config: OptimWrapperDict | dict) -> None:
-    """Refuse an ``optim_wrapper`` that is not for a search.
-
-    Args:
-        config (OptimWrapperDict | dict): Built or not.
-
-    Raises:
-        ValueError: A key is missing.
-    """
-    keys = list(config.keys()) if isinstance(config, (dict, OptimWrapperDict)) else []
-    if not set(_KEYS) <= set(keys):
-        raise ValueError('expected an `optim_wrapper` with the keys `weights` and `architecture` '
-                         '(constructor `mmkcr.SearchOptimWrapperConstructor`), found '
-                         f'{keys or type(config).__name__}')
 
 
 def keep_only(wrapper: OptimWrapper, parameters: Iterable[nn.Parameter]) -> None:

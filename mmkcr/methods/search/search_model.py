@@ -129,9 +129,6 @@ class SearchModel(RegularizedModel):
         Where ``steps_may_be_skipped`` only gates that are not finite stop the run: no smaller
         loss scale mends them.
 
-        Args:
-            losses (dict): Result of :meth:`forward` in mode ``'loss'``.
-
         Raises:
             ValueError: A gate, a loss or a price is not finite: the message has its name and
                 the iteration.

@@ -64,8 +64,8 @@ def slim(model: nn.Module,
         ordinary (bool): See :func:`~mmkcr.apis.compress`. Defaults to True.
 
     Returns:
-        tuple[nn.Module, Structure]: The subnet with inherited weights (a bare
-        backbone or task model, whatever wrapper was given), and its structure.
+        tuple[nn.Module, Structure]: The subnet with inherited weights, without any wrapper, and
+        its structure.
 
     Raises:
         ValueError: The model has no gates, they are not finite, or the target is unreachable;

@@ -14,16 +14,10 @@ from mmkcr.engine.resume.batches import source_sampler
 
 
 class CycledSampler(Sampler):
-    """Repeats a finite sampler until enough samples are drawn.
+    """Repeats a finite sampler, built from its config, until enough samples are drawn.
 
     Its order is a function of the epoch: pass k of epoch e is the inner
     sampler's epoch ``e * passes + k``.
-
-    Args:
-        dataset (Dataset): What to draw from.
-        sampler (dict): Config of the inner sampler.
-        num_samples (int): Samples per epoch on this rank.
-        seed (int, optional): The inner sampler's seed. Defaults to None.
     """
 
     def __init__(self,
@@ -60,11 +54,7 @@ class CycledSampler(Sampler):
                 yield index
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next.
-
-        Args:
-            epoch (int): Epoch, from 0.
-        """
+        """Choose the epoch, from 0, whose order comes next."""
         self.epoch = epoch
 
 
@@ -73,15 +63,14 @@ def split_indices(total: int, architecture_fraction: float, seed: int,
     """Split a dataset's indices into disjoint parts, the same on every rank.
 
     Args:
-        total (int): Number of samples.
-        architecture_fraction (float): Share of the second part, within (0, 1).
+        total (int): Number of indices.
+        architecture_fraction (float): Share of the samples in the second part, within (0, 1).
         seed (int): Seed of the split.
         sources (Sequence[int], optional): See :func:`sample_sources`. All indices of a sample go to
             one part. Defaults to None: each index is its own sample.
 
     Returns:
-        tuple[list[int], list[int]]: Ascending indices for the weights and for
-        the architecture; the latter hold ``round(samples * fraction)`` of the samples.
+        tuple[list[int], list[int]]: Ascending indices for the weights and for the architecture.
 
     Raises:
         ValueError: The fraction is not within (0, 1), or a part is empty.
@@ -90,9 +79,8 @@ def split_indices(total: int, architecture_fraction: float, seed: int,
         raise ValueError('expected `architecture_fraction` within (0, 1), found '
                          f'{architecture_fraction}')
     sources = torch.arange(total) if sources is None else torch.tensor(sources)
-    # sample: (total,), number of each index's sample
-    # the split is over samples, not indices: copies of one sample must not be on both sides
-    samples, sample = sources.unique(return_inverse=True)
+    # of samples, not indices: copies of one sample must not be on both sides
+    samples, sample = sources.unique(return_inverse=True)  # the latter of every index, (total,)
     number = len(samples)
     count = round(number * architecture_fraction)
     if not 0 < count < number:
@@ -117,11 +105,8 @@ def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fracti
         runner (Runner): Gives the seed.
         config (dict): The config ``train_dataloader``.
         architecture_fraction (float): See :func:`split_indices`.
-        split_seed (int): See :func:`split_indices`.
+        split_seed (int): As there.
         endless (bool): Whether the run counts iterations. Defaults to False.
-
-    Returns:
-        tuple[DataLoader, DataLoader]: For the weights, for the architecture.
 
     Raises:
         TypeError: ``config`` is not a dict.

@@ -8,7 +8,6 @@ scores. Only the order of the units is new.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,42 +26,34 @@ def load_scores(path: str | Path) -> Scores:
         FileNotFoundError: There is no such file.
         ValueError: The file is not valid; the message names the site.
     """
-    data = read_json(Path(path), 'a sensitivity')
+    data, found = read_json(Path(path), 'a sensitivity'), {}
     if not isinstance(data, Mapping) or not data:
         raise ValueError(f'expected a sensitivity file with sites, found none in `{path}`')
-    return {name: _site(name, entry, path) for name, entry in data.items()}
+    for name, entry in data.items():
+        try:
+            order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
+            # a permutation of the units, and the losses with 0 to n units kept
+            good = order.dtype.kind in 'iu' and np.isfinite(losses).all() and \
+                np.array_equal(np.sort(order), np.arange(len(order))) and \
+                losses.shape == (len(order) + 1, )
+        except (KeyError, TypeError, ValueError, IndexError):
+            good = False
+        if not good:
+            raise ValueError('expected an order of units and a loss for each size of site '
+                             f'`{name}`, found others in `{path}`')
+        found[name] = order, losses
+    return found
 
 
-def _site(name: str, entry: Any, path: Any) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
-        # a permutation of the units, and the losses with 0 to n units kept
-        good = order.dtype.kind in 'iu' and np.isfinite(losses).all() and \
-            np.array_equal(np.sort(order), np.arange(len(order))) and \
-            losses.shape == (len(order) + 1, )
-    except (KeyError, TypeError, ValueError, IndexError):
-        good = False
-    if not good:
-        raise ValueError(f'expected an order of units and a loss for each size of site `{name}`, '
-                         f'found others in `{path}`')
-    return order, losses
-
-
-def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsModel,
-                      spread: float = 1.) -> dict[str, Tensor]:
+def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
+                      macs: MacsModel) -> dict[str, Tensor]:
     """Initialise gates from the scores of their units, in place.
 
     Sites without scores keep their gates. So do the channels of heads and of residual streams,
     because their scores refer to other bases than the network's.
 
-    Args:
-        gates (Mapping[str, BaseGate]): Gates of a supernet, by site.
-        scores (Scores): See :func:`load_scores`.
-        macs (MacsModel): MACs from the sites' sizes.
-        spread (float): Standard deviation of the logits. Defaults to 1.
-
     Returns:
-        dict[str, Tensor]: The logits by site.
+        dict[str, Tensor]: The logits by site, of standard deviation 1 over all units.
 
     Raises:
         ValueError: No site has scores, or a site's scores do not fit the units of its gate.
@@ -79,7 +70,7 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsM
                              f'found {len(order)}')
     with torch.no_grad():
         wanted = _expected(gates, macs)  # before any gate changes
-        logits = _quantiles(known, gates, macs, spread)
+        logits = _quantiles(known, gates, macs)
         low, high = -20., 20.  # bisection for the shift: expected MACs rise with it
         for _ in range(40):
             middle = (low + high) / 2
@@ -95,41 +86,23 @@ def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
     return float(macs({name: gate.expected_size() for name, gate in gates.items()}))
 
 
-def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
-               spread: float) -> dict[str, Tensor]:
+def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel) -> dict[str, Tensor]:
     """Normal quantiles of the units' ranks over all sites, by site, in the order of the units."""
+    from sklearn.isotonic import isotonic_regression
     totals = {name: gate.total for name, gate in gates.items()}
-    values, places, sites = [], [], []
-    for site, (name, (order, losses)) in enumerate(known.items()):
+    values, places = [], []
+    for name, (order, losses) in known.items():
         # per unit; not `macs.dense`, which lacks the layers that are added to the network
         saved = float(macs(totals) - macs({**totals, name: 1})) / max(len(order) - 1, 1)
-        values.append(_hull_slopes(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.))
+        # slopes of the hull of the losses descend, so their ranks keep the order of the units
+        slopes = isotonic_regression(np.maximum(losses[:-1] - losses[1:], 0), increasing=False)
+        values.append(slopes / max(saved, 1.))
         places.append(np.arange(len(order)) / len(order))
-        sites.append(np.full(len(order), site))
-    values, places, sites = (np.concatenate(found) for found in (values, places, sites))
+    lengths, values, places = list(map(len, values)), np.concatenate(values), np.concatenate(places)
     ranked = np.lexsort((places, -values))  # the largest gain first, then the earlier unit
     shares = np.empty(len(values))  # of units that rank below, in (0, 1)
     shares[ranked] = 1 - (np.arange(len(values)) + 0.5) / len(values)
-    quantiles = torch.special.ndtri(torch.from_numpy(shares)) * spread
-    found = {}
-    for site, (name, (order, _)) in enumerate(known.items()):
-        logits = torch.empty(len(order), dtype=torch.float64)
-        logits[torch.from_numpy(order.copy())] = quantiles[torch.from_numpy(sites == site)]
-        found[name] = logits
-    return found
-
-
-def _hull_slopes(gains: np.ndarray) -> np.ndarray:
-    """Slopes of the convex hull of a curve with these steps: descending, of the same sum.
-
-    A gain above the one before it is averaged with it, and with further ones until the slopes
-    descend. So ranks of slopes keep the order of a site's units.
-    """
-    runs: list[list[float]] = []  # mean, count
-    for gain in gains.tolist():
-        runs.append([gain, 1])
-        while len(runs) > 1 and runs[-1][0] > runs[-2][0]:
-            mean, count = runs.pop()
-            runs[-1] = [(runs[-1][0] * runs[-1][1] + mean * count) / (runs[-1][1] + count),
-                        runs[-1][1] + count]
-    return np.repeat([mean for mean, _ in runs], [int(count) for _, count in runs])
+    quantiles = torch.special.ndtri(torch.from_numpy(shares)).split(lengths)
+    # the inverse of the order: where each unit stands in it
+    return {name: own[torch.from_numpy(order.argsort())]
+            for (name, (order, _)), own in zip(known.items(), quantiles)}

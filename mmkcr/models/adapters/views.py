@@ -6,7 +6,6 @@ known class uses the same adapter unless it has its own.
 """
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
@@ -372,16 +371,6 @@ def of_library(module: nn.Module) -> bool:
                for name, value in vars(cls).items()):
             return False
     return False
-
-
-def shared_parameters(root: nn.Module) -> set[int]:
-    """``id`` of the parameters that a network reads at several places.
-
-    Args:
-        root (nn.Module): The network.
-    """
-    count = Counter(id(value) for _, value in root.named_parameters(remove_duplicate=False))
-    return {one for one, times in count.items() if times > 1}
 
 
 def _why_not_alone(host: nn.Module, path: str, norm: str) -> str:

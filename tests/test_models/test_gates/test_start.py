@@ -12,7 +12,7 @@ from mmkcr.apis.compress_files import write_sensitivity
 from mmkcr.core import MacsModel
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.search.search_model import SearchModel
-from mmkcr.methods.search.start import _hull_slopes, load_scores, start_from_scores
+from mmkcr.methods.search.start import load_scores, start_from_scores
 from mmkcr.models import Searchable
 from mmkcr.models.tasks import task_forward
 
@@ -82,16 +82,6 @@ def test_units_in_the_order_of_their_scores_from_the_same_expected_macs(gates, s
         assert logits[name].unique().numel() == gate.total
     ranked = torch.cat([*logits.values()])
     assert ranked.std() == pytest.approx(1, abs=0.05)
-
-
-def test_a_flat_start_costs_a_site_nothing():
-    """Gains become slopes of the hull: they fall, and their sum is what the site loses."""
-    assert _hull_slopes(np.array([0., 4, 2, 0, 0, 3])).tolist() == [2, 2, 2, 1, 1, 1]
-    gains = np.random.default_rng(0).random(50)
-    found = _hull_slopes(gains)
-    assert (np.diff(found) <= 0).all() and found.sum() == pytest.approx(gains.sum())
-    assert (np.cumsum(found) >= np.cumsum(gains) - 1e-12).all()
-    assert np.allclose(_hull_slopes(found), found)
 
 
 def test_open_gates_leave_the_function_as_it_is(scores):

@@ -11,7 +11,6 @@ from mmpretrain.models.utils import CosineEMA
 from torch import Tensor, nn
 
 from mmkcr.registry import MODELS
-from .moca_heads import checked_views
 
 
 @MODELS.register_module()
@@ -43,8 +42,8 @@ class MOCA(BaseSelfSupervisor):
         init_cfg (dict | list[dict], optional): See ``BaseModule``.
 
     Raises:
-        ValueError: No teacher (``base_momentum`` outside (0, 1)), a backbone that does not
-            mask, a layer that the backbone does not have, or impossible ratios.
+        ValueError: A backbone that does not mask, a layer that the backbone does not have, or
+            impossible ratios.
     """
 
     def __init__(self,
@@ -60,9 +59,6 @@ class MOCA(BaseSelfSupervisor):
                  init_cfg: Any = None) -> None:
         super().__init__(backbone, neck, head, data_preprocessor=data_preprocessor,
                          init_cfg=init_cfg)
-        if not isinstance(base_momentum, (int, float)) or not 0 < base_momentum < 1:
-            raise ValueError('expected `base_momentum` within (0, 1) of MOCA, whose teacher is a '
-                             f'momentum copy, found {base_momentum!r}')
         name = type(self.backbone).__name__
         if 'mask' not in inspect.signature(self.backbone.forward).parameters:
             raise ValueError('expected a backbone of MOCA that masks images (such as `MAEViT`), '
@@ -89,19 +85,20 @@ class MOCA(BaseSelfSupervisor):
 
     def loss(self, inputs: list[Tensor], data_samples: list | None = None,
              **kwargs: Any) -> dict[str, Tensor]:
-        """Compute the two losses.
+        """Compute ``loss_image`` and, with a decoder, ``loss_token``.
 
         Args:
             inputs (list[Tensor]): Two views, (B, 3, H, W) each.
             data_samples (list, optional): Not read.
 
-        Returns:
-            dict[str, Tensor]: ``loss_image`` and, with a decoder, ``loss_token``.
-
         Raises:
             ValueError: There are not two views.
         """
-        images = torch.cat(checked_views(inputs))  # (2B, 3, H, W), view after view
+        if not isinstance(inputs, (list, tuple)) or len(inputs) != 2:
+            found = f'{len(inputs)} views' if isinstance(inputs, (list, tuple)) else 'one image'
+            raise ValueError('expected two views of every image (`MultiView` in the training '
+                             f'pipeline) for MOCA, found {found}')
+        images = torch.cat(tuple(inputs))  # (2B, 3, H, W), view after view
         words = self.codebook.words.clone()  # before they are renewed
         codes, bags = self._targets(images)  # (2B, N, K), (2B, K)
         bags = bags.roll(len(bags) // 2, 0)  # those of the other view

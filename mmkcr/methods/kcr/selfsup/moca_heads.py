@@ -61,7 +61,7 @@ class MOCADecoder(BaseModule):
                 at least the visible ones. Defaults to 1.
 
         Returns:
-            tuple[Tensor]: Features (B, P, D) and their places (B, P).
+            tuple[Tensor]: Features (B, P, D), places (B, P).
         """
         visible = tokens.shape[1]
         places = order[:, :max(visible, int(decoded * order.shape[1]))]  # (B, P)
@@ -147,16 +147,3 @@ def _divergence(logits: Tensor, target: Tensor) -> Tensor:
     logits = logits.flatten(0, -2).float()
     # KL(target || softmax(logits))
     return kl_div(logits.log_softmax(-1), target.flatten(0, -2), reduction='batchmean')
-
-
-def checked_views(inputs: Any) -> tuple[Tensor, Tensor]:
-    """Unpack the two views of a batch.
-
-    Raises:
-        ValueError: There are not two.
-    """
-    if not isinstance(inputs, (list, tuple)) or len(inputs) != 2:
-        found = f'{len(inputs)} views' if isinstance(inputs, (list, tuple)) else 'one image'
-        raise ValueError('expected two views of every image (`MultiView` in the training '
-                         f'pipeline) for MOCA, found {found}')
-    return inputs[0], inputs[1]

@@ -19,11 +19,7 @@ from mmkcr.registry import MODELS
 
 
 def hugging_face() -> Any:
-    """The package ``transformers``.
-
-    Raises:
-        ImportError: It is not installed.
-    """
+    """The package ``transformers``, or how to install it."""
     try:
         import transformers
     except ImportError as error:
