@@ -409,7 +409,7 @@ def write_sensitivity(profiles: Mapping[str, SiteProfile], folder: Path) -> None
     """Write the order of every site's units, and the losses at its sizes."""
     with atomic_write(folder / SENSITIVITY) as path:
         path.write_text(json.dumps({name: dict(
-            order=profile.order.order.tolist(), losses=profile.losses.tolist())
+            order=profile.order.tolist(), losses=profile.losses.tolist())
             for name, profile in profiles.items()}) + '\n')
 
 

@@ -249,7 +249,7 @@ def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
             sizes: Mapping[str, int]) -> Structure:
     """The first units of every site's order."""
     structure = space.structure_for(
-        {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
+        {name: profiles[name].order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
     # units of these sites are channels of bases that the file does not have
     structure.provenance['rotated'] = [

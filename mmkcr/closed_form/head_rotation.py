@@ -20,7 +20,6 @@ from mmkcr.functional.attention_refit import (
     value_bases,
 )
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.pivots import UnitOrder
 from mmkcr.models.sites.attention_width import AttentionWidth
 from mmkcr.models.sites.heads import HeadChannels
 from .calibration import WeightChange
@@ -220,14 +219,13 @@ class NarrowHeads(Units):
     def profile(self) -> SiteProfile:
         """Units of the bases; losses in the unit of the output's errors."""
         losses = self.loss_of_all() * self._rotation.errors
-        return SiteProfile(UnitOrder(self._rotation.order, losses, ()), losses,
-                           self._rotation.state)
+        return SiteProfile(self._rotation.order, losses, self._rotation.state)
 
-    def changes(self, order: UnitOrder, counts: Sequence[int]) -> list[WeightChange]:
+    def changes(self, order: Tensor, counts: Sequence[int]) -> list[WeightChange]:
         """Changes of the output projection, and of the keys."""
         return [*super().changes(order, counts), self._narrower_keys(order, counts)]
 
-    def _narrower_keys(self, order: UnitOrder, counts: Sequence[int]) -> WeightChange:
+    def _narrower_keys(self, order: Tensor, counts: Sequence[int]) -> WeightChange:
         """Keys without some channels: the logits are those without these channels of both.
 
         The softmax does not see what is the same for all keys, so the mean does not matter.
@@ -237,6 +235,6 @@ class NarrowHeads(Units):
         keys = layer.weight.detach()[part.rows]  # of a projection that may be fused
         deltas = keys.new_zeros(len(counts), *keys.shape)
         for delta, count in zip(deltas, counts):
-            lost = order.order[count:].to(delta.device)
+            lost = order[count:].to(delta.device)
             delta[lost] = -keys[lost]
         return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, outputs=part.rows)

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from mmkcr.core import atomic_write, remove_stale, write_tensors
-from mmkcr.functional.pivots import UnitOrder
 from .options import CompressOptions, SiteProfile
 
 #: Folder of the sites' profiles beside what a compression wrote.
@@ -61,10 +60,9 @@ class CompressProgress:
             return self._shared.profiles(begun)
         stored = self._read(_BEGUN if begun else _PROFILES)
         try:
-            return None if stored is None else {site: SiteProfile(
-                UnitOrder(found['order'], found['errors'], tuple(found['groups'])),
-                found['losses'], found['rotated']) for site, found in stored.items()}
-        except (AttributeError, KeyError, TypeError):  # tensors of something else
+            return None if stored is None else {
+                site: SiteProfile(**found) for site, found in stored.items()}
+        except (AttributeError, TypeError):  # tensors of something else
             return self._damaged(self.folder / (_BEGUN if begun else _PROFILES))
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile], begun: bool = False) -> None:
@@ -77,13 +75,8 @@ class CompressProgress:
         if self._shared is not None:
             self._shared.save_profiles(profiles, begun)
             return
-        self._save(_BEGUN if begun else _PROFILES, {name: dict(
-            order=found.order.order, errors=found.order.errors,
-            # channels of all units in one tensor (U, C), if they have equally many
-            groups=torch.stack(list(found.order.groups)) if len(set(
-                map(len, found.order.groups))) == 1 else list(found.order.groups),
-            losses=found.losses, rotated=found.rotated)
-            for name, found in profiles.items()})
+        self._save(_BEGUN if begun else _PROFILES, {
+            name: vars(found) for name, found in profiles.items()})
         if not begun:
             (self.folder / _BEGUN).unlink(missing_ok=True)
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import rotary_order, rotary_pairs
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.pivots import UnitOrder
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from .calibration import WeightChange
 from .head_rotation import HeadRotation, NarrowHeads, head_parts, rotate_values
@@ -101,7 +100,7 @@ class RotaryHeads(NarrowHeads):
     def _rotated(self, moments: Mapping[str, Moments]) -> HeadRotation:
         return rotate_pairs(self.site, moments, self._turned, self.settings.rho)
 
-    def _narrower_keys(self, order: UnitOrder, counts: Sequence[int]) -> WeightChange:
+    def _narrower_keys(self, order: Tensor, counts: Sequence[int]) -> WeightChange:
         """Keys without some pairs. The bias goes, too: it is rotated, so the softmax sees it."""
         site, view, part = self.site, self.site.view, head_parts(self.site)[1]
         layer = site.module(part.path)
@@ -113,7 +112,7 @@ class RotaryHeads(NarrowHeads):
         pairs = rotary_pairs(view.width, view.rotary.layout).to(keys.device)
         deltas = keys.new_zeros(len(counts), *keys.shape)
         for delta, count in zip(deltas, counts):
-            lost = pairs[order.order[count:].to(keys.device)].flatten()
+            lost = pairs[order[count:].to(keys.device)].flatten()
             delta[:, lost] = -keys[:, lost]
         deltas = deltas.flatten(1, 2)
         return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, _with_ones,

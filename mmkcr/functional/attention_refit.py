@@ -19,8 +19,6 @@ of each pair commutes with them, so whole pairs are selected.
 Shapes: H heads of d channels, D channels of the stream, r new channels per head.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -174,21 +172,20 @@ def rotary_logits(query_moment: Tensor, key_moment: Tensor,
 
 
 def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
-                 rho: float = 1e-3, **kwargs: Any) -> UnitOrder:
+                 rho: float = 1e-3) -> UnitOrder:
     """Order the rotary pairs by the squared error of the logits, one order for all heads.
 
     Args:
-        query_moment (Tensor): See :func:`rotary_logits`.
-        key_moment (Tensor): See :func:`rotary_logits`.
-        layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
+        query_moment (Tensor): See :func:`rotary_logits`; so are the next two.
+        key_moment (Tensor): As there.
+        layout (str): As there. Defaults to 'half'.
         rho (float): Relative ridge. Defaults to 1e-3.
-        **kwargs: Further arguments of :func:`pivot_order`.
 
     Returns:
         UnitOrder: Order of the d / 2 pairs.
     """
     moments, sums = rotary_logits(query_moment, key_moment, layout)
-    return pivot_order(moments, sums, groups=2, rho=rho, **kwargs)
+    return pivot_order(moments, sums, groups=2, rho=rho)
 
 
 def _root(matrix: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ DEFAULT_LANDMARKS = 50000
 
 
 class MomentAccumulator:
-    """Sum of ``f f^T`` over a stream of features: O(d^2) memory, mergeable over ranks.
+    """Sum of ``f f^T`` over a stream of features: O(d^2) memory, summed over ranks.
 
     Args:
         num_features (int): Feature width d.
@@ -55,12 +55,6 @@ class MomentAccumulator:
             chunk = chunk.to(self.total)
             self.total.addmm_(chunk.T, chunk)
         self.count += len(features)
-        return self
-
-    def merge(self, other: 'MomentAccumulator') -> 'MomentAccumulator':
-        """Adds what another accumulator of the same width has seen."""
-        self.total += other.total.to(self.total)
-        self.count += other.count
         return self
 
     def all_reduce(self) -> 'MomentAccumulator':

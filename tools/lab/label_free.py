@@ -219,7 +219,7 @@ def closed_form_scores(method: str, build: Callable[[], nn.Module], images: Tens
         profiles = compress(build(), images[:SCORED], '90%', sites, forward=tokens, refit='none',
                             input_shape=tuple(images.shape[1:]), probe_images=16).profiles
         path.write_text(json.dumps({name: dict(
-            order=profile.order.order.tolist(), losses=profile.losses.tolist())
+            order=profile.order.tolist(), losses=profile.losses.tolist())
             for name, profile in profiles.items()}))
     return path
 
