@@ -93,16 +93,15 @@ def numbered(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
 def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split into calibration batches and held-out batches, of one image each where they can be."""
     for given in (images, *([] if held_out is None else [held_out])):
-        # not arrays of numpy, whose first axis would be taken for batches
-        if not isinstance(given, Tensor) and (
-                isinstance(given, (str, bytes, Mapping)) or hasattr(given, '__array__') or not all(
-                    hasattr(given, name) for name in ('__len__', '__getitem__'))):
+        if isinstance(given, Tensor):
+            if given.ndim != 4 or not given.is_floating_point():
+                raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, '
+                                 f'found {tuple(given.shape)} of {given.dtype}')
+        # no arrays of numpy, whose first axis would be taken for batches, and no data sets
+        elif not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
             raise ValueError('expected images as a tensor (N, 3, H, W) or as a list of batches, '
                              f'found a `{type(given).__name__}`: give such a tensor, or '
                              '`[images for images, *_ in loader]`')
-        if isinstance(given, Tensor) and (given.ndim != 4 or not given.is_floating_point()):
-            raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, found '
-                             f'{tuple(given.shape)} of {given.dtype}')
     batches = single_images(images)
     if not len(batches):
         raise ValueError('expected at least one calibration image, found none')
@@ -126,10 +125,14 @@ def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
     Args:
         batches (Sequence): Calibration batches.
         held_out (Sequence): Held-out batches.
+
+    Raises:
+        ValueError: All calibration batches are the same.
     """
-    if held_out is batches:
-        return count_images(batches)
     known = {_digest(batch) for batch in batches}
+    if len(known) == 1 < len(batches):
+        raise ValueError(f'expected calibration images that differ, found that all {len(batches)} '
+                         'batches are the same')
     return sum(images_of(batch) for batch in held_out if _digest(batch) in known)
 
 

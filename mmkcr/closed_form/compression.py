@@ -44,7 +44,7 @@ from .readers import readers
 from .refit_blocks import refit_along
 from .report import plan, result_text
 from .share_out import check_reach, share_out
-from .survey import Spread, Survey, survey
+from .survey import Survey, survey
 from .whole import HeldBatches, whole_outputs
 
 
@@ -154,7 +154,6 @@ def compress(model: nn.Module,
                          'tables of latencies are about backbones')
     dense, batches, held_out = taken(model, images, held_out)
     settings = with_memory(CompressOptions(**options), dense)
-    default = forward is None and scope == 'backbone'
     forward = forward or (whole_outputs if scope == 'model' else called)
     seen = count_seen(batches, held_out)
     if scope == 'model' and is_detector(dense):
@@ -165,7 +164,7 @@ def compress(model: nn.Module,
     spaces = Pair(*(searched(network, sites, scope) for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
     for given in (batches, held_out):
-        look_at(dense, given, forward, default)
+        look_at(dense, given, forward)
     macs = macs_model(networks.slim, spaces.slim, input_shape, part)
     budget = cost_model(cost, macs, latency)
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
@@ -314,14 +313,13 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
         dict[str, float]: ``error``, the root of the summed squared difference over the summed
         squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
         first class, and of a segmentor ``pixels``, that of pixels; ``images``, their number;
-        ``spread``, the share of the dense outputs' energy that differs between images; ``seen``,
-        how many of the images the calibration used, if any.
+        ``seen``, how many of the images the calibration used, if any.
 
     Raises:
         ValueError: Outputs are not finite.
     """
     lost = energy = same = total = 0.
-    spread, count, maps = Spread(), 0, is_segmentor(dense)
+    count, maps = 0, is_segmentor(dense)
     for batch, images in numbered(of_size(batches, size)):
         # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
@@ -337,9 +335,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
             same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
             total += ours[-1].numel() / ours[-1].shape[1]
         count = images.stop
-        spread.add(theirs, len(images))
-    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
-                 spread=spread.share())
+    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count)
     if total:
         found['pixels' if maps else 'top1'] = same / total
     return dict(found, seen=seen) if seen else found

@@ -57,9 +57,9 @@ def refit_structure(model: nn.Module,
     dense, batches, held_out = taken(model, images, held_out)
     settings = with_memory(CompressOptions(**options), dense)
     seen = count_seen(batches, held_out)
-    default, forward = forward is None, forward or called
+    forward = forward or called
     for given in (batches, held_out):
-        look_at(dense, given, forward, default)
+        look_at(dense, given, forward)
     networks = Pair(dense, copy.deepcopy(dense))
     kinds, masks = _kinds(wanted)
     with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks

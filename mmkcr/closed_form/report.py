@@ -13,8 +13,6 @@ from .survey import Survey
 
 #: Rows per input of a layer below which a refit is reported as uncertain.
 LEAST_PER_INPUT = 4
-#: Share of the outputs' energy that must differ between images for them to tell something.
-LEAST_SPREAD = 1e-6
 
 
 def site_table(structure: Structure) -> str:
@@ -46,10 +44,6 @@ def sentences(structure: Structure, agreement: Mapping[str, float]) -> list[str]
     same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
         ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
     found = [f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.']
-    if agreement['spread'] < LEAST_SPREAD and count > 1:
-        found.append(f'These {images} are all alike: their outputs agree up to '
-                     f'{agreement["spread"]:.1g} of their energy. So this says nothing about other '
-                     'images.')
     if still := structure.provenance.get('constant'):
         found.append(f'{len(still)} layers see the same at all positions of all images, as '
                      f'`{still[0]}`: nothing could be learnt about them. Take other images.')

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
-from .batches import count_images, images_of
+from .batches import images_of
 from .calibration import gradients_of_activations, output_scales
 from .options import Forward
 from .readers import count_rows, weight_matrix
@@ -73,55 +73,6 @@ class Survey(NamedTuple):
         return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
 
 
-class Spread:
-    """How much outputs differ between images: the share of their energy beyond that of the mean."""
-
-    def __init__(self) -> None:
-        self._sums: list[Tensor] | None = None
-        self._energy, self._count, self._sizes = 0., 0, False
-
-    def add(self, outputs: Sequence[Tensor], images: int) -> None:
-        """Take the outputs of a batch in."""
-        if images > 1 and any(out.ndim == 0 or len(out) % images for out in outputs):
-            images = 1
-        sums = [(out.double().unflatten(0, (images, -1)) if out.ndim else out.double()[None]).sum(0)
-                for out in outputs]
-        self._energy += sum(float(torch.linalg.vector_norm(out, dtype=torch.float64))**2
-                            for out in outputs)
-        self._count += images
-        if self._sums is None:
-            self._sums = sums
-        elif [total.shape for total in self._sums] != [value.shape for value in sums]:
-            self._sizes = True  # images of other sizes are not alike
-        else:
-            for total, value in zip(self._sums, sums):
-                total += value
-
-    def share(self) -> float:
-        """The share, 0 to 1; 1 if images have several sizes or there is none."""
-        if self._sizes or self._sums is None or not self._energy:
-            return 1.
-        mean = sum(float(total.square().sum()) for total in self._sums) / self._count
-        return max(1 - mean / self._energy, 0.)
-
-
-def _check_different(batches: Sequence[Any]) -> None:
-    """Refuse images that are all the same; only then more than the first ones are read.
-
-    Raises:
-        ValueError: They are.
-    """
-    first = None
-    for place in range(len(batches)):
-        for image in (value for one in flat_tensors(batches[place])[:1] for value in one):
-            if first is not None and (image.shape != first.shape or not torch.equal(image, first)):
-                return
-            first = image
-    if first is not None and count_images(batches) > 1:
-        raise ValueError(f'expected calibration images that differ, found that all '
-                         f'{count_images(batches)} are the same')
-
-
 def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
            backward: bool = True) -> Survey:
     """Run the first images of a network, the first of them backward, too.
@@ -131,11 +82,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
         batches (Sequence): Of one image each, unless they are given as they are.
         forward (Callable): Takes model and batch.
         backward (bool): Measure memory and time of a pass backward. Defaults to True.
-
-    Raises:
-        ValueError: All images are the same.
     """
-    _check_different(batches)
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     rows, squares, images, sizes = dict.fromkeys(layers, 0.), [], 0, []
