@@ -202,20 +202,20 @@ class ResumableForward:
         self._block, self._inputs, self._outputs = '', None, {}
 
 
-def _mapped(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """A nest of tuples, lists and dicts with other tensors."""
     if isinstance(out, Tensor):
         return function(out)
     if type(out) in (tuple, list):
-        return type(out)(_mapped(part, function) for part in out)
+        return type(out)(map_tensors(part, function) for part in out)
     if type(out) is dict:
-        return {key: _mapped(part, function) for key, part in out.items()}
+        return {key: map_tensors(part, function) for key, part in out.items()}
     return out
 
 
 def _copied(out: Any) -> Any:
     """Copies, because many hosts run an activation in place behind a layer."""
-    return _mapped(out, lambda tensor: tensor.detach().clone())
+    return map_tensors(out, lambda tensor: tensor.detach().clone())
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -236,7 +236,7 @@ def _unknown(out: Any) -> Any:
 
     Masks, indices and sizes stay: hosts hand them on to all blocks.
     """
-    return _mapped(out, lambda tensor: tensor.new_full((), float('nan')).expand(tensor.shape)
+    return map_tensors(out, lambda tensor: tensor.new_full((), float('nan')).expand(tensor.shape)
                    if tensor.is_floating_point() else tensor)
 
 
