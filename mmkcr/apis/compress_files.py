@@ -270,7 +270,7 @@ def compress_files(config: str | Path, checkpoint: str | Path,
     table = None if latency is None else usable_table(latency, dict(
         input_shape=list(task.input_shape), part=task.part), force_latency)
     kept = kept_profiles(folder, dict(task.key, digest=batches.digest()), sites, settings, profiles)
-    known = kept.has_profiles()
+    known = kept.profiles()
     done = CompressProgress(folder / PROGRESS, dict(
         task.key, sites=sites, target=target, cost=cost, settings=settings, later=later,
         latency=None if latency is None else file_sha256(latency)), kept)
@@ -279,10 +279,10 @@ def compress_files(config: str | Path, checkpoint: str | Path,
                           task_outputs if scope == 'backbone' else None, done=done, latency=table,
                           scope=scope, cost=cost, ordinary=False, logits=task.classifies,
                           seed=seed, **settings)
-    # refused arguments leave nothing to continue
-    except ValueError:
-        for part in (done, kept):
-            part.withdraw()
+    except ValueError:  # refused arguments leave nothing to continue
+        done.withdraw()
+        if not known:
+            kept.withdraw()
         raise
     structure = result.structure
     # the config in place of the class name, so that the structure alone builds the backbone
@@ -327,8 +327,7 @@ def refit_files(task: CompressTask, structure: str | Path,
     try:
         result = refit_structure(task.model, wanted, task.batches, task.input_shape, task.part,
                                  task_outputs, done=done, logits=task.classifies, **settings)
-    # refused arguments leave nothing to continue
-    except ValueError:
+    except ValueError:  # refused arguments leave nothing to continue
         done.withdraw()
         raise
     found = result.structure

@@ -9,7 +9,6 @@
 
 import copy
 import dataclasses
-import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -174,7 +173,6 @@ def compress(model: nn.Module,
     except ValueError as error:
         raise ValueError(f'{error}{_parts_without_sites(dense, spaces.slim, input_shape)}'
                          ) from None
-    profiles = profiles or (done.profiles() if done else None)
     looked = survey(dense, batches, forward)
     if settings.progress:
         layers = [site.module(reader.path) for site in spaces.dense.sites.values()
@@ -183,12 +181,7 @@ def compress(model: nn.Module,
     if profiles is not None:
         _check_profiles(profiles, spaces.slim)
     else:
-        begun, save = (None, None) if done is None else (
-            done.profiles(begun=True), functools.partial(done.save_profiles, begun=True))
-        profiles = profile_sites(dense, spaces.dense, batches, forward, settings, looked, begun,
-                                 save)
-        if done is not None:
-            done.save_profiles(profiles)
+        profiles = profile_sites(dense, spaces.dense, batches, forward, settings, looked, done)
     # rotated heads: both networks compute the same as before, and units are now single channels
     for profile in profiles.values():
         for space in spaces:

@@ -57,8 +57,8 @@ def refit_along(networks: Pair, structure: Structure, batches: Sequence[Any], fo
         title = f'Refit of blocks, {count_images(batches)} images each'
         for block in shown(list(blocks), title, visible=settings.progress):
             # finished before the call was killed: slice in the same way, load the weights
-            known = done is not None and done.has_block(block)
-            if settings.refit != 'none' and not known:
+            known = None if done is None else done.read_block(block)
+            if settings.refit != 'none' and known is None:
                 refits.enter(block)
             for one in blocks[block]:
                 kept = torch.tensor(structure.sites[one.site.name].kept, dtype=torch.int64,
@@ -66,12 +66,13 @@ def refit_along(networks: Pair, structure: Structure, batches: Sequence[Any], fo
                 # before slicing: afterwards the axes no longer have the dense layers' entries
                 refits.note_outputs(one, kept)
                 one.site.slice_to(kept)
-                if settings.refit != 'none' and not known:
+                if settings.refit != 'none' and known is None:
                     one.refit(refits, kept)
-            if known:
-                done.load_block(block, refits.changed(blocks[block]))
-            elif done is not None:
-                done.save_block(block, refits.changed(blocks[block]))
+            changed = refits.changed(blocks[block])
+            if known is None and done is not None:
+                done.save_block(block, changed)
+            for path, state in (known or {}).items():
+                changed[path].load_state_dict(state)
     finally:
         for run in runs:
             run.close()
