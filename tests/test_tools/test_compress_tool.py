@@ -234,7 +234,7 @@ def test_files_that_take_other_images_do_not_cost_the_report(compress, load_tool
     files = tool.compress_files
 
     def with_file(*args, **kwargs):
-        found = files(*args[:-3], None, *args[-2:], **kwargs)
+        found = files(*args, **{**kwargs, 'int8': None})
         return found._replace(deployed=[DeployedFile('dense', Path('dense.onnx'), 1, 1., 0., None)])
 
     def refusing(config, checkpoint, work_dir, onnx=None, runtime='onnxruntime'):

@@ -11,7 +11,7 @@ from mmseg.structures import SegDataSample
 
 from long_form import few
 from mmkcr.apis import slim as slim_supernet
-from mmkcr.apis.compress_files import compress_files
+from mmkcr.apis.compress_files import compress_files, compress_task
 from mmkcr.cli.init_config import init_config
 from mmkcr.closed_form.compression import agreement, compress, macs_model
 from mmkcr.closed_form.kinds import searched
@@ -117,9 +117,9 @@ def test_files_of_a_whole_model(tmp_path):
     for number in range(3):
         noise = torch.randint(0, 255, (64, 64, 3), dtype=torch.uint8).numpy()
         Image.fromarray(noise).save(images / f'{number}.png')
-    files = compress_files(tmp_path / 'dense.py', tmp_path / 'dense.pth', '60%', images=3,
-                           calibration=str(images), out=tmp_path / 'slim',
-                           shape=SHAPE, scope='model', **FAST)
+    files = compress_files(compress_task(
+        tmp_path / 'dense.py', tmp_path / 'dense.pth', str(images), 3, SHAPE, scope='model',
+        out=tmp_path / 'slim'), '60%', **FAST)
     assert set(files.parts) == {'backbone', 'decode_head'} and files.proposals is None
     assert sum(slim for _, slim in files.parts.values()) == files.result.structure.macs['subnet']
     written = json.loads((tmp_path / 'slim/structure.json').read_text())
@@ -138,9 +138,9 @@ def test_files_of_a_whole_model(tmp_path):
         load_weights(model, tmp_path / 'dense.pth')
     # it is no dense model, of which more could be cut
     with pytest.raises(ValueError, match='expected a dense model to compress, found a subnet'):
-        compress_files(tmp_path / 'slim/config.py', tmp_path / 'slim/subnet.pth', '80%', images=3,
-                       calibration=str(images), out=tmp_path / 'again', shape=SHAPE,
-                       **FAST)
+        compress_files(compress_task(
+            tmp_path / 'slim/config.py', tmp_path / 'slim/subnet.pth', str(images), 3, SHAPE,
+            out=tmp_path / 'again'), '80%', **FAST)
     with pytest.raises(ValueError, match='expected the config of a dense model'):
         init_config(tmp_path / 'slim/config.py', 'kcr')
 
