@@ -77,19 +77,14 @@ class HeadRotation(NamedTuple):
     values: Tensor
 
 
-def layers_of(site: AttentionWidth) -> dict[str, nn.Module]:
-    """The layers whose inputs' moments :func:`rotate_heads` needs, by path."""
-    paths = dict.fromkeys([*(part.path for part in head_parts(site)), site.view.output])
-    return {path: site.module(path) for path in paths}
-
-
 def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
                  rho: float = 1e-3) -> HeadRotation:
     """Compute the bases of one attention layer; its weights are not changed here.
 
     Args:
         site (HeadChannels): Site of a dense layer with H heads of d channels.
-        moments (Mapping[str, Moments]): Moments of the inputs of :func:`layers_of`, by path.
+        moments (Mapping[str, Moments]): Of the inputs of
+            :meth:`NarrowHeads.projections`, by path.
         rho (float): Relative ridge of the moments. Defaults to 1e-3.
     """
     heads, parts, state = site.view.heads, head_parts(site), {}
@@ -202,7 +197,8 @@ class NarrowHeads(Units):
 
     def projections(self) -> dict[str, nn.Module]:
         """The layers of queries, keys, values and the output, by path."""
-        return layers_of(self.site)
+        paths = (*(part.path for part in head_parts(self.site)), self.site.view.output)
+        return {path: self.site.module(path) for path in paths}
 
     def prepare(self) -> None:
         """Rotate the layer, and the moments of its output projection, to the new bases."""

@@ -26,14 +26,6 @@ class TurnedMoments(NamedTuple):
     query: Moments
     key: Moments
 
-    @property
-    def both(self) -> tuple:
-        """Second moment of the queries and covariance of the keys.
-
-        Keys are centred, since the softmax does not see what is the same for all keys.
-        """
-        return self.query.second_moment, self.key.covariance
-
 
 @contextmanager
 def turned_moments(site: RotaryPairs, rows: int) -> Iterator[TurnedMoments]:
@@ -74,7 +66,8 @@ def rotate_pairs(site: RotaryPairs, moments: Mapping[str, Moments], turned: Turn
         rho (float): Relative ridge. Defaults to 1e-3.
     """
     view, state = site.view, {}
-    found = rotary_order(*turned.both, view.rotary.layout, rho)
+    # keys are centred, since the softmax does not see what is the same for all keys
+    found = rotary_order(turned.query.second_moment, turned.key.covariance, view.rotary.layout, rho)
     order = found.order.cpu()
     places = rotary_pairs(view.width, view.rotary.layout)[order].flatten()  # (d,), best pair first
     values, lost = rotate_values(site, state, moments[view.output], rho, places)
