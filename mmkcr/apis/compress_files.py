@@ -98,18 +98,16 @@ class CompressTask(NamedTuple):
     """A checkpoint to compress, with its images.
 
     Args:
-        config (Config): Config of the dense task model.
+        config (Config): Of the dense task model.
         model (nn.Module): The model with its weights.
-        meta (dict): ``meta`` of the checkpoint.
-        batches (Sequence): Batches of calibration images.
-        input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
-        part (str, optional): The part whose MACs are counted.
+        meta (dict): Of the checkpoint.
+        batches (Sequence): Of calibration images.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for; of ``part``.
         classifies (bool): Whether the outputs are class scores.
-        folder (Path): Output folder.
-        scope (str): Whether the backbone or the whole model is compressed.
-        searched (dict): Config of that part, dense.
-        provenance (dict): Provenance for the written files.
-        key (dict): Identity of the task: two with equal keys give the same result.
+        folder (Path): To write to.
+        searched (dict): Dense config of what ``scope`` says: the backbone, or the whole model.
+        provenance (dict): For the written files.
+        key (dict): Two tasks with equal keys give the same result.
     """
 
     config: Config

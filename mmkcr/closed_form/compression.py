@@ -210,13 +210,8 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
              seen: int = 0) -> CompressResult:
     """The result of a compression: sizes are noted in the structure, and outputs are compared.
 
-    Args:
-        networks (Pair): Dense and slim, refitted.
-        structure (Structure): Of the slim network; changed in place.
-        macs (MacsModel): MACs of the dense network.
-        profiles (Mapping[str, SiteProfile]): By site. Defaults to none.
-        seen (int): Held-out images that the refit saw. Defaults to 0. The other arguments are
-            those of :func:`compress`.
+    ``networks`` are refitted, ``structure`` is changed in place, and the refit saw ``seen`` of the
+    held-out images. Other arguments are those of :func:`compress`.
     """
     dense, slim = networks
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),

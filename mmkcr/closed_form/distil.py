@@ -185,13 +185,8 @@ def read_length(length: str | int) -> int | float:
 class DistilModel(BaseModel):
     """A student with the average of its weights, and its teacher, whose weights are not saved.
 
-    Args:
-        student (nn.Module): Copied, and kept in the mode ``eval``: nothing is dropped, and batch
-            norms keep their statistics.
-        teacher (nn.Module): Copied too.
-        forward (Callable): As of :func:`distil`.
-        settings (DistilOptions): All of it.
-        logits (bool): As there.
+    All are copies, in the mode ``eval``: nothing is dropped, and batch norms keep their statistics.
+    Arguments are those of :func:`distil`.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module, forward: Forward,
@@ -238,12 +233,7 @@ class DistilModel(BaseModel):
         return [tensor for path in self._between for tensor in caught.get(path, [])] + outputs
 
     def forward(self, batch: Any, mode: str = 'loss') -> dict[str, Tensor]:
-        """Losses of the student on a batch; in the mode ``'judge'`` of the average.
-
-        Args:
-            batch (Any): What the networks' ``forward`` takes.
-            mode (str): ``'loss'`` or ``'judge'``.
-        """
+        """Losses of the student on a batch; in the mode ``'judge'`` of the average."""
         with torch.no_grad():
             wanted = self._outputs(self._teacher[0], batch)
         found = self._outputs(self.average if mode == 'judge' else self.student, batch,
@@ -270,12 +260,8 @@ class DistilModel(BaseModel):
 def common_blocks(student: nn.Module, teacher: nn.Module, count: int) -> list[str]:
     """Paths of evenly spaced blocks that both networks have, without the last one.
 
-    A block is the first numbered module on the path of a weight that was cut.
-
-    Args:
-        student (nn.Module): The compressed network.
-        teacher (nn.Module): The dense one.
-        count (int): How many at most.
+    A block is the first numbered module on the path of a weight that was cut. There are ``count``
+    of them at most.
     """
     shapes = {name: value.shape for name, value in teacher.named_parameters()}
     cut = [name for name, value in student.named_parameters() if shapes.get(name) != value.shape]
@@ -291,10 +277,7 @@ class _Draws(Dataset):
     """Augmented batches: the batch at a position, and all that is drawn for it, depend on
     the position alone, so not on processes, nor on where a run was stopped.
 
-    Args:
-        batches (Sequence): Of images.
-        settings (DistilOptions): All of it.
-        move (Callable): To the device, so that a GPU augments.
+    They are moved to the device first, so that a GPU augments.
     """
 
     def __init__(self, batches: Sequence[Any], settings: DistilOptions,
@@ -345,14 +328,7 @@ def augmented(batch: Any, draw: torch.Generator) -> Any:
 
 
 class _Teacher(Hook):
-    """Sets the rates of a step, averages the weights after it, and keeps the best on the way.
-
-    Args:
-        judge (Sequence): Held-out batches.
-        steps (int): Of the run.
-        folder (Path): The best weights are written there.
-        settings (DistilOptions): All of it.
-    """
+    """Sets the rates of a step, averages the weights after it, and keeps the best on the way."""
 
     priority = 'HIGH'  # before checkpoints
 

@@ -73,7 +73,7 @@ def result_text(result: Any) -> str:
 
 def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
          held_out: Sequence[Any], settings: CompressOptions) -> str:
-    """What a compression is about to do, and how long it takes.
+    """What a compression is about to do.
 
     Args:
         looked (Survey): Of the dense network.
@@ -84,16 +84,9 @@ def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
     """
     there, held = count_images(batches), count_images(held_out)
     used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))
-    forward, backward = looked.seconds
-    probes = min(there, settings.probe_images)
-    # orders, losses of sizes, refits of both networks, agreement
-    seconds = used * forward + min(there, settings.backward_images) * backward + \
-        probes * (forward + backward) + 4 * used * forward + 2 * held * forward
     sizes = ' and others'.join([' x '.join(map(str, looked.sizes[0])), *(
         [''] if len(looked.sizes) > 1 else [])]) if looked.sizes else 'their own size'
     enough = min(looked.needed(layers, max(settings.per_unit), 32), there)
-    time = f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'
     more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
     return (f'Calibration: {used} of {there} images of {sizes}, {looked.batch(settings.memory)} at '
-            f'a time, {held} for the comparison; passes take about {time}, '
-            f'statistics come on top{more}.')
+            f'a time, {held} for the comparison{more}.')

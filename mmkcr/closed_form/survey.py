@@ -1,7 +1,6 @@
-"""What a few images tell before a calibration: rows of layers, sizes of outputs, memory, time."""
+"""What a few images tell before a calibration: rows of layers, sizes of outputs, memory."""
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -30,14 +29,12 @@ class Survey(NamedTuple):
         rows (dict[nn.Module, float]): Rows of an image that each layer with weights gets.
         scales (list[float]): See :func:`~mmkcr.closed_form.calibration.output_scales`.
         bytes (int): What a pass of an image forward and backward keeps at a time.
-        seconds (tuple[float, float]): An image's forward pass, and its backward pass.
         sizes (list[tuple[int, ...]]): Different shapes (C, H, W) of the images.
     """
 
     rows: dict[nn.Module, float]
     scales: list[float]
     bytes: int
-    seconds: tuple[float, float]
     sizes: list[tuple[int, ...]]
 
     def needed(self, layers: Iterable[nn.Module], enough: float, least: int,
@@ -81,7 +78,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
         model (nn.Module): In eval mode.
         batches (Sequence): Of one image each, unless they are given as they are.
         forward (Callable): Takes model and batch.
-        backward (bool): Measure memory and time of a pass backward. Defaults to True.
+        backward (bool): Measure the memory of a pass backward. Defaults to True.
     """
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
@@ -98,20 +95,17 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
             own = images_of(batch)
             images += own
             sizes += [tuple(value.shape[-3:]) for value in flat_tensors(batch)[:1]]
-            start = time.perf_counter()
             outputs = flat_tensors(forward(model, batch))
-            spent = (time.perf_counter() - start) / own
             squares.append([scale**2 * own for scale in output_scales(outputs, own)])
     scales = [(sum(own) / images)**0.5 for own in zip(*squares)]
-    taken, later = _backward(model, layers, batches[0], forward) if backward else (0, 0.)
+    taken = _kept_bytes(model, layers, batches[0], forward) if backward else 0
     return Survey({layer: value / images for layer, value in rows.items()}, scales,
-                  taken // images_of(batches[0]), (spent, later / images_of(batches[0])),
-                  list(dict.fromkeys(sizes)))
+                  taken // images_of(batches[0]), list(dict.fromkeys(sizes)))
 
 
-def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
-              forward: Forward) -> tuple[int, float]:
-    """Bytes that a forward keeps for the pass backward, and the seconds of that."""
+def _kept_bytes(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
+                forward: Forward) -> int:
+    """Bytes that a forward keeps for the pass backward."""
     kept: dict[int, int] = {}  # by address
     weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
 
@@ -128,9 +122,8 @@ def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
             stack.callback(layer.register_forward_hook(
                 lambda _, args, __: [keep(args[0].detach())] and None).remove)
         outputs = [out for out in flat_tensors(forward(model, batch)) if out.requires_grad]
-        # outputs, their gradients, and gradients on their way
-        rest = 2 * sum(map(Tensor.nelement, outputs)) * 4 + 3 * max(kept.values(), default=0)
-        start = time.perf_counter()
-        if outputs:
+        if outputs:  # with activation checkpointing most is kept in here
             torch.autograd.backward(outputs, [torch.zeros_like(out) for out in outputs])
-    return sum(kept.values()) + rest, time.perf_counter() - start
+    # besides outputs, their gradients, and gradients on their way
+    return sum(kept.values()) + 2 * sum(map(Tensor.nelement, outputs)) * 4 + \
+        3 * max(kept.values(), default=0)

@@ -135,7 +135,7 @@ def test_layers_without_variance_are_said():
 
 def test_few_large_images_are_enough():
     def looked(rows, side):
-        return Survey({layer: rows}, [], 0, (0., 0.), [(3, side, side)])
+        return Survey({layer: rows}, [], 0, [(3, side, side)])
 
     layer = nn.Linear(1536, 384)
     assert [enough_images(looked(rows, side), [layer]) for rows, side in (
