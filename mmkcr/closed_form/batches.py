@@ -1,5 +1,6 @@
 """Calibration images in batches of any size."""
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,18 +13,29 @@ from mmkcr.core.forward import flat_tensors
 
 
 class ImageBatches(Sequence):
-    """Images in memory, in batches; only neighbours of one shape come into one.
+    """Images in batches of any size; only neighbours of one kind come into one.
 
     Args:
-        images (Sequence[Tensor]): (1, C, H, W) each.
+        images (Sequence): Images in memory, (1, C, H, W) each; derived classes load others.
         size (int): Maximum number of images per batch. Defaults to 1.
     """
 
-    def __init__(self, images: Sequence[Tensor], size: int = 1) -> None:
-        self._images = images
+    def __init__(self, images: Sequence[Any], size: int = 1) -> None:
+        self._images, self._size = images, size
         self._batches = [alike[start:start + size] for alike in (
-            list(group) for _, group in itertools.groupby(images, lambda image: image.shape))
+            list(group) for _, group in itertools.groupby(images, self._kind))
             for start in range(0, len(alike), size)]
+
+    def _kind(self, image: Any) -> Any:
+        return image.shape
+
+    def _batch(self, images: list[Any]) -> Any:
+        return images[0] if len(images) == 1 else torch.cat(images)
+
+    def _other(self, images: Sequence[Any], size: int) -> 'ImageBatches':
+        other = copy.copy(self)
+        ImageBatches.__init__(other, images, size)
+        return other
 
     @property
     def images(self) -> int:
@@ -32,16 +44,16 @@ class ImageBatches(Sequence):
 
     def of_size(self, size: int) -> 'ImageBatches':
         """The same images in batches of another size."""
-        return ImageBatches(self._images, size)
+        return self._other(self._images, size)
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return ImageBatches([image for batch in self._batches[place] for image in batch])
-        batch = self._batches[place]
-        return batch[0] if len(batch) == 1 else torch.cat(batch)
+            return self._other([image for batch in self._batches[place] for image in batch],
+                               self._size)
+        return self._batch(self._batches[place])
 
 
 def single_images(batches: Tensor | Sequence[Any]) -> Sequence[Any]:
