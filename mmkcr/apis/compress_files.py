@@ -156,11 +156,14 @@ def compress_task(config: str | Path, checkpoint: str | Path,
             model if scope == 'model' else model.backbone).modules())]
     folder = Path(out) if out else run_folder(cfg, config) / 'compress'
     remove_stale(folder)  # half-written files of a killed call
+    head = getattr(model, 'head', None)  # scores of one set of classes: no features, no numbers
+    classifies = is_of(head, 'mmpretrain.models.heads.ClsHead') and \
+        not is_of(head, 'mmpretrain.models.heads.RegressionHead')
     return CompressTask(
-        cfg, model, content.get('meta') or {}, batches, input_shape, part, _has_classes(model),
-        folder, scope, searched_config(cfg, scope), dict(
-            provenance(cfg, config, checkpoint, content), calibration=dict(
-                images=batches.images, folder=calibration is not None, seed=seed)),
+        cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
+        scope, searched_config(cfg, scope),
+        dict(provenance(cfg, config, checkpoint, content), calibration=dict(
+            images=batches.images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
              checkpoint=str(checkpoint) if is_address(checkpoint) else file_sha256(checkpoint),
              calibration=calibration, images=images,
@@ -196,13 +199,6 @@ def enough_images(looked: Survey, layers: Iterable[nn.Module]) -> int:
     least = min(max(256 * 224**2 // pixels, 32), 256)
     needed = looked.needed(wide, max(CompressOptions.per_unit), least)
     return min(math.ceil(needed / 0.9), MOST_IMAGES)
-
-
-def _has_classes(model: nn.Module) -> bool:
-    """Whether the outputs are scores of one set of classes: no features, labels or numbers."""
-    head = getattr(model, 'head', None)
-    return is_of(head, 'mmpretrain.models.heads.ClsHead') and \
-        not is_of(head, 'mmpretrain.models.heads.RegressionHead')
 
 
 def compress_files(task: CompressTask, target: str | int | float,

@@ -22,7 +22,7 @@ from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory, naming_remedy
 from mmkcr.models.costs import cost_model
-from mmkcr.models.counting import check_built, count_parts, note_backbone_macs
+from mmkcr.models.counting import check_built, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites.base import KindConfig, check_ties
 from mmkcr.models.tasks import (
@@ -168,11 +168,7 @@ def compress(model: nn.Module,
     budget = cost_model(cost, macs, latency)
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
     wanted = budget.parse_target(target)
-    try:
-        check_reach(spaces.slim, budget, wanted, settings)
-    except ValueError as error:
-        raise ValueError(f'{error}{_parts_without_sites(dense, spaces.slim, input_shape)}'
-                         ) from None
+    check_reach(spaces.slim, budget, wanted, settings)
     looked = survey(dense, batches, forward)
     if settings.progress:
         layers = [site.module(reader.path) for site in spaces.dense.sites.values()
@@ -255,20 +251,6 @@ def with_memory(settings: CompressOptions, model: nn.Module) -> CompressOptions:
     if settings.memory is not None:
         return settings
     return dataclasses.replace(settings, memory=free_memory(next(model.parameters()).device) // 2)
-
-
-def _parts_without_sites(model: nn.Module, space: SearchSpace, input_shape: Sequence[int]) -> str:
-    """End of the message on an unreachable target: parts of a whole model that stay as they are.
-
-    It is empty for a backbone, and if all parts have sites.
-    """
-    if not isinstance(getattr(space.host, 'backbone', None), nn.Module):
-        return ''
-    counts = count_parts(model, input_shape)
-    kept = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
-            for name, macs in counts.items() if macs and not any(
-                site.path.startswith(f'{name}.') for site in space.sites.values())]
-    return '; nothing can be cut in ' + ', '.join(kept) if kept else ''
 
 
 def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],

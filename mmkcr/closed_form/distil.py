@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import json
 import math
 import os
 import re
@@ -41,7 +40,7 @@ from .compression import called
 from .options import Forward
 from .replay import map_tensors
 
-BEST, LENGTH = 'best.pth', 'length.json'
+BEST, LENGTH = 'best.pth', 'steps.txt'
 #: Unit of the rate of a tensor of zeros.
 ZEROS = 0.01
 
@@ -396,7 +395,7 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
     if isinstance(length, int):
         return length
     if (folder / LENGTH).is_file() and (folder / 'last_checkpoint').is_file():
-        return json.loads((folder / LENGTH).read_text())['steps']
+        return int((folder / LENGTH).read_text())
     for position in range(2):  # the second one counts
         began = time.perf_counter()
         loss = sum(model(model.data_preprocessor(draws[position])).values())
@@ -412,7 +411,7 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
                          f'{settings.judged + 1} judgements fit, found {length:.0f} s')
     if is_main_process():
         with atomic_write(folder / LENGTH) as path:
-            path.write_text(json.dumps(dict(steps=steps)))
+            path.write_text(str(steps))
     return steps
 
 

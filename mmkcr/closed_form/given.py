@@ -42,15 +42,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 def taken(model: nn.Module, images: Any,
           held_out: Any) -> tuple[nn.Module, Sequence[Any], Sequence[Any]]:
-    """A user's network, copied, in evaluation mode, and images in batches; all are looked at.
-
-    Args:
-        model (nn.Module): Any.
-        images (Tensor | Sequence): For the calibration.
-        held_out (Tensor | Sequence, optional): See :func:`~mmkcr.apis.compress`.
-
-    Returns:
-        tuple: The copy, batches, held-out batches.
+    """A user's network, copied, in evaluation mode, batches of images and held-out batches.
 
     Raises:
         ValueError: As in :func:`copied` and :func:`~mmkcr.closed_form.batches.split_batches`, or

@@ -109,7 +109,7 @@ def rotate_values(site: AttentionWidth, state: dict[str, Tensor], moments: Momen
     Args:
         site (AttentionWidth): Site of a dense layer.
         state (dict[str, Tensor]): Gets the new weights.
-        moments (Moments): Moments of the output projection's inputs.
+        moments (Moments): Of the output projection's inputs.
         rho (float): Relative ridge.
         places (Tensor, optional): Channel of a head that the best mixture gets, then that of the
             second best, and so on, (d,). Defaults to ascending channels.

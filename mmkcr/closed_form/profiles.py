@@ -31,9 +31,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Args:
         dense (nn.Module): The network; its attention is rotated in place.
         space (SearchSpace): Search space of its backbone.
-        batches (Sequence): Calibration batches.
-        forward (Callable): See :func:`compress`.
-        settings (CompressOptions): As there, with a number for ``memory``.
+        batches (Sequence): Calibration batches for ``forward``.
+        settings (CompressOptions): With a number for ``memory``.
         looked (Survey): Of the network.
         done (CompressProgress, optional): Has profiles of an earlier call, and gets those of each
             group. Defaults to None.

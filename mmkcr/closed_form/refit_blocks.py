@@ -49,16 +49,15 @@ def refit_along(networks: Pair, structure: Structure, batches: Sequence[Any], fo
     runs = Pair(*(ResumableForward(network, space.host, batches, forward,
                                    int(ACTIVATIONS * settings.memory))
                   for network, space in zip(networks, spaces)))
-    if settings.refit == 'none':
-        done = None
     try:
         refits = Refits(runs, settings, rows, [
             path for block in blocks.values() for one in block for path in one.refitted()])
         title = f'Refit of blocks, {count_images(batches)} images each'
         for block in shown(list(blocks), title, visible=settings.progress):
             # finished before the call was killed: slice in the same way, load the weights
-            known = None if done is None else done.read_block(block)
-            if settings.refit != 'none' and known is None:
+            known = done.read_block(block) if done else None
+            fitted = settings.refit != 'none' and known is None
+            if fitted:
                 refits.enter(block)
             for one in blocks[block]:
                 kept = torch.tensor(structure.sites[one.site.name].kept, dtype=torch.int64,
@@ -66,10 +65,10 @@ def refit_along(networks: Pair, structure: Structure, batches: Sequence[Any], fo
                 # before slicing: afterwards the axes no longer have the dense layers' entries
                 refits.note_outputs(one, kept)
                 one.site.slice_to(kept)
-                if settings.refit != 'none' and known is None:
+                if fitted:
                     one.refit(refits, kept)
             changed = refits.changed(blocks[block])
-            if known is None and done is not None:
+            if fitted and done:
                 done.save_block(block, changed)
             for path, state in (known or {}).items():
                 changed[path].load_state_dict(state)

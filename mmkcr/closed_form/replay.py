@@ -247,14 +247,9 @@ def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
            last: nn.Module) -> dict[str, Calls]:
     """Inputs and outputs of some modules in one forward up to ``last``, one pair per call.
 
-    Only the first positional input is recorded. All tensors are copies: many hosts run an
-    activation in place behind a layer, which would change the layer's recorded outputs.
-
-    Args:
-        run (ResumableForward): The network.
-        batch (int): Index of the batch.
-        modules (Mapping[str, nn.Module]): By name.
-        last (nn.Module): The last of them.
+    ``last`` is the last of them. Only the first positional input is recorded. All tensors are
+    copies: many hosts run an activation in place behind a layer, which would change the layer's
+    recorded outputs.
     """
     found: dict[str, Calls] = {}
     with ExitStack() as stack:
@@ -312,11 +307,6 @@ def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
 
     It is found by experiment: the layer's outputs are shifted at random, and the change of the
     block's outputs is compared with the shift. None means that the relation is not such a factor.
-
-    Args:
-        run (ResumableForward): The network, of which one batch is run.
-        block (str): Path of the block.
-        path (str): Path of the layer, within it.
 
     Returns:
         Tensor, optional: The factors, (outputs,); 1 except with layer scale.

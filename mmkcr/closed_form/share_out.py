@@ -121,8 +121,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
         sizes (Mapping[str, int]): Sizes to start from, by site.
         offered (Mapping[str, list[int]]): Sizes that a site may have, ascending.
         losses (Mapping[str, Tensor]): Loss of a site with k units, k = 0 … total.
-        macs (CostModel): Cost as a function of the sites' sizes.
-        target (int): Maximum cost.
+        macs (CostModel): Cost as a function of the sites' sizes, at most ``target``.
     """
     def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
         now, found = macs(sizes), []

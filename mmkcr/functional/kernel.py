@@ -33,11 +33,6 @@ class MomentAccumulator:
         self.total = torch.zeros(num_features, num_features, dtype=torch.float64, device=device)
         self.count = 0
 
-    @property
-    def num_features(self) -> int:
-        """int: Feature width d."""
-        return self.total.shape[0]
-
     @torch.no_grad()
     def add(self, features: Tensor) -> 'MomentAccumulator':
         """Adds a batch.
@@ -48,8 +43,8 @@ class MomentAccumulator:
         Raises:
             ValueError: The features are not (B, d).
         """
-        if features.ndim != 2 or features.shape[1] != self.num_features:
-            raise ValueError(f'expected features of shape (B, {self.num_features}), found '
+        if features.ndim != 2 or features.shape[1] != len(self.total):
+            raise ValueError(f'expected features of shape (B, {len(self.total)}), found '
                              f'`{tuple(features.shape)}` in MomentAccumulator.add')
         for chunk in features.split(CHUNK):
             chunk = chunk.to(self.total)
