@@ -174,7 +174,7 @@ def compress(model: nn.Module,
         layers = [site.module(reader.path) for site in spaces.dense.sites.values()
                   for reader in readers(site)]
         print(plan(looked, layers, batches, held_out, settings), file=sys.stderr, flush=True)
-    if profiles is not None:
+    if profiles:
         _check_profiles(profiles, spaces.slim)
     else:
         profiles = profile_sites(dense, spaces.dense, batches, forward, settings, looked, done)

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,28 +92,21 @@ def calibration_images(config: Config, model: nn.Module, folder: str | None = No
     """
     init_default_scope(config.get('default_scope', 'mmpretrain'))
     if folder is None:
-        dataset = _dataset(config)
-        total, load, path_of = len(dataset), dataset.__getitem__, partial(_path_in, dataset)
+        for name in ('train_dataloader', 'test_dataloader'):
+            if config.get(name) is None:
+                raise ValueError(f'expected a config with `{name}`, found none; give a folder of '
+                                 'images instead (`--calibration FOLDER`)')
+        train = DATASETS.build(copy.deepcopy(config.train_dataloader.dataset))
+        dataset = with_pipeline(train, Compose(pipeline_config(config.test_dataloader.dataset)))
+        total, load = len(dataset), dataset.__getitem__
+
+        def path_of(index: int) -> str | None:
+            return dataset.get_data_info(index).get('img_path') if hasattr(
+                dataset, 'get_data_info') else None
     else:
         total, load, path_of = _folder(config, folder)
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
     return CalibrationImages(load, drawn, model, path_of=path_of)
-
-
-def _dataset(config: Config) -> Any:
-    """The training set with the test transforms."""
-    for name in ('train_dataloader', 'test_dataloader'):
-        if config.get(name) is None:
-            raise ValueError(f'expected a config with `{name}`, found none; give a folder of '
-                             'images instead (`--calibration FOLDER`)')
-    train = DATASETS.build(copy.deepcopy(config.train_dataloader.dataset))
-    return with_pipeline(train, Compose(pipeline_config(config.test_dataloader.dataset)))
-
-
-def _path_in(dataset: Any, index: int) -> str | None:
-    """Path of an image of a host's dataset; None if it has none or does not tell."""
-    info = dataset.get_data_info(index) if hasattr(dataset, 'get_data_info') else {}
-    return info.get('img_path')
 
 
 def _folder(config: Config, folder: str) -> tuple[int, Callable[[int], dict[str, Any]],

@@ -84,8 +84,8 @@ def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
     """
     there, held = count_images(batches), count_images(held_out)
     used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))
-    sizes = ' and others'.join([' x '.join(map(str, looked.sizes[0])), *(
-        [''] if len(looked.sizes) > 1 else [])]) if looked.sizes else 'their own size'
+    sizes = ' x '.join(map(str, looked.sizes[0])) if looked.sizes else 'their own size'
+    sizes += ' and others' * (len(looked.sizes) > 1)
     enough = min(looked.needed(layers, max(settings.per_unit), 32), there)
     more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
     return (f'Calibration: {used} of {there} images of {sizes}, {looked.batch(settings.memory)} at '
