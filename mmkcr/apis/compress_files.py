@@ -57,27 +57,26 @@ class CompressFiles(NamedTuple):
     Args:
         folder (Path): Folder of the files.
         result (CompressResult): Subnet, structure, agreement.
+        progress (CompressProgress): Whoever takes ``later`` steps removes it at the end.
         bytes (dict[str, int]): Bytes of the weights, ``dense`` and ``subnet``.
-        latency (str): With a target of time, how accurate the prediction was, else ''.
-        deployed (Sequence[DeployedFile]): fp32 and int8 files, if requested.
         parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
             slim; empty for others.
         proposals (str, optional): The proposals that they are counted for, see
             :func:`~mmkcr.models.counting.counted_proposals`.
         reused (Path, optional): Folder whose profiles of an earlier call were used.
-        progress (CompressProgress, optional): Progress that is kept for ``later`` steps; whoever
-            takes them removes it at the end.
+        latency (str): With a target of time, how accurate the prediction was, else ''.
+        deployed (Sequence[DeployedFile]): fp32 and int8 files, if requested.
     """
 
     folder: Path
     result: CompressResult
+    progress: CompressProgress
     bytes: dict[str, int]
+    parts: Parts
+    proposals: str | None
+    reused: Path | None = None
     latency: str = ''
     deployed: Sequence[DeployedFile] = ()
-    parts: Parts = {}
-    proposals: str | None = None
-    reused: Path | None = None
-    progress: CompressProgress | None = None
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
@@ -99,18 +98,16 @@ class CompressTask(NamedTuple):
     """A checkpoint to compress, with its images.
 
     Args:
-        config (Config): Config of the dense task model.
+        config (Config): Of the dense task model.
         model (nn.Module): The model with its weights.
-        meta (dict): ``meta`` of the checkpoint.
-        batches (Sequence): Batches of calibration images.
-        input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
-        part (str, optional): The part whose MACs are counted.
+        meta (dict): Of the checkpoint.
+        batches (Sequence): Of calibration images.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for; of ``part``.
         classifies (bool): Whether the outputs are class scores.
-        folder (Path): Output folder.
-        scope (str): Whether the backbone or the whole model is compressed.
-        searched (dict): Config of that part, dense.
-        provenance (dict): Provenance for the written files.
-        key (dict): Identity of the task: two with equal keys give the same result.
+        folder (Path): To write to.
+        searched (dict): Dense config of what ``scope`` says: the backbone, or the whole model.
+        provenance (dict): For the written files.
+        key (dict): Two tasks with equal keys give the same result.
     """
 
     config: Config
@@ -133,7 +130,7 @@ def compress_task(config: str | Path, checkpoint: str | Path,
                   out: str | Path | None = None, seed: int = 0, device: str = 'cpu',
                   options: Mapping[str, Any] | None = None,
                   scope: str = 'backbone') -> CompressTask:
-    """Load the model to compress, its weights and its images; see :func:`compress_files`."""
+    """Load the model to compress, its weights and its images; see ``mmkcr compress --help``."""
     cfg = load_config(config, options)
     model = build_model(cfg)
     if find_task(model) is not model or not hasattr(model, 'backbone'):
@@ -159,11 +156,14 @@ def compress_task(config: str | Path, checkpoint: str | Path,
             model if scope == 'model' else model.backbone).modules())]
     folder = Path(out) if out else run_folder(cfg, config) / 'compress'
     remove_stale(folder)  # half-written files of a killed call
+    head = getattr(model, 'head', None)  # scores of one set of classes: no features, no numbers
+    classifies = is_of(head, 'mmpretrain.models.heads.ClsHead') and \
+        not is_of(head, 'mmpretrain.models.heads.RegressionHead')
     return CompressTask(
-        cfg, model, content.get('meta') or {}, batches, input_shape, part, _has_classes(model),
-        folder, scope, searched_config(cfg, scope), dict(
-            provenance(cfg, config, checkpoint, content), calibration=dict(
-                images=batches.images, folder=calibration is not None, seed=seed)),
+        cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
+        scope, searched_config(cfg, scope),
+        dict(provenance(cfg, config, checkpoint, content), calibration=dict(
+            images=batches.images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
              checkpoint=str(checkpoint) if is_address(checkpoint) else file_sha256(checkpoint),
              calibration=calibration, images=images,
@@ -201,23 +201,10 @@ def enough_images(looked: Survey, layers: Iterable[nn.Module]) -> int:
     return min(math.ceil(needed / 0.9), MOST_IMAGES)
 
 
-def _has_classes(model: nn.Module) -> bool:
-    """Whether the outputs are scores of one set of classes: no features, labels or numbers."""
-    head = getattr(model, 'head', None)
-    return is_of(head, 'mmpretrain.models.heads.ClsHead') and \
-        not is_of(head, 'mmpretrain.models.heads.RegressionHead')
-
-
-def compress_files(config: str | Path, checkpoint: str | Path,
-                   target: str | int | float, sites: Sequence[Any] | None = None,
-                   calibration: str | None = None, images: int | None = None,
-                   shape: Sequence[int] | None = None, part: str | None = None,
-                   out: str | Path | None = None, seed: int = 0,
-                   device: str = 'cpu', options: Mapping[str, Any] | None = None,
-                   latency: str | Path | None = None,
-                   force_latency: bool = False, int8: str | None = None,
-                   scope: str = 'backbone', cost: str = 'macs',
-                   profiles: str | Path | None = None,
+def compress_files(task: CompressTask, target: str | int | float,
+                   sites: Sequence[Any] | None = None, cost: str = 'macs',
+                   latency: str | Path | None = None, force_latency: bool = False,
+                   int8: str | None = None, profiles: str | Path | None = None,
                    later: Mapping[str, Any] | None = None, **settings: Any) -> CompressFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
@@ -227,81 +214,54 @@ def compress_files(config: str | Path, checkpoint: str | Path,
     subnet as its backbone: the hosts' tools and this package's tools take it without changes.
 
     Args:
-        config (str | Path): Config of a dense task model.
-        checkpoint (str | Path): Its weights.
-        target (str | int | float): See :func:`~mmkcr.closed_form.compression.compress`.
-        sites (Sequence, optional): Kinds of site, as there.
-        calibration (str, optional): Folder of images. Defaults to None: the training set.
-        images (int, optional): Maximum number of calibration images; a tenth of them measures
-            agreement. Defaults to None: :func:`enough_images`.
-        shape (Sequence[int], optional): (C, H, W) that MACs are counted for. Defaults to
-            :func:`~mmkcr.engine.build.default_shape`.
-        part (str, optional): ``'model'`` or ``'backbone'``. Defaults to None: the backbone of a
-            detector or segmentor, the whole of a classifier.
-        out (str | Path, optional): Folder. Defaults to ``compress`` in
-            :func:`~mmkcr.engine.build.run_folder`.
-        seed (int): Seed of all random draws. Defaults to 0.
-        device (str): Defaults to ``'cpu'``.
-        options (dict, optional): Config entries to overwrite.
+        task (CompressTask): Config, checkpoint and images.
+        target (str | int | float): See :func:`~mmkcr.closed_form.compression.compress`; so are
+            ``sites`` and ``cost``.
         latency (str | Path, optional): Table of latencies: ``target`` is a time. Defaults to None.
         force_latency (bool): Accept a table of another machine. Defaults to False.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
             :func:`~mmkcr.deploy.int8_files.deploy_int8`. Defaults to None.
-        scope (str): The part that is compressed, see
-            :func:`~mmkcr.closed_form.compression.compress`. Defaults to ``'backbone'``.
-        cost (str): What the target limits, as there. Defaults to ``'macs'``.
         profiles (str | Path, optional): Folder of an earlier call whose profiles are used. Defaults
-            to None: those in ``out``, if they are of this network, these images and sites.
+            to None: those in the task's, if they are of this network, these images and sites.
         later (Mapping, optional): Steps that follow, such as fine-tuning; empty for those that
             write nothing, such as evaluation. Until they are done the progress stays, so that a
             repeated call finds the compression finished. Defaults to None: there are none.
         **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
 
     Raises:
-        FileNotFoundError: Config, checkpoint or images are missing.
-        ImportError: The runtime of ``latency`` or ``int8`` is.
-        ValueError: They do not belong together, or as in ``compress``. Nothing is written then.
+        ImportError: The runtime of ``latency`` or ``int8`` is missing.
+        ValueError: As in ``compress``. Nothing is written then.
     """
     if int8 is not None:
         require_quantizer(int8)
-    task = compress_task(config, checkpoint, calibration, images, shape, part, out, seed, device,
-                         options, scope)
-    model, batches, folder = task.model, task.batches, task.folder
     table = None if latency is None else usable_table(latency, dict(
         input_shape=list(task.input_shape), part=task.part), force_latency)
-    kept = kept_profiles(folder, dict(task.key, digest=batches.digest()), sites, settings, profiles)
-    known = kept.has_profiles()
-    done = CompressProgress(folder / PROGRESS, dict(
+    kept = kept_profiles(task.folder, dict(task.key, digest=task.batches.digest()), sites, settings,
+                         profiles)
+    known = kept.profiles()
+    done = CompressProgress(task.folder / PROGRESS, dict(
         task.key, sites=sites, target=target, cost=cost, settings=settings, later=later,
         latency=None if latency is None else file_sha256(latency)), kept)
     try:
-        result = compress(model, batches, target, sites, task.input_shape, task.part,
-                          task_outputs if scope == 'backbone' else None, done=done, latency=table,
-                          scope=scope, cost=cost, ordinary=False, logits=task.classifies,
-                          seed=seed, **settings)
-    # refused arguments leave nothing to continue
-    except ValueError:
-        for part in (done, kept):
-            part.withdraw()
+        result = compress(task.model, task.batches, target, sites, task.input_shape, task.part,
+                          task_outputs if task.scope == 'backbone' else None, done=done,
+                          latency=table, scope=task.scope, cost=cost, ordinary=False,
+                          logits=task.classifies, **settings)
+    except ValueError:  # refused arguments leave nothing to continue
+        done.withdraw()
+        if not known:
+            kept.withdraw()
         raise
-    structure = result.structure
-    # the config in place of the class name, so that the structure alone builds the backbone
-    structure.backbone['backbone'] = task.searched
-    structure.provenance = dict(task.provenance, **structure.provenance,
-                                agreement=result.agreement)
-    structure.provenance['asked']['part'] = part  # of the user: a task has its own default
-    write_subnet(result.model, structure, task.meta, folder)
-    write_config(task.config, task.scope, task.folder, structure.backbone)
-    write_sensitivity(result.profiles, folder)
-    latency_note = '' if table is None else check_prediction(
-        model, result.model, structure.provenance['latency'])
-    files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
+    files = _written(task, result, done)
+    write_sensitivity(result.profiles, task.folder / SENSITIVITY)
+    files = files._replace(
+        reused=kept.folder if known else None,
+        latency='' if table is None else check_prediction(
+            task.model, result.model, result.structure.provenance['latency']),
+        deployed=() if int8 is None else _int8_files(task, result.model, int8))
     if later is None:
         done.remove()
-    return CompressFiles(
-        folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)),
-        latency_note, files, both_parts(task, result.model), counted_proposals(model),
-        kept.folder if known else None, None if later is None else done)
+    return files
 
 
 def refit_files(task: CompressTask, structure: str | Path,
@@ -313,8 +273,7 @@ def refit_files(task: CompressTask, structure: str | Path,
     Args:
         task (CompressTask): Config, checkpoint and images.
         structure (str | Path): File of the structure.
-        later (Mapping, optional): Steps that follow, as of
-            :func:`~mmkcr.apis.compress_files.compress_files`. Defaults to None.
+        later (Mapping, optional): As of :func:`compress_files`. Defaults to None.
         **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
 
     Raises:
@@ -327,22 +286,29 @@ def refit_files(task: CompressTask, structure: str | Path,
     try:
         result = refit_structure(task.model, wanted, task.batches, task.input_shape, task.part,
                                  task_outputs, done=done, logits=task.classifies, **settings)
-    # refused arguments leave nothing to continue
-    except ValueError:
+    except ValueError:  # refused arguments leave nothing to continue
         done.withdraw()
         raise
-    found = result.structure
-    found.backbone['backbone'] = task.searched
-    found.provenance = dict(task.provenance, structure=Path(structure).name,
-                            agreement=result.agreement)
-    write_subnet(result.model, found, task.meta, task.folder)
-    write_config(task.config, task.scope, task.folder, found.backbone)
+    result.structure.provenance['structure'] = Path(structure).name
+    files = _written(task, result, done)
     if later is None:
         done.remove()
-    sizes = dict(dense=state_bytes(task.model), subnet=state_bytes(result.model))
+    return files
+
+
+def _written(task: CompressTask, result: CompressResult, done: CompressProgress) -> CompressFiles:
+    """Write structure, weights and config of a result."""
+    structure = result.structure
+    # the config in place of the class name, so that the structure alone builds the backbone
+    structure.backbone['backbone'] = task.searched
+    structure.provenance = dict(task.provenance, **structure.provenance,
+                                agreement=result.agreement)
+    write_subnet(result.model, structure, task.meta, task.folder)
+    write_config(task.config, task.scope, task.folder, structure.backbone)
     return CompressFiles(
-        task.folder, result, sizes, parts=both_parts(task, result.model),
-        proposals=counted_proposals(task.model), progress=None if later is None else done)
+        task.folder, result, done,
+        dict(dense=state_bytes(task.model), subnet=state_bytes(result.model)),
+        both_parts(task, result.model), counted_proposals(task.model))
 
 
 def both_parts(task: CompressTask, subnet: nn.Module) -> Parts:
@@ -359,19 +325,18 @@ def both_parts(task: CompressTask, subnet: nn.Module) -> Parts:
     return {part: (macs, slim.get(part, 0)) for part, macs in whole.items()}
 
 
-def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,
-                runtime: str) -> Sequence[DeployedFile]:
+def _int8_files(task: CompressTask, slim: nn.Module, runtime: str) -> Sequence[DeployedFile]:
     """Files calibrated on the calibration images except the last tenth, which compares outputs.
 
     The files take images of one size. Batches of others are resized to that of the first.
     """
-    images = [batch['inputs'].cpu() for batch in batches]
+    images = [batch['inputs'].cpu() for batch in task.batches]
     size = images[0].shape[-2:]
     images = [(one if one.shape[-2:] == size else F.interpolate(one, size, mode='bilinear')).numpy()
               for one in images]
     count = max(1, len(images) // 10)
-    return deploy_int8(dense.cpu(), slim.cpu(), images[:-count] or images, images[-count:], folder,
-                       runtime)
+    return deploy_int8(task.model.cpu(), slim.cpu(), images[:-count] or images, images[-count:],
+                       task.folder, runtime)
 
 
 def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str, Any],
@@ -405,11 +370,11 @@ def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str
         path.write_text(written.pretty_text)
 
 
-def write_sensitivity(profiles: Mapping[str, SiteProfile], folder: Path) -> None:
+def write_sensitivity(profiles: Mapping[str, SiteProfile], path: Path) -> None:
     """Write the order of every site's units, and the losses at its sizes."""
-    with atomic_write(folder / SENSITIVITY) as path:
-        path.write_text(json.dumps({name: dict(
-            order=profile.order.order.tolist(), losses=profile.losses.tolist())
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps({name: dict(
+            order=profile.order.tolist(), losses=profile.losses.tolist())
             for name, profile in profiles.items()}) + '\n')
 
 

@@ -85,9 +85,8 @@ def shortened(dense: Config, length: int, rate: float) -> Config:
     stretch_schedule(config, length / train_cfg[key])
     scale_rates(config, rate)
     config.train_cfg[key] = length
-    interval = config.train_cfg.get('val_interval', 1)
     # a short run must still validate, at its end
-    config.train_cfg.val_interval = min(interval, length)
+    config.train_cfg.val_interval = min(config.train_cfg.get('val_interval', 1), length)
     return config
 
 

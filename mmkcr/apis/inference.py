@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from mmkcr.safe_load import read_checkpoint
 
 #: Folder of the trained networks in the package; tools/model_zoo/release.py writes it.
 ZOO = 'tools/model_zoo/trained'
+#: The class of each library's inferencer, in its module `apis`.
+INFERENCERS = dict(mmpretrain='ImageClassificationInferencer', mmdet='DetInferencer',
+                   mmseg='MMSegInferencer')
 
 
 def list_models(pattern: str = '*') -> list[str]:
@@ -98,22 +102,15 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
     if structure is not None:
         set_structure(config, structure)
     scope = config.get('default_scope')
-    if scope not in ('mmpretrain', 'mmdet', 'mmseg'):
+    if scope not in INFERENCERS:
         raise ValueError('expected a config of mmpretrain, mmdet or mmseg for inference, found '
                          f'`default_scope = {scope!r}`')
     if weights is None and not isinstance(model, Config):
         weights = model_index().get(str(model), {}).get('Weights')
     weights = trained_weights(config, weights, str(config.filename or model))
     checkpoint = read_checkpoint(weights)  # refused here, in one sentence
-    if scope == 'mmpretrain':
-        from mmpretrain.apis import ImageClassificationInferencer
-        built = ImageClassificationInferencer(config, weights, device=device, **kwargs)
-    elif scope == 'mmdet':
-        from mmdet.apis import DetInferencer
-        built = DetInferencer(config, weights, device=device, **kwargs)
-    else:
-        from mmseg.apis import MMSegInferencer
-        built = MMSegInferencer(config, weights, device=device, **kwargs)
+    cls = getattr(import_module(f'{scope}.apis'), INFERENCERS[scope])
+    built = cls(config, weights, device=device, **kwargs)
     # once more and strictly: the host has loaded what fits
     load_task(built.model, weights_of(checkpoint, weights), weights)
     return built

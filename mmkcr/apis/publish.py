@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
     """Convert the metadata of a data set to plain Python values."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.generic) or isinstance(value, np.ndarray):
+    if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, (list, tuple, set)):
         return [_plain(item) for item in value]

@@ -164,7 +164,11 @@ def load(folder: str | Path, model: nn.Module | None = None,
     """
     path = Path(folder)
     if model is None and (not path.is_dir() or (path / CONFIG).is_file()):
-        return _of_config(path / CONFIG if path.is_dir() else path).to(device)
+        from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
+        config = load_config(path / CONFIG if path.is_dir() else path)
+        model = build_model(config)
+        load_weights(model, trained_weights(config, None, str(config.filename)))
+        return model.to(device)
     for name in (STRUCTURE, WEIGHTS):
         if not (path / name).is_file():
             raise FileNotFoundError(f'expected a folder that `save` or `mmkcr compress` wrote at '
@@ -195,14 +199,6 @@ def load(folder: str | Path, model: nn.Module | None = None,
 
 def _scope(structure: Structure) -> str:
     return structure.provenance.get('asked', {}).get('scope', 'backbone')
-
-
-def _of_config(path: Path) -> nn.Module:
-    from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
-    config = load_config(path)
-    model = build_model(config)
-    load_weights(model, trained_weights(config, None, str(path)))
-    return model
 
 
 def _dense(folder: Path) -> nn.Module:

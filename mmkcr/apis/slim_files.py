@@ -77,21 +77,15 @@ def slim_files(config: str | Path,
     Args:
         config (str | Path): Config of the search.
         checkpoint (str | Path): Its checkpoint.
-        target_macs (str | int | float, optional): See :func:`mmkcr.apis.slim`.
-        divisor (int): See :func:`mmkcr.apis.slim`. Defaults to 1.
-        shape (Sequence[int], optional): (C, H, W) of the image that MACs are
-            counted for. Defaults to :func:`~mmkcr.engine.build.default_shape`.
+        target_macs (str | int | float, optional): See :func:`mmkcr.apis.slim`; so are ``divisor``,
+            ``shape``, ``part`` and ``cost``. ``shape`` defaults to
+            :func:`~mmkcr.engine.build.default_shape`.
         out (str | Path, optional): Folder. Defaults to
             ``slim`` in :func:`~mmkcr.engine.build.run_folder`.
         options (dict, optional): Config entries to overwrite.
-        part (str, optional): See :func:`mmkcr.apis.slim`.
         latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
             None.
         force_latency (bool): Accept a table of another machine. Defaults to False.
-        cost (str): See :func:`mmkcr.apis.slim`. Defaults to ``'macs'``.
-
-    Returns:
-        SlimResult: Written files and sizes.
 
     Raises:
         FileNotFoundError: Config or checkpoint is missing.

@@ -226,12 +226,12 @@ def bytes_of(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * 2**30)
 
 
-def task_of(args: CompressJob) -> CompressTask:
-    """What the arguments say is to be compressed."""
+def task_of(args: CompressJob, out: str | Path | None = None) -> CompressTask:
+    """What the arguments say is to be compressed, and where to; by default to ``--out``."""
     return compress_task(
         args.config, args.checkpoint, args.calibration, args.images,
-        given_shape(args), args.part, args.out, args.seed,
-        args.device, args.cfg_options)
+        given_shape(args), args.part, out or args.out, args.seed,
+        args.device, args.cfg_options, args.scope)
 
 
 def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[CompressFiles]:
@@ -247,12 +247,9 @@ def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[Compress
                                                  args.config) / 'compress')
             out = folder / f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}'
         files = compress_files(
-            args.config, args.checkpoint, most, args.sites,
-            args.calibration, args.images,
-            given_shape(args), args.part, out, args.seed,
-            args.device, args.cfg_options, table, args.force_table,
-            args.int8, args.scope, cost, profiles=profiles, later=later, divisor=args.divisor,
-            uniform=args.uniform, rho=args.rho, memory=bytes_of(args.memory))
+            task_of(args, out), most, args.sites, cost, table, args.force_table, int8=args.int8,
+            profiles=profiles, later=later, divisor=args.divisor, uniform=args.uniform,
+            rho=args.rho, memory=bytes_of(args.memory), seed=args.seed)
         profiles = profiles or files.folder  # one calibration serves all
         yield files
 

@@ -1,5 +1,6 @@
 """Calibration images in batches of any size."""
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,18 +13,29 @@ from mmkcr.core.forward import flat_tensors
 
 
 class ImageBatches(Sequence):
-    """Images in memory, in batches; only neighbours of one shape come into one.
+    """Images in batches of any size; only neighbours of one kind come into one.
 
     Args:
-        images (Sequence[Tensor]): (1, C, H, W) each.
+        images (Sequence): Images in memory, (1, C, H, W) each; derived classes load others.
         size (int): Maximum number of images per batch. Defaults to 1.
     """
 
-    def __init__(self, images: Sequence[Tensor], size: int = 1) -> None:
-        self._images = images
+    def __init__(self, images: Sequence[Any], size: int = 1) -> None:
+        self._images, self._size = images, size
         self._batches = [alike[start:start + size] for alike in (
-            list(group) for _, group in itertools.groupby(images, lambda image: image.shape))
+            list(group) for _, group in itertools.groupby(images, self._kind))
             for start in range(0, len(alike), size)]
+
+    def _kind(self, image: Any) -> Any:
+        return image.shape
+
+    def _batch(self, images: list[Any]) -> Any:
+        return images[0] if len(images) == 1 else torch.cat(images)
+
+    def _other(self, images: Sequence[Any], size: int) -> 'ImageBatches':
+        other = copy.copy(self)
+        ImageBatches.__init__(other, images, size)
+        return other
 
     @property
     def images(self) -> int:
@@ -32,16 +44,16 @@ class ImageBatches(Sequence):
 
     def of_size(self, size: int) -> 'ImageBatches':
         """The same images in batches of another size."""
-        return ImageBatches(self._images, size)
+        return self._other(self._images, size)
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return ImageBatches([image for batch in self._batches[place] for image in batch])
-        batch = self._batches[place]
-        return batch[0] if len(batch) == 1 else torch.cat(batch)
+            return self._other([image for batch in self._batches[place] for image in batch],
+                               self._size)
+        return self._batch(self._batches[place])
 
 
 def single_images(batches: Tensor | Sequence[Any]) -> Sequence[Any]:
@@ -93,16 +105,15 @@ def numbered(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
 def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split into calibration batches and held-out batches, of one image each where they can be."""
     for given in (images, *([] if held_out is None else [held_out])):
-        # not arrays of numpy, whose first axis would be taken for batches
-        if not isinstance(given, Tensor) and (
-                isinstance(given, (str, bytes, Mapping)) or hasattr(given, '__array__') or not all(
-                    hasattr(given, name) for name in ('__len__', '__getitem__'))):
+        if isinstance(given, Tensor):
+            if given.ndim != 4 or not given.is_floating_point():
+                raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, '
+                                 f'found {tuple(given.shape)} of {given.dtype}')
+        # no arrays of numpy, whose first axis would be taken for batches, and no data sets
+        elif not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
             raise ValueError('expected images as a tensor (N, 3, H, W) or as a list of batches, '
                              f'found a `{type(given).__name__}`: give such a tensor, or '
                              '`[images for images, *_ in loader]`')
-        if isinstance(given, Tensor) and (given.ndim != 4 or not given.is_floating_point()):
-            raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, found '
-                             f'{tuple(given.shape)} of {given.dtype}')
     batches = single_images(images)
     if not len(batches):
         raise ValueError('expected at least one calibration image, found none')
@@ -126,10 +137,14 @@ def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
     Args:
         batches (Sequence): Calibration batches.
         held_out (Sequence): Held-out batches.
+
+    Raises:
+        ValueError: All calibration batches are the same.
     """
-    if held_out is batches:
-        return count_images(batches)
     known = {_digest(batch) for batch in batches}
+    if len(known) == 1 < len(batches):
+        raise ValueError(f'expected calibration images that differ, found that all {len(batches)} '
+                         'batches are the same')
     return sum(images_of(batch) for batch in held_out if _digest(batch) in known)
 
 

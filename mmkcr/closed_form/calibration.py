@@ -23,8 +23,6 @@ from .readers import MOST_ROWS, Rows, count_rows, input_rows, output_rows, pick,
 class ReaderMoments:
     """Moments of a reader's inputs, and of the gradients with respect to its outputs.
 
-    ``inputs`` are the moments of the inputs and ``gradients`` those of the outputs' gradients.
-
     Args:
         layer (nn.Module): The reader.
         name (str): For messages.
@@ -77,8 +75,7 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
     Args:
         model (nn.Module): In eval mode.
         batches (Iterable): What ``forward`` takes.
-        forward (Callable): Takes model and batch. Returns a tensor, or tensors in nested tuples or
-            lists.
+        forward (Callable): Takes model and batch; returns tensors, nested.
         layers (Mapping[str, nn.Module]): Readers by name.
         rows (Rows): Rows of an image that enter the moments. Defaults to at most 4096.
         logits (bool, optional): Whether the outputs are class scores (B, C). If so, their error is
@@ -153,13 +150,8 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     errors and gradients alone would treat positions as independent.)
 
     Args:
-        model (nn.Module): In eval mode.
-        batches (Iterable): What ``forward`` takes.
-        forward (Callable): Takes model and batch.
         changes (Mapping[str, Sequence[WeightChange]]): By name, the changes that are made together.
-        logits (bool): As in :func:`collect`.
-        seed (int): Seed of the random projections. Defaults to 0.
-        scales (Sequence[float], optional): As in :func:`collect`.
+            Other arguments are those of :func:`collect`.
 
     Returns:
         dict[str, Tensor]: Mean squares over images, (tries,), fp64, in the unit of the gradients

@@ -9,7 +9,6 @@
 
 import copy
 import dataclasses
-import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory, naming_remedy
 from mmkcr.models.costs import cost_model
-from mmkcr.models.counting import check_built, count_parts, note_backbone_macs
+from mmkcr.models.counting import check_built, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites.base import KindConfig, check_ties
 from mmkcr.models.tasks import (
@@ -44,7 +43,7 @@ from .readers import readers
 from .refit_blocks import refit_along
 from .report import plan, result_text
 from .share_out import check_reach, share_out
-from .survey import Spread, Survey, survey
+from .survey import Survey, survey
 from .whole import HeldBatches, whole_outputs
 
 
@@ -154,7 +153,6 @@ def compress(model: nn.Module,
                          'tables of latencies are about backbones')
     dense, batches, held_out = taken(model, images, held_out)
     settings = with_memory(CompressOptions(**options), dense)
-    default = forward is None and scope == 'backbone'
     forward = forward or (whole_outputs if scope == 'model' else called)
     seen = count_seen(batches, held_out)
     if scope == 'model' and is_detector(dense):
@@ -165,31 +163,21 @@ def compress(model: nn.Module,
     spaces = Pair(*(searched(network, sites, scope) for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
     for given in (batches, held_out):
-        look_at(dense, given, forward, default)
+        look_at(dense, given, forward)
     macs = macs_model(networks.slim, spaces.slim, input_shape, part)
     budget = cost_model(cost, macs, latency)
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
     wanted = budget.parse_target(target)
-    try:
-        check_reach(spaces.slim, budget, wanted, settings)
-    except ValueError as error:
-        raise ValueError(f'{error}{_parts_without_sites(dense, spaces.slim, input_shape)}'
-                         ) from None
-    profiles = profiles or (done.profiles() if done else None)
+    check_reach(spaces.slim, budget, wanted, settings)
     looked = survey(dense, batches, forward)
     if settings.progress:
         layers = [site.module(reader.path) for site in spaces.dense.sites.values()
                   for reader in readers(site)]
         print(plan(looked, layers, batches, held_out, settings), file=sys.stderr, flush=True)
-    if profiles is not None:
+    if profiles:
         _check_profiles(profiles, spaces.slim)
     else:
-        begun, save = (None, None) if done is None else (
-            done.profiles(begun=True), functools.partial(done.save_profiles, begun=True))
-        profiles = profile_sites(dense, spaces.dense, batches, forward, settings, looked, begun,
-                                 save)
-        if done is not None:
-            done.save_profiles(profiles)
+        profiles = profile_sites(dense, spaces.dense, batches, forward, settings, looked, done)
     # rotated heads: both networks compute the same as before, and units are now single channels
     for profile in profiles.values():
         for space in spaces:
@@ -218,13 +206,8 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
              seen: int = 0) -> CompressResult:
     """The result of a compression: sizes are noted in the structure, and outputs are compared.
 
-    Args:
-        networks (Pair): Dense and slim, refitted.
-        structure (Structure): Of the slim network; changed in place.
-        macs (MacsModel): MACs of the dense network.
-        profiles (Mapping[str, SiteProfile]): By site. Defaults to none.
-        seen (int): Held-out images that the refit saw. Defaults to 0. The other arguments are
-            those of :func:`compress`.
+    ``networks`` are refitted, ``structure`` is changed in place, and the refit saw ``seen`` of the
+    held-out images. Other arguments are those of :func:`compress`.
     """
     dense, slim = networks
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
@@ -249,7 +232,7 @@ def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
             sizes: Mapping[str, int]) -> Structure:
     """The first units of every site's order."""
     structure = space.structure_for(
-        {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
+        {name: profiles[name].order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
     # units of these sites are channels of bases that the file does not have
     structure.provenance['rotated'] = [
@@ -268,20 +251,6 @@ def with_memory(settings: CompressOptions, model: nn.Module) -> CompressOptions:
     if settings.memory is not None:
         return settings
     return dataclasses.replace(settings, memory=free_memory(next(model.parameters()).device) // 2)
-
-
-def _parts_without_sites(model: nn.Module, space: SearchSpace, input_shape: Sequence[int]) -> str:
-    """End of the message on an unreachable target: parts of a whole model that stay as they are.
-
-    It is empty for a backbone, and if all parts have sites.
-    """
-    if not isinstance(getattr(space.host, 'backbone', None), nn.Module):
-        return ''
-    counts = count_parts(model, input_shape)
-    kept = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
-            for name, macs in counts.items() if macs and not any(
-                site.path.startswith(f'{name}.') for site in space.sites.values())]
-    return '; nothing can be cut in ' + ', '.join(kept) if kept else ''
 
 
 def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
@@ -314,14 +283,13 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
         dict[str, float]: ``error``, the root of the summed squared difference over the summed
         squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
         first class, and of a segmentor ``pixels``, that of pixels; ``images``, their number;
-        ``spread``, the share of the dense outputs' energy that differs between images; ``seen``,
-        how many of the images the calibration used, if any.
+        ``seen``, how many of the images the calibration used, if any.
 
     Raises:
         ValueError: Outputs are not finite.
     """
     lost = energy = same = total = 0.
-    spread, count, maps = Spread(), 0, is_segmentor(dense)
+    count, maps = 0, is_segmentor(dense)
     for batch, images in numbered(of_size(batches, size)):
         # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
@@ -337,9 +305,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
             same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
             total += ours[-1].numel() / ours[-1].shape[1]
         count = images.stop
-        spread.add(theirs, len(images))
-    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
-                 spread=spread.share())
+    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count)
     if total:
         found['pixels' if maps else 'top1'] = same / total
     return dict(found, seen=seen) if seen else found

@@ -2,14 +2,12 @@
 
 import copy
 import functools
-import itertools
-import json
 import math
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +15,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from mmengine.dataset import InfiniteSampler
 from mmengine.device import get_device
 from mmengine.dist import (
     broadcast_object_list,
-    get_dist_info,
+    get_world_size,
     init_dist,
     is_distributed,
     is_main_process,
@@ -30,7 +29,7 @@ from mmengine.model import BaseModel
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from mmkcr.core import atomic_write
 from mmkcr.core.forward import flat_tensors
@@ -39,9 +38,9 @@ from mmkcr.models.tasks import unwrap
 from .batches import of_size, split_batches
 from .compression import called
 from .options import Forward
+from .replay import map_tensors
 
-_UNITS = dict(s=1., min=60., h=3600.)
-BEST, LENGTH = 'best.pth', 'length.json'
+BEST, LENGTH = 'best.pth', 'steps.txt'
 #: Unit of the rate of a tensor of zeros.
 ZEROS = 0.01
 
@@ -178,19 +177,15 @@ def read_length(length: str | int) -> int | float:
     if not found or float(found[1]) <= 0 or not found[2] and '.' in found[1]:
         raise ValueError("expected a number of steps or a time such as '30min', '2h' or '90s', "
                          f'found {length!r}')
-    return float(found[1]) * _UNITS[found[2]] if found[2] else int(found[1])
+    return float(found[1]) * dict(s=1., min=60., h=3600.)[found[2]] if found[2] else \
+        int(found[1])
 
 
 class DistilModel(BaseModel):
     """A student with the average of its weights, and its teacher, whose weights are not saved.
 
-    Args:
-        student (nn.Module): Copied, and kept in the mode ``eval``: nothing is dropped, and batch
-            norms keep their statistics.
-        teacher (nn.Module): Copied too.
-        forward (Callable): As of :func:`distil`.
-        settings (DistilOptions): All of it.
-        logits (bool): As there.
+    All are copies, in the mode ``eval``: nothing is dropped, and batch norms keep their statistics.
+    Arguments are those of :func:`distil`.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module, forward: Forward,
@@ -198,7 +193,7 @@ class DistilModel(BaseModel):
         super().__init__()
         self.student = copy.deepcopy(student).requires_grad_(True)
         self.average = copy.deepcopy(student).requires_grad_(False)
-        self._teacher = [copy.deepcopy(teacher).requires_grad_(False)]
+        self._teacher = [copy.deepcopy(teacher).requires_grad_(False).to(get_device())]
         for network in (self.student, self.average, *self._teacher):
             network.eval()  # that of mmpretrain's backbones returns None
         self._run, self._settings, self._logits = forward, settings, logits
@@ -227,7 +222,7 @@ class DistilModel(BaseModel):
 
         def catch(path: str, out: Any) -> Any:
             caught[path] = flat_tensors(out)[:1]
-            return _detached(out) if cut else None
+            return map_tensors(out, Tensor.detach) if cut else None
 
         with ExitStack() as stack:
             for path in self._between:
@@ -237,18 +232,9 @@ class DistilModel(BaseModel):
         return [tensor for path in self._between for tensor in caught.get(path, [])] + outputs
 
     def forward(self, batch: Any, mode: str = 'loss') -> dict[str, Tensor]:
-        """Losses of the student on a batch; in the mode ``'judge'`` of the average.
-
-        Args:
-            batch (Any): What the networks' ``forward`` takes.
-            mode (str): ``'loss'`` or ``'judge'``.
-        """
-        teacher = self._teacher[0]
-        device = next(self.student.parameters()).device
-        if next(teacher.parameters()).device != device:
-            teacher.to(device)
+        """Losses of the student on a batch; in the mode ``'judge'`` of the average."""
         with torch.no_grad():
-            wanted = self._outputs(teacher, batch)
+            wanted = self._outputs(self._teacher[0], batch)
         found = self._outputs(self.average if mode == 'judge' else self.student, batch,
                               self._settings.windows and mode == 'loss')
         if [one.shape for one in found] != [one.shape for one in wanted]:
@@ -261,7 +247,7 @@ class DistilModel(BaseModel):
             scores, right = ((one.pop().float() / tau).log_softmax(-1) for one in (found, wanted))
             losses['loss_scores'] = tau**2 * F.kl_div(scores, right, reduction='batchmean',
                                                       log_target=True)
-        terms = [(one.float() - other.float()).square().mean() / variance.to(device)
+        terms = [(one.float() - other.float()).square().mean() / variance
                  for one, other, variance in zip(found, wanted, self._variances)]
         if mode == 'judge':  # what the task reads, and nothing else
             terms = terms[min(len(self._between), len(terms) - 1):]
@@ -270,29 +256,18 @@ class DistilModel(BaseModel):
         return losses
 
 
-def _detached(out: Any) -> Any:
-    """An output of a block without its gradients: a tensor, or tensors in tuples and lists."""
-    if isinstance(out, Tensor):
-        return out.detach()
-    return type(out)(map(_detached, out)) if type(out) in (tuple, list) else out
-
-
 def common_blocks(student: nn.Module, teacher: nn.Module, count: int) -> list[str]:
     """Paths of evenly spaced blocks that both networks have, without the last one.
 
-    A block is the first numbered module on the path of a weight that was cut.
-
-    Args:
-        student (nn.Module): The compressed network.
-        teacher (nn.Module): The dense one.
-        count (int): How many at most.
+    A block is the first numbered module on the path of a weight that was cut. There are ``count``
+    of them at most.
     """
     shapes = {name: value.shape for name, value in teacher.named_parameters()}
     cut = [name for name, value in student.named_parameters() if shapes.get(name) != value.shape]
     blocks = list(dict.fromkeys(match[0] for match in (
         re.match(r'(?:[^.]+\.)*?\d+(?=\.)', name) for name in cut) if match))[:-1]
-    both = [path for path in blocks if all(path in dict(network.named_modules())
-                                           for network in (student, teacher))]
+    modules = dict(teacher.named_modules())
+    both = [path for path in blocks if path in modules]
     count = min(count, len(both))
     return [both[(2 * i + 1) * len(both) // (2 * count)] for i in range(count)]
 
@@ -301,10 +276,7 @@ class _Draws(Dataset):
     """Augmented batches: the batch at a position, and all that is drawn for it, depend on
     the position alone, so not on processes, nor on where a run was stopped.
 
-    Args:
-        batches (Sequence): Of images.
-        settings (DistilOptions): All of it.
-        move (Callable): To the device, so that a GPU augments.
+    They are moved to the device first, so that a GPU augments.
     """
 
     def __init__(self, batches: Sequence[Any], settings: DistilOptions,
@@ -354,33 +326,8 @@ def augmented(batch: Any, draw: torch.Generator) -> Any:
     return out
 
 
-class _Positions(Sampler):
-    """Positions of a process's batches, without end: processes take turns."""
-
-    def __init__(self) -> None:
-        self._skipped = 0
-
-    def __iter__(self) -> Iterator[int]:
-        rank, processes = get_dist_info()
-        return itertools.count(self._skipped * processes + rank, processes)
-
-    def __len__(self) -> int:
-        return 2**31  # MMEngine's logger asks
-
-    def skip(self, count: int) -> None:
-        """Go to a position of this process, as MMEngine's loop does when it resumes."""
-        self._skipped = count
-
-
 class _Teacher(Hook):
-    """Sets the rates of a step, averages the weights after it, and keeps the best on the way.
-
-    Args:
-        judge (Sequence): Held-out batches.
-        steps (int): Of the run.
-        folder (Path): The best weights are written there.
-        settings (DistilOptions): All of it.
-    """
+    """Sets the rates of a step, averages the weights after it, and keeps the best on the way."""
 
     priority = 'HIGH'  # before checkpoints
 
@@ -429,13 +376,7 @@ class _Teacher(Hook):
 
 
 def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
-    """Learning rate in units of each tensor's: a warm-up, then half a cosine to 0.
-
-    Args:
-        step (int): From 0.
-        steps (int): Of the run.
-        settings (DistilOptions): With the highest rate.
-    """
+    """Learning rate in units of each tensor's: a warm-up, then half a cosine to 0, by steps."""
     return settings.rate * 0.5 * (1 + math.cos(math.pi * step / steps)) * min(
         1., (step + 1) / max(1., settings.warm_up * steps))
 
@@ -454,7 +395,7 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
     if isinstance(length, int):
         return length
     if (folder / LENGTH).is_file() and (folder / 'last_checkpoint').is_file():
-        return json.loads((folder / LENGTH).read_text())['steps']
+        return int((folder / LENGTH).read_text())
     for position in range(2):  # the second one counts
         began = time.perf_counter()
         loss = sum(model(model.data_preprocessor(draws[position])).values())
@@ -470,7 +411,7 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
                          f'{settings.judged + 1} judgements fit, found {length:.0f} s')
     if is_main_process():
         with atomic_write(folder / LENGTH) as path:
-            path.write_text(json.dumps(dict(steps=steps)))
+            path.write_text(str(steps))
     return steps
 
 
@@ -487,9 +428,12 @@ def _runner(model: DistilModel, draws: _Draws, hook: Hook, steps: int, folder: P
     amp = torch.cuda.is_available() if settings.amp is None else settings.amp
     wrapper = functools.partial(AmpOptimWrapper, dtype='bfloat16') if amp else OptimWrapper
     interval = max(1, steps // settings.judged)
+    # in the order of their positions, of which processes take turns
+    batches = Subset(draws, range(steps * settings.accumulate * get_world_size()))
+    sampler = InfiniteSampler(batches, shuffle=False, seed=settings.seed)
     return Runner(
         model, str(folder),
-        train_dataloader=DataLoader(draws, sampler=_Positions(), batch_size=1, collate_fn=tuple),
+        train_dataloader=DataLoader(batches, sampler=sampler, batch_size=1, collate_fn=tuple),
         train_cfg=dict(type='IterBasedTrainLoop', max_iters=steps * settings.accumulate),
         optim_wrapper=wrapper(optimizer=optimizer, accumulative_counts=settings.accumulate),
         default_hooks=dict(

@@ -20,7 +20,6 @@ from mmkcr.functional.attention_refit import (
     value_bases,
 )
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.pivots import UnitOrder
 from mmkcr.models.sites.attention_width import AttentionWidth
 from mmkcr.models.sites.heads import HeadChannels
 from .calibration import WeightChange
@@ -78,19 +77,14 @@ class HeadRotation(NamedTuple):
     values: Tensor
 
 
-def layers_of(site: AttentionWidth) -> dict[str, nn.Module]:
-    """The layers whose inputs' moments :func:`rotate_heads` needs, by path."""
-    paths = dict.fromkeys([*(part.path for part in head_parts(site)), site.view.output])
-    return {path: site.module(path) for path in paths}
-
-
 def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
                  rho: float = 1e-3) -> HeadRotation:
     """Compute the bases of one attention layer; its weights are not changed here.
 
     Args:
         site (HeadChannels): Site of a dense layer with H heads of d channels.
-        moments (Mapping[str, Moments]): Moments of the inputs of :func:`layers_of`, by path.
+        moments (Mapping[str, Moments]): Of the inputs of
+            :meth:`NarrowHeads.projections`, by path.
         rho (float): Relative ridge of the moments. Defaults to 1e-3.
     """
     heads, parts, state = site.view.heads, head_parts(site), {}
@@ -115,7 +109,7 @@ def rotate_values(site: AttentionWidth, state: dict[str, Tensor], moments: Momen
     Args:
         site (AttentionWidth): Site of a dense layer.
         state (dict[str, Tensor]): Gets the new weights.
-        moments (Moments): Moments of the output projection's inputs.
+        moments (Moments): Of the output projection's inputs.
         rho (float): Relative ridge.
         places (Tensor, optional): Channel of a head that the best mixture gets, then that of the
             second best, and so on, (d,). Defaults to ascending channels.
@@ -203,7 +197,8 @@ class NarrowHeads(Units):
 
     def projections(self) -> dict[str, nn.Module]:
         """The layers of queries, keys, values and the output, by path."""
-        return layers_of(self.site)
+        paths = (*(part.path for part in head_parts(self.site)), self.site.view.output)
+        return {path: self.site.module(path) for path in paths}
 
     def prepare(self) -> None:
         """Rotate the layer, and the moments of its output projection, to the new bases."""
@@ -220,14 +215,13 @@ class NarrowHeads(Units):
     def profile(self) -> SiteProfile:
         """Units of the bases; losses in the unit of the output's errors."""
         losses = self.loss_of_all() * self._rotation.errors
-        return SiteProfile(UnitOrder(self._rotation.order, losses, ()), losses,
-                           self._rotation.state)
+        return SiteProfile(self._rotation.order, losses, self._rotation.state)
 
-    def changes(self, order: UnitOrder, counts: Sequence[int]) -> list[WeightChange]:
+    def changes(self, order: Tensor, counts: Sequence[int]) -> list[WeightChange]:
         """Changes of the output projection, and of the keys."""
         return [*super().changes(order, counts), self._narrower_keys(order, counts)]
 
-    def _narrower_keys(self, order: UnitOrder, counts: Sequence[int]) -> WeightChange:
+    def _narrower_keys(self, order: Tensor, counts: Sequence[int]) -> WeightChange:
         """Keys without some channels: the logits are those without these channels of both.
 
         The softmax does not see what is the same for all keys, so the mean does not matter.
@@ -237,6 +231,6 @@ class NarrowHeads(Units):
         keys = layer.weight.detach()[part.rows]  # of a projection that may be fused
         deltas = keys.new_zeros(len(counts), *keys.shape)
         for delta, count in zip(deltas, counts):
-            lost = order.order[count:].to(delta.device)
+            lost = order[count:].to(delta.device)
             delta[lost] = -keys[lost]
         return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, outputs=part.rows)

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,13 @@ from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import preprocessed, with_pipeline
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.models.tasks import find_task, is_dense_task, is_self_supervised
+from .batches import ImageBatches
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
 
 
-class CalibrationImages(Sequence):
+class CalibrationImages(ImageBatches):
     """Batches of images after the test transforms, loaded on demand.
 
     Images of detectors and segmentors differ in size: each of them is a batch of its own.
@@ -41,21 +41,12 @@ class CalibrationImages(Sequence):
                  model: nn.Module, size: int = 1,
                  path_of: Callable[[int], str | None] | None = None) -> None:
         self._load, self._model = load, model
-        self._size = 1 if is_dense_task(find_task(model)) else size
-        self._indices = list(indices)
         self._path_of = path_of or (lambda index: None)
+        self._dense = is_dense_task(find_task(model))
+        super().__init__(indices, size)
 
-    def of_size(self, size: int) -> 'CalibrationImages':
-        """The same images in batches of another size."""
-        return CalibrationImages(self._load, self._indices, self._model, size, self._path_of)
-
-    def __len__(self) -> int:
-        return -(-len(self._indices) // self._size)
-
-    @property
-    def images(self) -> int:
-        """Number of images that were drawn."""
-        return len(self._indices)
+    def _kind(self, image: int) -> Any:
+        return image if self._dense else None
 
     def digest(self) -> str:
         """SHA-256 that says whether these are other images or transforms.
@@ -65,7 +56,7 @@ class CalibrationImages(Sequence):
         images have no local files (CIFAR, a remote storage), these two batches must do.
         """
         found = hashlib.sha256()
-        for path in map(self._path_of, self._indices):
+        for path in map(self._path_of, self._images):
             if path and Path(path).is_file():
                 found.update(hashlib.sha256(Path(path).read_bytes()).digest())
         for batch in (self[0], self[-1]) if len(self) else ():
@@ -73,14 +64,8 @@ class CalibrationImages(Sequence):
                 found.update(tensor.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            chosen = [index for batch in range(len(self))[place]
-                      for index in self._of_batch(batch)]
-            return CalibrationImages(self._load, chosen, self._model, self._size, self._path_of)
-        if not -len(self) <= place < len(self):
-            raise IndexError(place)
-        samples = [self._load(index) for index in self._of_batch(place % len(self))]
+    def _batch(self, images: list[int]) -> Any:
+        samples = [self._load(index) for index in images]
         if not all('inputs' in sample for sample in samples):
             raise ValueError('expected test transforms that load an image file, found none, as of '
                              'data sets that hold their images (CIFAR, MNIST): calibrate on the '
@@ -88,9 +73,6 @@ class CalibrationImages(Sequence):
         # a list of images would be views of one image to the preprocessor of MAE and the like
         views = is_self_supervised(find_task(self._model))
         return preprocessed(self._model, (default_collate if views else pseudo_collate)(samples))
-
-    def _of_batch(self, batch: int) -> list[int]:
-        return self._indices[batch * self._size:(batch + 1) * self._size]
 
 
 def calibration_images(config: Config, model: nn.Module, folder: str | None = None,
@@ -110,28 +92,21 @@ def calibration_images(config: Config, model: nn.Module, folder: str | None = No
     """
     init_default_scope(config.get('default_scope', 'mmpretrain'))
     if folder is None:
-        dataset = _dataset(config)
-        total, load, path_of = len(dataset), dataset.__getitem__, partial(_path_in, dataset)
+        for name in ('train_dataloader', 'test_dataloader'):
+            if config.get(name) is None:
+                raise ValueError(f'expected a config with `{name}`, found none; give a folder of '
+                                 'images instead (`--calibration FOLDER`)')
+        train = DATASETS.build(copy.deepcopy(config.train_dataloader.dataset))
+        dataset = with_pipeline(train, Compose(pipeline_config(config.test_dataloader.dataset)))
+        total, load = len(dataset), dataset.__getitem__
+
+        def path_of(index: int) -> str | None:
+            return dataset.get_data_info(index).get('img_path') if hasattr(
+                dataset, 'get_data_info') else None
     else:
         total, load, path_of = _folder(config, folder)
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
     return CalibrationImages(load, drawn, model, path_of=path_of)
-
-
-def _dataset(config: Config) -> Any:
-    """The training set with the test transforms."""
-    for name in ('train_dataloader', 'test_dataloader'):
-        if config.get(name) is None:
-            raise ValueError(f'expected a config with `{name}`, found none; give a folder of '
-                             'images instead (`--calibration FOLDER`)')
-    train = DATASETS.build(copy.deepcopy(config.train_dataloader.dataset))
-    return with_pipeline(train, Compose(pipeline_config(config.test_dataloader.dataset)))
-
-
-def _path_in(dataset: Any, index: int) -> str | None:
-    """Path of an image of a host's dataset; None if it has none or does not tell."""
-    info = dataset.get_data_info(index) if hasattr(dataset, 'get_data_info') else {}
-    return info.get('img_path')
 
 
 def _folder(config: Config, folder: str) -> tuple[int, Callable[[int], dict[str, Any]],

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.pivots import UnitOrder
 from mmkcr.models.sites.base import HostSite
 
 #: Takes a model and a batch; returns outputs, tensors in nested tuples, lists or dicts.
@@ -99,13 +98,13 @@ class SiteProfile:
     """Result of the calibration of one site.
 
     Args:
-        order (UnitOrder): Units by the readers' loss without them; channels of a unit.
+        order (Tensor): Units, the most important first, int64 (total,).
         losses (Tensor): Loss of the network's outputs with the first k units, k = 0 … total, fp64;
             relative to the outputs, or in nats for class scores.
         rotated (dict[str, Tensor]): Weights, by path in the host, that the units refer to if these
             are not the network's own: see :mod:`mmkcr.closed_form.head_rotation`. Defaults to none.
     """
 
-    order: UnitOrder
+    order: Tensor
     losses: Tensor
     rotated: dict[str, Tensor] = dataclasses.field(default_factory=dict)

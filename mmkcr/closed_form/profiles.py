@@ -1,7 +1,7 @@
 """Profiles of every site of a dense network, measured on calibration images."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,6 +14,7 @@ from .calibration import collect, output_changes
 from .forms import form_of
 from .head_rotation import take_weights
 from .options import CHANGES, STATISTICS, CompressOptions, Forward, SiteProfile
+from .progress import CompressProgress
 from .readers import Rows
 from .survey import Survey
 from .units import Units
@@ -21,9 +22,7 @@ from .units import Units
 
 def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
                   settings: CompressOptions, looked: Survey,
-                  known: Mapping[str, SiteProfile] | None = None,
-                  finished: Callable[[dict[str, SiteProfile]], None] | None = None
-                  ) -> dict[str, SiteProfile]:
+                  done: CompressProgress | None = None) -> dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward for a group of sites.
 
     Heads that may become narrower are then rotated to other bases, which does not change the
@@ -32,20 +31,17 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Args:
         dense (nn.Module): The network; its attention is rotated in place.
         space (SearchSpace): Search space of its backbone.
-        batches (Sequence): Calibration batches.
-        forward (Callable): See :func:`compress`.
-        settings (CompressOptions): As there, with a number for ``memory``.
+        batches (Sequence): Calibration batches for ``forward``.
+        settings (CompressOptions): With a number for ``memory``.
         looked (Survey): Of the network.
-        known (Mapping[str, SiteProfile], optional): Profiles of some sites, of an interrupted
-            call. Defaults to none.
-        finished (Callable, optional): Called behind each group but the last, with all profiles
-            so far.
+        done (CompressProgress, optional): Has profiles of an earlier call, and gets those of each
+            group. Defaults to None.
 
     Raises:
         ValueError: A site is not reached, an activation is not finite, or the outputs depend on
             no site.
     """
-    profiles = dict(known or {})
+    profiles = {} if done is None else done.profiles()
     for profile in profiles.values():
         take_weights(space.host, profile.rotated)
     groups = _groups([form_of(site, settings, plain=settings.choose is not None)
@@ -54,8 +50,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     for number, group in enumerate(groups, 1):
         part = f' ({number} of {len(groups)})' if len(groups) > 1 else ''
         profiles.update(_profile_group(dense, group, batches, forward, settings, looked, part))
-        if finished is not None and number < len(groups):
-            finished(profiles)
+        if done is not None:
+            done.save_profiles(profiles)
     if settings.choose is None and profiles and not any(
             bool(profile.losses.any()) for profile in profiles.values()):
         raise ValueError('expected outputs that change with the units of the network, found that '

@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from mmkcr.core import atomic_write, remove_stale, write_tensors
-from mmkcr.functional.pivots import UnitOrder
 from .options import CompressOptions, SiteProfile
 
 #: Folder of the sites' profiles beside what a compression wrote.
 PROFILES = '.profiles'
-_KEY, _PROFILES, _BEGUN = 'key.json', 'profiles.pth', 'profiles_begun.pth'
+_KEY, _PROFILES = 'key.json', 'profiles.pth'
 #: What profiles do not depend on: entries of a task's key, and options.
 _ANY_TARGET = ('shape', 'part', 'calibration')
 _SHARING = ('divisor', 'min_share', 'uniform', 'progress', 'refit', 'memory')
@@ -40,67 +39,24 @@ class CompressProgress:
         self.folder, self._shared = Path(folder), shared
         self._key = json.dumps(key, indent=1, sort_keys=True, default=str)
         remove_stale(self.folder)
-        self._continued = self._is_ours()
 
-    def _is_ours(self) -> bool:
-        mark = self.folder / _KEY
-        return mark.is_file() and mark.read_bytes() == self._key.encode()
-
-    def has_profiles(self) -> bool:
-        """Whether the sites' profiles are stored."""
-        return self.profiles() is not None
-
-    def profiles(self, begun: bool = False) -> dict[str, SiteProfile] | None:
-        """The sites' profiles, or None if they are not computed yet.
-
-        Args:
-            begun (bool): Those of some sites, of a call that was interrupted. Defaults to False:
-                of all.
-        """
+    def profiles(self) -> dict[str, SiteProfile]:
+        """The sites' profiles that were stored so far."""
         if self._shared is not None:
-            return self._shared.profiles(begun)
-        stored = self._read(_BEGUN if begun else _PROFILES)
-        try:
-            return None if stored is None else {site: SiteProfile(
-                UnitOrder(found['order'], found['errors'], tuple(found['groups'])),
-                found['losses'], found['rotated']) for site, found in stored.items()}
-        except (AttributeError, KeyError, TypeError):  # tensors of something else
-            return self._damaged(self.folder / (_BEGUN if begun else _PROFILES))
+            return self._shared.profiles()
+        stored = self._read(_PROFILES) or {}
+        return {site: SiteProfile(**found) for site, found in stored.items()}
 
-    def save_profiles(self, profiles: Mapping[str, SiteProfile], begun: bool = False) -> None:
-        """Write profiles.
-
-        Args:
-            profiles (Mapping[str, SiteProfile]): By site.
-            begun (bool): Whether there will be those of more sites. Defaults to False.
-        """
+    def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
+        """Write profiles, by site, in place of those stored so far."""
         if self._shared is not None:
-            self._shared.save_profiles(profiles, begun)
-            return
-        self._save(_BEGUN if begun else _PROFILES, {name: dict(
-            order=found.order.order, errors=found.order.errors,
-            # channels of all units in one tensor (U, C), if they have equally many
-            groups=torch.stack(list(found.order.groups)) if len(set(
-                map(len, found.order.groups))) == 1 else list(found.order.groups),
-            losses=found.losses, rotated=found.rotated)
-            for name, found in profiles.items()})
-        if not begun:
-            (self.folder / _BEGUN).unlink(missing_ok=True)
+            self._shared.save_profiles(profiles)
+        else:
+            self._save(_PROFILES, {name: vars(found) for name, found in profiles.items()})
 
-    def has_block(self, block: str) -> bool:
-        """Whether a block's refitted weights are stored."""
-        return self._read(f'{block}.pth') is not None
-
-    def load_block(self, block: str, layers: Mapping[str, nn.Module]) -> None:
-        """Load the refitted weights of a block into its sliced layers.
-
-        Args:
-            block (str): Path.
-            layers (Mapping[str, nn.Module]): By path.
-        """
-        found = self._read(f'{block}.pth')
-        for name, layer in layers.items():
-            layer.load_state_dict(found[name])
+    def read_block(self, block: str) -> dict[str, dict[str, Any]] | None:
+        """The refitted weights of a block by layer, or None if they were not stored."""
+        return self._read(f'{block}.pth')
 
     def save_block(self, block: str, layers: Mapping[str, nn.Module]) -> None:
         """Write the weights of a block's refitted layers."""
@@ -117,8 +73,8 @@ class CompressProgress:
             path.write_text('')
 
     def withdraw(self) -> None:
-        """Delete what a refused call wrote, unless it went on with the work of an earlier one."""
-        if self._is_ours() and not self._continued:
+        """Delete what a refused call wrote, but nothing of another compression."""
+        if self._has(_KEY):
             self.remove()
 
     def remove(self) -> None:
@@ -128,7 +84,10 @@ class CompressProgress:
             self.folder.parent.rmdir()
 
     def _has(self, name: str) -> bool:
-        return self._is_ours() and (self.folder / name).is_file()
+        """Whether there is such a file, and it is of this compression."""
+        mark = self.folder / _KEY
+        return mark.is_file() and mark.read_bytes() == self._key.encode() and \
+            (self.folder / name).is_file()
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """The content of a file; None, and the file is removed, if it is damaged."""
@@ -142,15 +101,12 @@ class CompressProgress:
             # profiles may be used on another device
             return torch.load(path, weights_only=True, map_location='cpu')
         except Exception:  # of whatever a damaged file makes readers raise
-            return self._damaged(path)
-
-    @staticmethod
-    def _damaged(path: Path) -> None:
-        logging.getLogger('mmkcr').warning('`%s` is damaged: it is made anew.', path)
-        path.unlink()
+            logging.getLogger('mmkcr').warning('`%s` is damaged: it is made anew.', path)
+            path.unlink()
+            return None
 
     def _mark(self) -> None:
-        if not self._is_ours():  # the key first: files without it belong to nobody
+        if not self._has(_KEY):  # the key first: files without it belong to nobody
             self.remove()
             with atomic_write(self.folder / _KEY) as path:
                 path.write_text(self._key)

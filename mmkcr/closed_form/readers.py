@@ -100,10 +100,7 @@ def set_weights(layer: nn.Module, matrix: Tensor, bias: Tensor) -> None:
 def input_rows(layer: nn.Module, x: Tensor, chosen: Tensor | None = None) -> Tensor:
     """Inputs of a linear layer or convolution as rows (n, features) of one matrix product.
 
-    Args:
-        layer (nn.Module): The layer.
-        x (Tensor): Its input.
-        chosen (Tensor, optional): Indices of rows: no others are computed. Defaults to None: all.
+    Of ``chosen`` rows no others are computed.
     """
     if isinstance(layer, nn.ConvTranspose2d):
         return _rows(x.movedim(1, -1), chosen)
@@ -141,12 +138,7 @@ def count_rows(layer: nn.Module, x: Tensor, out: Tensor) -> int:
 
 
 def output_energy(layer: nn.Module, inputs: Moments) -> Tensor:
-    """Mean squares of a layer's outputs ``W x + b``, from the moments of x, (m,), fp64.
-
-    Args:
-        layer (nn.Module): A linear layer or convolution.
-        inputs (Moments): Of its :func:`input_rows`.
-    """
+    """Mean squares of a layer's outputs ``W x + b``, from moments of :func:`input_rows`, (m,)."""
     weight = weight_matrix(layer).to(inputs.mean)
     means = weight @ inputs.mean
     if layer.bias is not None:

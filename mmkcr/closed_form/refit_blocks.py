@@ -49,29 +49,29 @@ def refit_along(networks: Pair, structure: Structure, batches: Sequence[Any], fo
     runs = Pair(*(ResumableForward(network, space.host, batches, forward,
                                    int(ACTIVATIONS * settings.memory))
                   for network, space in zip(networks, spaces)))
-    if settings.refit == 'none':
-        done = None
     try:
         refits = Refits(runs, settings, rows, [
             path for block in blocks.values() for one in block for path in one.refitted()])
         title = f'Refit of blocks, {count_images(batches)} images each'
         for block in shown(list(blocks), title, visible=settings.progress):
             # finished before the call was killed: slice in the same way, load the weights
-            known = done is not None and done.has_block(block)
-            if settings.refit != 'none' and not known:
-                refits.enter(block, blocks[block])
+            known = done.read_block(block) if done else None
+            fitted = settings.refit != 'none' and known is None
+            if fitted:
+                refits.enter(block)
             for one in blocks[block]:
                 kept = torch.tensor(structure.sites[one.site.name].kept, dtype=torch.int64,
                                     device=next(one.site.owner.parameters()).device)
                 # before slicing: afterwards the axes no longer have the dense layers' entries
                 refits.note_outputs(one, kept)
                 one.site.slice_to(kept)
-                if settings.refit != 'none' and not known:
+                if fitted:
                     one.refit(refits, kept)
-            if known:
-                done.load_block(block, refits.changed(blocks[block]))
-            elif done is not None:
-                done.save_block(block, refits.changed(blocks[block]))
+            changed = refits.changed(blocks[block])
+            if fitted and done:
+                done.save_block(block, changed)
+            for path, state in (known or {}).items():
+                changed[path].load_state_dict(state)
     finally:
         for run in runs:
             run.close()
@@ -131,12 +131,11 @@ class Refits:
         self._norms = {} if settings.refit == 'none' else \
             norms_behind(runs.dense, dict.fromkeys(paths))
 
-    def enter(self, block: str, sites: Sequence[Units]) -> None:
-        """Go on to a block with some sites: from here on runs cost no more than this block."""
+    def enter(self, block: str) -> None:
+        """Go on to a block: from here on runs cost no more than this block."""
         self._block = block
-        self.runs.dense.enter(block, list(dict.fromkeys(
-            path for one in sites for path in one.refitted())))
-        self.runs.slim.enter(block)
+        for run in self.runs:
+            run.enter(block)
 
     def note_outputs(self, one: Units, kept: Tensor) -> None:
         """Note which outputs the layers of a site keep if it keeps some units."""
@@ -160,7 +159,8 @@ class Refits:
         matches the dense network's: then it also corrects errors of earlier blocks. What a layer
         has no bias for is taken by the batch norm behind it.
         """
-        layers = Pair(*({path: run.module(path) for path in paths} for run in self.runs))
+        layers = Pair(*({path: run.host.get_submodule(path) for path in paths}
+                        for run in self.runs))
         scale = None
         if len(paths) == 1 and self._settings.refit == 'least-squares':
             # None if the layer's outputs are not simply added: then it has targets of its own
@@ -170,7 +170,7 @@ class Refits:
         moments = {path: Moments(*weight_matrix(layer).T.shape, name=path,
                                  device=layer.weight.device) for path, layer in layers.slim.items()}
         for batch in range(len(self.runs.dense.batches)):
-            images = self.runs.dense.images(batch)
+            images = self.runs.dense.images[batch]
 
             def picked(path: str, rows: int, images: Sequence[int] = images) -> Tensor | None:
                 return pick(rows, self._rows.of(moments[path].num_features), images)
@@ -200,9 +200,9 @@ class Refits:
         if norm is not None:
             # it subtracts its mean. From the dense norm's, as a layer with several sites is
             # refitted again, each time with a bias of its own
-            mean = self._columns(self.runs.dense.module(norm).running_mean[None], path)[0]
-            self.runs.slim.module(norm).running_mean.copy_(
-                mean - bias.view(len(mean), -1).mean(1))
+            dense, slim = (run.host.get_submodule(norm) for run in self.runs)
+            mean = self._columns(dense.running_mean[None], path)[0]
+            slim.running_mean.copy_(mean - bias.view(len(mean), -1).mean(1))
 
     def _columns(self, rows: Tensor, path: str) -> Tensor:
         """The columns of a dense layer's outputs that the slim one has."""
@@ -211,17 +211,11 @@ class Refits:
     def _towards_layers(self, batch: int, layers: Pair, picked: 'Picked'
                         ) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Inputs of the slim network's layers, and the dense layers' outputs, as rows."""
-        dense, slim = self.runs
-        known = {path: dense.outputs(path) for path in layers.dense}
-        if any(outputs is None for outputs in known.values()):
-            # each run ends behind the last of the layers
-            calls = caught(dense, batch, layers.dense, list(layers.dense.values())[-1])
-            targets = {path: [out for _, out in calls[path]] for path in layers.dense}
-        else:
-            targets = {path: [known[path][batch]] for path in layers.dense}
-        inputs = caught(slim, batch, layers.slim, list(layers.slim.values())[-1])
+        # each run ends behind the last of the layers
+        targets, inputs = (caught(run, batch, own, [*own.values()][-1])
+                           for run, own in zip(self.runs, layers))
         for path, layer in layers.slim.items():
-            for (x, own), out in zip(inputs[path], targets[path]):
+            for (x, own), (_, out) in zip(inputs[path], targets[path]):
                 chosen = picked(path, count_rows(layer, x, own))
                 yield path, input_rows(layer, x, chosen), self._columns(
                     output_rows(layers.dense[path], out, chosen), path)

@@ -57,9 +57,9 @@ def refit_structure(model: nn.Module,
     dense, batches, held_out = taken(model, images, held_out)
     settings = with_memory(CompressOptions(**options), dense)
     seen = count_seen(batches, held_out)
-    default, forward = forward is None, forward or called
+    forward = forward or called
     for given in (batches, held_out):
-        look_at(dense, given, forward, default)
+        look_at(dense, given, forward)
     networks = Pair(dense, copy.deepcopy(dense))
     kinds, masks = _kinds(wanted)
     with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
@@ -68,7 +68,7 @@ def refit_structure(model: nn.Module,
     check_ties(networks.slim, space.sites)
     searched(networks.dense, kinds)
     wanted.validate(space.totals())
-    if rotated := _rotated(wanted):
+    if rotated := wanted.provenance.get('rotated'):
         raise ValueError('expected a structure of a search, found one of `compress` in which units '
                          f'of `{rotated[0]}` are channels of a rotated basis, which the file does '
                          'not have: compress again with the same target')
@@ -98,13 +98,3 @@ def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:
             kinds += [] if mask is None else [dict(mask, kind='qk_mask')]
     masks = [kind for kind in kinds if kind_name(kind) == QKMaskSite.kind]
     return [kind for kind in kinds if kind not in masks], masks
-
-
-def _rotated(structure: Structure) -> list[str]:
-    """Sites whose units are channels of other bases than the network's own."""
-    if not structure.method.startswith('compress'):
-        return []
-    # files of 0.2 do not say which: these kinds may be
-    return structure.provenance.get('rotated', [
-        name for name, site in structure.sites.items()
-        if name.endswith('.head_channels') and len(site.kept) < site.total])

@@ -13,8 +13,6 @@ from .survey import Survey
 
 #: Rows per input of a layer below which a refit is reported as uncertain.
 LEAST_PER_INPUT = 4
-#: Share of the outputs' energy that must differ between images for them to tell something.
-LEAST_SPREAD = 1e-6
 
 
 def site_table(structure: Structure) -> str:
@@ -46,10 +44,6 @@ def sentences(structure: Structure, agreement: Mapping[str, float]) -> list[str]
     same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
         ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
     found = [f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.']
-    if agreement['spread'] < LEAST_SPREAD and count > 1:
-        found.append(f'These {images} are all alike: their outputs agree up to '
-                     f'{agreement["spread"]:.1g} of their energy. So this says nothing about other '
-                     'images.')
     if still := structure.provenance.get('constant'):
         found.append(f'{len(still)} layers see the same at all positions of all images, as '
                      f'`{still[0]}`: nothing could be learnt about them. Take other images.')
@@ -79,7 +73,7 @@ def result_text(result: Any) -> str:
 
 def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
          held_out: Sequence[Any], settings: CompressOptions) -> str:
-    """What a compression is about to do, and how long it takes.
+    """What a compression is about to do.
 
     Args:
         looked (Survey): Of the dense network.
@@ -90,16 +84,9 @@ def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
     """
     there, held = count_images(batches), count_images(held_out)
     used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))
-    forward, backward = looked.seconds
-    probes = min(there, settings.probe_images)
-    # orders, losses of sizes, refits of both networks, agreement
-    seconds = used * forward + min(there, settings.backward_images) * backward + \
-        probes * (forward + backward) + 4 * used * forward + 2 * held * forward
-    sizes = ' and others'.join([' x '.join(map(str, looked.sizes[0])), *(
-        [''] if len(looked.sizes) > 1 else [])]) if looked.sizes else 'their own size'
+    sizes = ' x '.join(map(str, looked.sizes[0])) if looked.sizes else 'their own size'
+    sizes += ' and others' * (len(looked.sizes) > 1)
     enough = min(looked.needed(layers, max(settings.per_unit), 32), there)
-    time = f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'
     more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
     return (f'Calibration: {used} of {there} images of {sizes}, {looked.batch(settings.memory)} at '
-            f'a time, {held} for the comparison; passes take about {time}, '
-            f'statistics come on top{more}.')
+            f'a time, {held} for the comparison{more}.')

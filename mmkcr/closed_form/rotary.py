@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import rotary_order, rotary_pairs
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.pivots import UnitOrder
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from .calibration import WeightChange
 from .head_rotation import HeadRotation, NarrowHeads, head_parts, rotate_values
@@ -26,14 +25,6 @@ class TurnedMoments(NamedTuple):
 
     query: Moments
     key: Moments
-
-    @property
-    def both(self) -> tuple:
-        """Second moment of the queries and covariance of the keys.
-
-        Keys are centred, since the softmax does not see what is the same for all keys.
-        """
-        return self.query.second_moment, self.key.covariance
 
 
 @contextmanager
@@ -75,7 +66,8 @@ def rotate_pairs(site: RotaryPairs, moments: Mapping[str, Moments], turned: Turn
         rho (float): Relative ridge. Defaults to 1e-3.
     """
     view, state = site.view, {}
-    found = rotary_order(*turned.both, view.rotary.layout, rho)
+    # keys are centred, since the softmax does not see what is the same for all keys
+    found = rotary_order(turned.query.second_moment, turned.key.covariance, view.rotary.layout, rho)
     order = found.order.cpu()
     places = rotary_pairs(view.width, view.rotary.layout)[order].flatten()  # (d,), best pair first
     values, lost = rotate_values(site, state, moments[view.output], rho, places)
@@ -101,7 +93,7 @@ class RotaryHeads(NarrowHeads):
     def _rotated(self, moments: Mapping[str, Moments]) -> HeadRotation:
         return rotate_pairs(self.site, moments, self._turned, self.settings.rho)
 
-    def _narrower_keys(self, order: UnitOrder, counts: Sequence[int]) -> WeightChange:
+    def _narrower_keys(self, order: Tensor, counts: Sequence[int]) -> WeightChange:
         """Keys without some pairs. The bias goes, too: it is rotated, so the softmax sees it."""
         site, view, part = self.site, self.site.view, head_parts(self.site)[1]
         layer = site.module(part.path)
@@ -113,7 +105,7 @@ class RotaryHeads(NarrowHeads):
         pairs = rotary_pairs(view.width, view.rotary.layout).to(keys.device)
         deltas = keys.new_zeros(len(counts), *keys.shape)
         for delta, count in zip(deltas, counts):
-            lost = pairs[order.order[count:].to(keys.device)].flatten()
+            lost = pairs[order[count:].to(keys.device)].flatten()
             delta[:, lost] = -keys[:, lost]
         deltas = deltas.flatten(1, 2)
         return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, _with_ones,

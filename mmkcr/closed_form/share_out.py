@@ -30,13 +30,7 @@ def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
 
 def check_reach(space: SearchSpace, macs: CostModel, target: int,
                 settings: CompressOptions) -> None:
-    """Refuse a target that no sizes of the sites can meet.
-
-    Args:
-        space (SearchSpace): Search space of the dense backbone.
-        macs (CostModel): Cost as a function of the sites' sizes.
-        target (int): Maximum cost.
-        settings (CompressOptions): Determine the sizes on offer.
+    """Refuse a target that no sizes of the sites can meet; arguments as of :func:`share_out`.
 
     Raises:
         ValueError: The target is unreachable; the message gives the range.
@@ -45,25 +39,20 @@ def check_reach(space: SearchSpace, macs: CostModel, target: int,
     macs.check_target(target, least)
 
 
-def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
-              macs: CostModel, target: int,
-              settings: CompressOptions) -> dict[str, int]:
+def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: CostModel,
+              target: int, settings: CompressOptions) -> dict[str, int]:
     """Find sizes of all sites with the least sum of losses within the budget.
 
     Args:
         space (SearchSpace): Search space of the dense backbone.
         profiles (Mapping[str, SiteProfile]): By site.
         macs (CostModel): Cost as a function of the sites' sizes.
-        target (int): Maximum cost.
+        target (int): Maximum cost, within reach.
         settings (CompressOptions): Determine the sizes on offer, and whether shares are uniform.
 
     Returns:
         dict[str, int]: Size by site.
-
-    Raises:
-        ValueError: The target is unreachable; the message gives the range.
     """
-    check_reach(space, macs, target, settings)
     offered = {name: size_options(site, settings) for name, site in space.sites.items()}
     if settings.uniform:
         return uniform_sizes(offered, macs, target)
@@ -76,7 +65,7 @@ def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
 
 
 def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
-            losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
+                   losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest."""
     curves, now = {}, int(macs(sizes))
     left = target - now  # the sum of changes that the budget allows
@@ -93,7 +82,7 @@ def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
 
 
 def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,
-            target: int) -> dict[str, int]:
+                 target: int) -> dict[str, int]:
     """Sizes on offer with the least sum of losses within a budget that can be met.
 
     The costs of a site are taken at the other sites' sizes of the previous round, until nothing
@@ -132,8 +121,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
         sizes (Mapping[str, int]): Sizes to start from, by site.
         offered (Mapping[str, list[int]]): Sizes that a site may have, ascending.
         losses (Mapping[str, Tensor]): Loss of a site with k units, k = 0 … total.
-        macs (CostModel): Cost as a function of the sites' sizes.
-        target (int): Maximum cost.
+        macs (CostModel): Cost as a function of the sites' sizes, at most ``target``.
     """
     def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
         now, found = macs(sizes), []

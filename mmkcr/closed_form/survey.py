@@ -1,7 +1,6 @@
-"""What a few images tell before a calibration: rows of layers, sizes of outputs, memory, time."""
+"""What a few images tell before a calibration: rows of layers, sizes of outputs, memory."""
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
-from .batches import count_images, images_of
+from .batches import images_of
 from .calibration import gradients_of_activations, output_scales
 from .options import Forward
 from .readers import count_rows, weight_matrix
@@ -30,14 +29,12 @@ class Survey(NamedTuple):
         rows (dict[nn.Module, float]): Rows of an image that each layer with weights gets.
         scales (list[float]): See :func:`~mmkcr.closed_form.calibration.output_scales`.
         bytes (int): What a pass of an image forward and backward keeps at a time.
-        seconds (tuple[float, float]): An image's forward pass, and its backward pass.
         sizes (list[tuple[int, ...]]): Different shapes (C, H, W) of the images.
     """
 
     rows: dict[nn.Module, float]
     scales: list[float]
     bytes: int
-    seconds: tuple[float, float]
     sizes: list[tuple[int, ...]]
 
     def needed(self, layers: Iterable[nn.Module], enough: float, least: int,
@@ -73,55 +70,6 @@ class Survey(NamedTuple):
         return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
 
 
-class Spread:
-    """How much outputs differ between images: the share of their energy beyond that of the mean."""
-
-    def __init__(self) -> None:
-        self._sums: list[Tensor] | None = None
-        self._energy, self._count, self._sizes = 0., 0, False
-
-    def add(self, outputs: Sequence[Tensor], images: int) -> None:
-        """Take the outputs of a batch in."""
-        if images > 1 and any(out.ndim == 0 or len(out) % images for out in outputs):
-            images = 1
-        sums = [(out.double().unflatten(0, (images, -1)) if out.ndim else out.double()[None]).sum(0)
-                for out in outputs]
-        self._energy += sum(float(torch.linalg.vector_norm(out, dtype=torch.float64))**2
-                            for out in outputs)
-        self._count += images
-        if self._sums is None:
-            self._sums = sums
-        elif [total.shape for total in self._sums] != [value.shape for value in sums]:
-            self._sizes = True  # images of other sizes are not alike
-        else:
-            for total, value in zip(self._sums, sums):
-                total += value
-
-    def share(self) -> float:
-        """The share, 0 to 1; 1 if images have several sizes or there is none."""
-        if self._sizes or self._sums is None or not self._energy:
-            return 1.
-        mean = sum(float(total.square().sum()) for total in self._sums) / self._count
-        return max(1 - mean / self._energy, 0.)
-
-
-def _check_different(batches: Sequence[Any]) -> None:
-    """Refuse images that are all the same; only then more than the first ones are read.
-
-    Raises:
-        ValueError: They are.
-    """
-    first = None
-    for place in range(len(batches)):
-        for image in (value for one in flat_tensors(batches[place])[:1] for value in one):
-            if first is not None and (image.shape != first.shape or not torch.equal(image, first)):
-                return
-            first = image
-    if first is not None and count_images(batches) > 1:
-        raise ValueError(f'expected calibration images that differ, found that all '
-                         f'{count_images(batches)} are the same')
-
-
 def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
            backward: bool = True) -> Survey:
     """Run the first images of a network, the first of them backward, too.
@@ -130,12 +78,8 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
         model (nn.Module): In eval mode.
         batches (Sequence): Of one image each, unless they are given as they are.
         forward (Callable): Takes model and batch.
-        backward (bool): Measure memory and time of a pass backward. Defaults to True.
-
-    Raises:
-        ValueError: All images are the same.
+        backward (bool): Measure the memory of a pass backward. Defaults to True.
     """
-    _check_different(batches)
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     rows, squares, images, sizes = dict.fromkeys(layers, 0.), [], 0, []
@@ -151,20 +95,17 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
             own = images_of(batch)
             images += own
             sizes += [tuple(value.shape[-3:]) for value in flat_tensors(batch)[:1]]
-            start = time.perf_counter()
             outputs = flat_tensors(forward(model, batch))
-            spent = (time.perf_counter() - start) / own
             squares.append([scale**2 * own for scale in output_scales(outputs, own)])
     scales = [(sum(own) / images)**0.5 for own in zip(*squares)]
-    taken, later = _backward(model, layers, batches[0], forward) if backward else (0, 0.)
+    taken = _kept_bytes(model, layers, batches[0], forward) if backward else 0
     return Survey({layer: value / images for layer, value in rows.items()}, scales,
-                  taken // images_of(batches[0]), (spent, later / images_of(batches[0])),
-                  list(dict.fromkeys(sizes)))
+                  taken // images_of(batches[0]), list(dict.fromkeys(sizes)))
 
 
-def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
-              forward: Forward) -> tuple[int, float]:
-    """Bytes that a forward keeps for the pass backward, and the seconds of that."""
+def _kept_bytes(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
+                forward: Forward) -> int:
+    """Bytes that a forward keeps for the pass backward."""
     kept: dict[int, int] = {}  # by address
     weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
 
@@ -181,9 +122,8 @@ def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
             stack.callback(layer.register_forward_hook(
                 lambda _, args, __: [keep(args[0].detach())] and None).remove)
         outputs = [out for out in flat_tensors(forward(model, batch)) if out.requires_grad]
-        # outputs, their gradients, and gradients on their way
-        rest = 2 * sum(map(Tensor.nelement, outputs)) * 4 + 3 * max(kept.values(), default=0)
-        start = time.perf_counter()
-        if outputs:
+        if outputs:  # with activation checkpointing most is kept in here
             torch.autograd.backward(outputs, [torch.zeros_like(out) for out in outputs])
-    return sum(kept.values()) + rest, time.perf_counter() - start
+    # besides outputs, their gradients, and gradients on their way
+    return sum(kept.values()) + 2 * sum(map(Tensor.nelement, outputs)) * 4 + \
+        3 * max(kept.values(), default=0)

@@ -4,7 +4,6 @@
 (:mod:`.head_rotation`, :mod:`.rotary`).
 """
 
-import dataclasses
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.pivots import UnitOrder, pivot_order
+from mmkcr.functional.pivots import pivot_order
 from mmkcr.functional.refit import refit
 from mmkcr.models.sites.base import HostSite
 from .calibration import ReaderMoments, WeightChange
@@ -64,12 +63,10 @@ class Units:
         """Compute what the profile needs, from the moments."""
 
     def profile(self) -> SiteProfile:
-        """Units in the order in which they are kept, and the loss at every number of them."""
-        order = self._order()
-        return SiteProfile(order, order.errors)
+        """Units in the order in which they are kept, and the loss at every number of them.
 
-    def _order(self) -> UnitOrder:
-        """Pivoted Cholesky, or a control's order."""
+        The order is of pivoted Cholesky, or a control's.
+        """
         site, settings = self.site, self.settings
         covariances, grams, groups = self._seen_by_readers()
         extra = None
@@ -78,15 +75,15 @@ class Units:
             extra = output_energy(site.module(path), moments.inputs) * \
                 sensitivity(moments).diagonal()
         # errors of several readers are summed
-        order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
-                            extra=extra)
-        if settings.choose is None:
-            return order
-        inputs = self.moments[ordering_readers(site)[0].path].inputs
-        # one for each site, so that a call that was interrupted draws what an unbroken one draws
-        generator = torch.Generator().manual_seed(
-            zlib.crc32(f'{settings.seed}:{site.name}'.encode()))
-        return dataclasses.replace(order, order=settings.choose(site, inputs, generator))
+        order, losses = pivot_order(torch.stack(covariances), torch.stack(grams), groups,
+                                    settings.rho, extra)
+        if settings.choose is not None:
+            inputs = self.moments[ordering_readers(site)[0].path].inputs
+            # one for each site, so that an interrupted call draws what an unbroken one draws
+            generator = torch.Generator().manual_seed(
+                zlib.crc32(f'{settings.seed}:{site.name}'.encode()))
+            order = settings.choose(site, inputs, generator)
+        return SiteProfile(order, losses)
 
     def loss_of_all(self) -> float:
         """The loss without any of the units: the sum of tr(C G) over the readers."""
@@ -131,15 +128,16 @@ class Units:
         return sorted({min(max(round(share * count), 1), max(count - 1, 1)) * self.site.rows
                        for share in PROBES})
 
-    def changes(self, order: UnitOrder, counts: Sequence[int]) -> list[WeightChange]:
+    def changes(self, order: Tensor, counts: Sequence[int]) -> list[WeightChange]:
         """Changes of the readers' weights by refits to some numbers of units."""
         site, changes = self.site, []
         for reader in readers(site):
             layer, moments = site.module(reader.path), self.moments[reader.path].inputs
             weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
             covariance, mean = _spread(layer, moments)
-            for units in kept_units(order, counts):
-                columns = reader.of_units(layer, units.to(weight.device), site.total).flatten()
+            for count in counts:
+                units = order[:count].sort().values.to(weight.device)
+                columns = reader.of_units(layer, units, site.total).flatten()
                 # W' on the columns of the kept units, minus W on all columns of the site
                 delta = torch.zeros_like(weight)
                 delta[:, own] -= weight[:, own]
@@ -166,11 +164,6 @@ class Units:
         # lost outputs depend on what was just refitted, so they come one by one after
         for path in self.site.lost_outputs():
             refits.fit([path])
-
-
-def kept_units(order: UnitOrder, counts: Sequence[int]) -> list[Tensor]:
-    """The units of some sizes, ascending."""
-    return [order.order[:count].sort().values for count in counts]
 
 
 def sensitivity(moments: ReaderMoments) -> Tensor:

@@ -56,14 +56,7 @@ class HeldBatches(Sequence):
         batch = self._batches[place]
         if place not in self._held:
             self._held[place] = _choices(self._dense, batch)
-        return dict(batch, held=_Opaque(self._held[place]))
-
-
-class _Opaque:
-    """Hides its content from functions that map over the tensors of a batch."""
-
-    def __init__(self, content: Held) -> None:
-        self.content = content
+        return dict(batch, held=self._held[place])
 
 
 @torch.no_grad()
@@ -134,7 +127,7 @@ def whole_outputs(model: nn.Module, batch: Any) -> Any:
     images = batch['inputs']
     if not is_detector(model):
         return tensor_outputs(model, images)
-    held, samples = batch['held'].content, copy.copy(batch['data_samples'])
+    held, samples = batch['held'], copy.copy(batch['data_samples'])
     if held.boxes is not None:
         return two_stage_outputs(model, images, samples, held.boxes)
     with ExitStack() as stack:

@@ -19,13 +19,11 @@ of each pair commutes with them, so whole pairs are selected.
 Shapes: H heads of d channels, D channels of the stream, r new channels per head.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .pivots import UnitOrder, pivot_order
+from .pivots import UnitOrder, pivot_order, ridge
 
 ROTARY_LAYOUTS = ('half', 'interleaved')
 
@@ -52,8 +50,7 @@ def logit_bases(query_moment: Tensor, key_moment: Tensor,
     Returns:
         tuple[Tensor, Tensor, Tensor]: Tq and Tk, (H, d, d), and all singular values, (H, d), fp64.
     """
-    query_root = _root(_with_ridge(query_moment.double(), rho))
-    key_root = _root(_with_ridge(key_moment.double(), rho))
+    query_root, key_root = (_root(moment, rho) for moment in (query_moment, key_moment))
     left, values, _ = torch.linalg.svd(query_root @ key_root)
     # S^(-1/2) balances the two sides: the new queries and the new keys both have the moment S
     key = values.rsqrt().unsqueeze(-1) * (left.mT @ query_root)  # Tk, (H, d, d)
@@ -73,7 +70,7 @@ def value_bases(columns: Tensor, covariance: Tensor,
         tuple[Tensor, Tensor, Tensor]: T (H, d, d) for the values; the new columns (H, m, d), with
         ``columns T^-1``; all singular values, (H, d), fp64.
     """
-    root = _root(_with_ridge(covariance.double(), rho))
+    root = _root(covariance, rho)
     _, values, right = torch.linalg.svd(columns.double() @ root, full_matrices=False)
     # T = V^T C^(-1/2): the new channels are white, and columns T^-1 = U S holds all of the scale
     mixing = right @ torch.linalg.inv(root)
@@ -81,13 +78,6 @@ def value_bases(columns: Tensor, covariance: Tensor,
     scale = covariance.double().diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-30).sqrt()
     mixing = mixing * scale[:, None, None]
     return mixing, columns.double() @ torch.linalg.inv(mixing), values
-
-
-def _with_ridge(moment: Tensor, rho: float) -> Tensor:
-    """A moment plus ``rho`` times its mean diagonal entry on the diagonal."""
-    size = moment.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-30)
-    same = torch.eye(moment.shape[-1]).to(moment)
-    return moment + (rho * size)[..., None, None] * same
 
 
 def fold_heads(weight: Tensor, bias: Tensor | None,
@@ -174,24 +164,24 @@ def rotary_logits(query_moment: Tensor, key_moment: Tensor,
 
 
 def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
-                 rho: float = 1e-3, **kwargs: Any) -> UnitOrder:
+                 rho: float = 1e-3) -> UnitOrder:
     """Order the rotary pairs by the squared error of the logits, one order for all heads.
 
     Args:
-        query_moment (Tensor): See :func:`rotary_logits`.
-        key_moment (Tensor): See :func:`rotary_logits`.
-        layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
+        query_moment (Tensor): See :func:`rotary_logits`; so are the next two.
+        key_moment (Tensor): As there.
+        layout (str): As there. Defaults to 'half'.
         rho (float): Relative ridge. Defaults to 1e-3.
-        **kwargs: Further arguments of :func:`pivot_order`.
 
     Returns:
         UnitOrder: Order of the d / 2 pairs.
     """
     moments, sums = rotary_logits(query_moment, key_moment, layout)
-    return pivot_order(moments, sums, groups=2, rho=rho, **kwargs)
+    return pivot_order(moments, sums, groups=2, rho=rho)
 
 
-def _root(matrix: Tensor) -> Tensor:
-    """Symmetric square root of positive semidefinite matrices (*batch, d, d)."""
-    values, vectors = torch.linalg.eigh(matrix)
+def _root(moment: Tensor, rho: float) -> Tensor:
+    """Symmetric square root of moments (*batch, d, d), fp64, to which a relative ridge is added."""
+    noise = ridge(moment, rho)[..., None, None] * torch.eye(moment.shape[-1]).to(moment.device)
+    values, vectors = torch.linalg.eigh(moment.double() + noise)
     return vectors * values.clamp(min=0).sqrt().unsqueeze(-2) @ vectors.mT

@@ -22,7 +22,7 @@ DEFAULT_LANDMARKS = 50000
 
 
 class MomentAccumulator:
-    """Sum of ``f f^T`` over a stream of features: O(d^2) memory, mergeable over ranks.
+    """Sum of ``f f^T`` over a stream of features: O(d^2) memory, summed over ranks.
 
     Args:
         num_features (int): Feature width d.
@@ -32,11 +32,6 @@ class MomentAccumulator:
     def __init__(self, num_features: int, device: str | torch.device = 'cpu') -> None:
         self.total = torch.zeros(num_features, num_features, dtype=torch.float64, device=device)
         self.count = 0
-
-    @property
-    def num_features(self) -> int:
-        """int: Feature width d."""
-        return self.total.shape[0]
 
     @torch.no_grad()
     def add(self, features: Tensor) -> 'MomentAccumulator':
@@ -48,19 +43,13 @@ class MomentAccumulator:
         Raises:
             ValueError: The features are not (B, d).
         """
-        if features.ndim != 2 or features.shape[1] != self.num_features:
-            raise ValueError(f'expected features of shape (B, {self.num_features}), found '
+        if features.ndim != 2 or features.shape[1] != len(self.total):
+            raise ValueError(f'expected features of shape (B, {len(self.total)}), found '
                              f'`{tuple(features.shape)}` in MomentAccumulator.add')
         for chunk in features.split(CHUNK):
             chunk = chunk.to(self.total)
             self.total.addmm_(chunk.T, chunk)
         self.count += len(features)
-        return self
-
-    def merge(self, other: 'MomentAccumulator') -> 'MomentAccumulator':
-        """Adds what another accumulator of the same width has seen."""
-        self.total += other.total.to(self.total)
-        self.count += other.count
         return self
 
     def all_reduce(self) -> 'MomentAccumulator':

@@ -68,40 +68,27 @@ class Moments:
             Moments: Itself.
 
         Raises:
-            ValueError: A shape is wrong, or a value is not finite. Then nothing was added.
+            ValueError: A width is wrong, or a value is not finite. Then nothing was added.
         """
         # all checks come before anything is added
-        features = self._rows(features, self.num_features, 'features')
-        if (targets is None) != (self.num_targets == 0):
-            raise ValueError(f'expected {"no " if self.num_targets == 0 else ""}targets with the '
-                             f'features of `{self.name}`, found '
-                             f'{"none" if targets is None else "some"}')
-        if targets is not None:
-            targets = self._rows(targets, self.num_targets, 'targets')
-            if targets.shape[-2] != features.shape[-2]:
-                raise ValueError(f'expected a target for each of the {features.shape[-2]} rows '
-                                 f'of `{self.name}`, found {targets.shape[-2]}')
-        for what, rows in (('features', features), ('targets', targets)):
-            if rows is not None and not all_finite(rows):
-                raise ValueError(f'expected finite {what} of `{self.name}`, found `nan` or `inf`')
+        targets = features[..., :0] if targets is None else targets
+        features, targets = (self._rows(*given) for given in (
+            (features, self.num_features, 'features'), (targets, self.num_targets, 'targets')))
         for start in range(0, features.shape[-2], CHUNK):
             rows = slice(start, start + CHUNK)
-            self._add_chunk(features[..., rows, :],
-                            None if targets is None else targets[..., rows, :])
+            self._add_chunk(features[..., rows, :], targets[..., rows, :])
         return self
 
     def _rows(self, values: Tensor, width: int, what: str) -> Tensor:
         """Values as (*batch, n, width)."""
-        depth = len(self.batch)
-        fits = values.ndim == depth + 2 and values.shape[:depth] == self.batch if depth else \
-            values.ndim > 0
-        if not fits or values.shape[-1] != width or not values.is_floating_point():
-            shape = ', '.join(map(str, (*self.batch, 'n', width) if depth else ('...', width)))
-            raise ValueError(f'expected {what} of `{self.name}` of shape ({shape}) and a floating '
-                             f'dtype, found {tuple(values.shape)} and {values.dtype}')
-        return values if depth else values.reshape(-1, width)
+        if values.shape[-1] != width:
+            raise ValueError(f'expected {what} of `{self.name}` of width {width}, found '
+                             f'{tuple(values.shape)}')
+        if not all_finite(values):
+            raise ValueError(f'expected finite {what} of `{self.name}`, found `nan` or `inf`')
+        return values if self.batch else values.flatten(0, -2)
 
-    def _add_chunk(self, features: Tensor, targets: Tensor | None) -> None:
+    def _add_chunk(self, features: Tensor, targets: Tensor) -> None:
         count = features.shape[-2]
         features = self._merged_rows(features.to(self._scatter), self._mean)
         # the lower triangle of rows^T rows, block by block: half of the full product's arithmetic
@@ -109,9 +96,8 @@ class Moments:
             stop = start + BLOCK
             _add_product(self._scatter[..., start:stop, :stop], features[..., start:stop],
                          features[..., :stop])
-        if targets is not None:
-            targets = self._merged_rows(targets.to(self._scatter), self._target_mean)
-            _add_product(self._cross_scatter, targets, features)  # (*batch, p, d)
+        targets = self._merged_rows(targets.to(self._scatter), self._target_mean)
+        _add_product(self._cross_scatter, targets, features)  # (*batch, p, d)
         self.count += count
 
     def _merged_rows(self, rows: Tensor, mean: Tensor) -> Tensor:
@@ -142,12 +128,11 @@ class Moments:
         mixing = mixing.to(self._mean)
         found = Moments(mixing.shape[-2], 0, self.batch, self._mean.device, self.name)
         found.count, found._mean = self.count, (mixing @ self._mean.unsqueeze(-1)).squeeze(-1)
-        if self.count:
-            values, vectors = torch.linalg.eigh(self.covariance * self.count)
-            least = torch.finfo(values.dtype).eps * values[..., -1:]
-            # T S T^T by way of a root of S, so that rounding gives no negative eigenvalues
-            root = mixing @ vectors * torch.where(values > least, values, 0.).sqrt().unsqueeze(-2)
-            found._scatter = root @ root.mT
+        values, vectors = torch.linalg.eigh(self.covariance * self.count)
+        least = torch.finfo(values.dtype).eps * values[..., -1:]
+        # T S T^T by way of a root of S, so that rounding gives no negative eigenvalues
+        root = mixing @ vectors * torch.where(values > least, values, 0.).sqrt().unsqueeze(-2)
+        found._scatter = root @ root.mT
         return found
 
     @property
@@ -197,14 +182,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.mT, right)
     else:
         total += left.mT @ right
-
-
-def moments_of(features: Tensor, targets: Tensor | None = None) -> Moments:
-    """Moments of rows that are held in memory.
-
-    Args:
-        features (Tensor): Shape (n, d).
-        targets (Tensor, optional): Shape (n, p).
-    """
-    width = 0 if targets is None else targets.shape[-1]
-    return Moments(features.shape[-1], width, device=features.device).add(features, targets)

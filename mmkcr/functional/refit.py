@@ -46,11 +46,7 @@ def refit(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor,
     Returns:
         tuple[Tensor, Tensor]: W' (m, k) and b' (m,), of the weight's dtype and device. There is a
         bias even if there was none: the removed units' mean has no other place.
-
-    Raises:
-        ValueError: Shapes do not fit.
     """
-    _check_consumer(weight, covariance, mean)
     covariance, mean = covariance.double(), mean.to(covariance.device, torch.float64)
     kept = kept.to(covariance.device)
     old, rest = weight.to(covariance), others(kept, len(covariance))
@@ -58,43 +54,34 @@ def refit(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor,
     # W[:, R] C[R, K] (m, k): covariance of what the removed units R contributed, and kept units
     lost = old[:, rest] @ covariance[rest][:, kept]
     new = old[:, kept] + _solve_right(lost, given, ridge(covariance, rho))
-    return _like(weight, new, _bias(bias, old @ mean - new @ mean[kept]))
+    change = old @ mean - new @ mean[kept]
+    bias = change if bias is None else bias.to(change) + change
+    return new.to(weight), bias.to(weight)
 
 
-def refit_output(moments: Moments, prior: Tensor | None = None, rho: float = 1e-3,
+def refit_output(moments: Moments, prior: Tensor, rho: float = 1e-3,
                  biased: bool = True) -> tuple[Tensor, Tensor]:
     """Weights that map new inputs closest to given targets, such as the dense layer's outputs.
 
     Args:
         moments (Moments): Moments of the new inputs, (*batch, k), with the targets, (*batch, m).
-        prior (Tensor, optional): W0, shape (*batch, m, k): the old weights of the inputs that
-            are left. Defaults to zeros.
+        prior (Tensor): W0, shape (*batch, m, k): the old weights of the inputs that are left.
         rho (float): Ridge, relative to the mean variance of the inputs. Defaults to 1e-3.
         biased (bool): Whether there is a bias. Without one, moments about 0 are used, and b' is 0.
             Defaults to True.
 
     Returns:
         tuple[Tensor, Tensor]: W' (*batch, m, k) and b' (*batch, m), of the prior's dtype and
-        device; fp64 without one.
-
-    Raises:
-        ValueError: The moments have no targets, or the prior has the wrong shape.
+        device.
     """
-    shape = (*moments.batch, moments.num_targets, moments.num_features)
-    if moments.num_targets == 0:
-        raise ValueError(f'expected moments of `{moments.name}` with targets, found none')
-    if prior is not None and prior.shape != shape:
-        raise ValueError(f'expected a prior of shape {shape} for `{moments.name}`, found '
-                         f'{tuple(prior.shape)}')
     covariance, cross = moments.covariance, moments.cross_covariance
     if not biased:  # moments about 0: E h h^T (k, k) and E y h^T (m, k)
         covariance = moments.second_moment
         cross = cross + moments.target_mean.unsqueeze(-1) * moments.mean.unsqueeze(-2)
-    start = torch.zeros_like(cross) if prior is None else prior.to(cross)
+    start = prior.to(cross)
     new = start + _solve_right(cross - start @ covariance, covariance, ridge(covariance, rho))
     bias = moments.target_mean - (new @ moments.mean.unsqueeze(-1)).squeeze(-1)
-    bias = bias if biased else torch.zeros_like(bias)
-    return _like(cross if prior is None else prior, new, bias)
+    return new.to(prior), (bias if biased else torch.zeros_like(bias)).to(prior)
 
 
 def patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0,
@@ -130,19 +117,3 @@ def _solve_right(right: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
     matrix = matrix.clone()
     matrix.diagonal(dim1=-2, dim2=-1).add_(noise.unsqueeze(-1))
     return solve_psd(matrix, right.mT).mT
-
-
-def _bias(bias: Tensor | None, change: Tensor) -> Tensor:
-    return change if bias is None else bias.to(change) + change
-
-
-def _like(weight: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    return tuple(value.to(weight) for value in values)
-
-
-def _check_consumer(weight: Tensor, covariance: Tensor, mean: Tensor) -> None:
-    d = weight.shape[-1]
-    if weight.ndim != 2 or covariance.shape != (d, d) or mean.shape != (d, ):
-        raise ValueError('expected a weight (m, d) with a covariance (d, d) and a mean (d,), found '
-                         f'{tuple(weight.shape)}, {tuple(covariance.shape)} and '
-                         f'{tuple(mean.shape)}')

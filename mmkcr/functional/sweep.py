@@ -72,20 +72,14 @@ class Sweep:
         self.chosen: list[int] = []
         self.changes: list[Tensor] = []
 
-    def run(self, fixed: list[int]) -> tuple[list[int], Tensor]:
+    def run(self) -> tuple[list[int], Tensor]:
         """Units in the order of choice, and the change of error by each, (n,)."""
-        n = len(self.members)
-        # unit by step: fixed units are chosen first, or, when dropping, last in reverse order
-        forced = {step if self.sign < 0 else n - 1 - step: unit
-                  for step, unit in enumerate(fixed)}
-        self.held = torch.zeros(n, dtype=torch.bool, device=self.extra.device)
-        self.held[fixed] = self.sign > 0
         self._start()
-        while len(self.chosen) < n:
+        while len(self.chosen) < len(self.members):
             # the downdates cancel digits as the diagonals shrink; exact matrices restore them
             if (self._largest() < LOST * self.scales).any():
                 self._start()
-            self._step(forced.get(len(self.chosen)))
+            self._step()
             if self.rows == self.panel.shape[1]:
                 self._flush()
         return self.chosen, torch.stack(self.changes)
@@ -103,8 +97,11 @@ class Sweep:
             width = len(self.alive) * self.size
             # dummies take the least diagonal entry, so that `_largest` sees the real channels
             least = self.first.diagonal(dim1=-2, dim2=-1).amin(-1)
-            self.first = _put(least[:, None, None] * torch.eye(width).to(least), places, self.first)
-            self.second = _put(torch.zeros_like(self.first), places, self.second)
+            first = least[:, None, None] * torch.eye(width).to(least)
+            second = torch.zeros_like(first)
+            for wide, matrix in ((first, self.first), (second, self.second)):
+                wide[:, places[:, None], places] = matrix
+            self.first, self.second = first, second
         self.open = torch.ones(len(self.alive), dtype=torch.bool, device=self.first.device)
         self._new_panel()
         self.scales = self._largest()
@@ -141,14 +138,12 @@ class Sweep:
             change = (inverse * self.b).sum((0, 2, 3))
         return change.clamp(min=0) + self.extra[self.units]
 
-    def _step(self, forced: int | None) -> None:
+    def _step(self) -> None:
         """Choose one unit, and append its update to the panel."""
         s, change = self.size, self._changes_now()
-        if forced is None:  # per channel: units may have different numbers of them
-            score = self.sign * change / self.lengths[self.units]
-            at = int(score.masked_fill(~self.open | self.held[self.units], float('inf')).argmin())
-        else:
-            at = self.alive.index(forced)
+        # per channel: units may have different numbers of them
+        score = self.sign * change / self.lengths[self.units]
+        at = int(score.masked_fill(~self.open, float('inf')).argmin())
         self.chosen.append(self.alive[at])
         self.changes.append(change[at])
         self.open[at] = False
@@ -205,11 +200,6 @@ def _swap(panel: Tensor, size: int) -> Tensor:
 def _block(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     # one pass; a selection of rows and then of columns takes four times as long
     return matrix[:, rows[:, None], columns]
-
-
-def _put(wide: Tensor, places: Tensor, matrix: Tensor) -> Tensor:
-    wide[:, places[:, None], places] = matrix
-    return wide
 
 
 def _diagonal_blocks(matrix: Tensor, size: int) -> Tensor:

@@ -512,7 +512,7 @@ def killed_and_started_again(run, blocks, monkeypatch):
         patch.setattr(CompressProgress, 'save_block', killed)
         with pytest.raises(KeyboardInterrupt):
             run()
-        patch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
+        patch.setattr(import_module('mmkcr.closed_form.profiles'), '_profile_group', None)
         patch.setattr(CompressProgress, 'save_block', lambda self, block, _: saved.append(block))
         again = run()
     assert len(saved) >= 2 and len(set(saved)) == len(saved)  # nothing is done again
@@ -582,17 +582,15 @@ def test_progress_of_another_compression_is_not_used(tmp_path):
     progress = CompressProgress(tmp_path / 'out/progress', dict(target='60%'))
     assert not (tmp_path / 'out').exists()
     progress.save_block('layers.0', dict(fc=nn.Linear(2, 2)))
-    assert CompressProgress(tmp_path / 'out/progress', dict(target='60%')).has_block('layers.0')
+    assert CompressProgress(tmp_path / 'out/progress', dict(target='60%')).read_block('layers.0')
     other = CompressProgress(tmp_path / 'out/progress', dict(target='50%'))
-    assert not other.has_block('layers.0') and not other.has_profiles()
+    assert other.read_block('layers.0') is None and not other.profiles()
     other.withdraw()  # refused before it wrote anything
     again = CompressProgress(tmp_path / 'out/progress', dict(target='60%'))
-    assert again.has_block('layers.0')
-    again.withdraw()  # it went on with what an earlier call had finished
-    assert again.has_block('layers.0')
+    assert again.read_block('layers.0')
     other.save_block('layers.1', dict(fc=nn.Linear(2, 2)))
-    assert other.has_block('layers.1') and not again.has_block('layers.0')
-    assert not other.has_block('layers.0')
+    assert other.read_block('layers.1') and again.read_block('layers.0') is None
+    assert other.read_block('layers.0') is None
     other.withdraw()
     assert not (tmp_path / 'out').exists()
 

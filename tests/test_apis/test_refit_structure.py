@@ -64,12 +64,8 @@ def test_channels_of_rotated_bases_are_refused():
     """The structure does not have the bases: other channels would be kept without a word."""
     made = compress(vit(), IMAGES, '80%', ['head_channels'], divisor=1, **OPTIONS)
     assert made.structure.provenance['rotated']
-    for provenance in (made.structure.provenance, {}):  # files of 0.2 do not say it
-        made.structure.provenance = provenance
-        with pytest.raises(ValueError, match='units of `.*head_channels` are channels'):
-            refit_structure(vit(), made.structure, IMAGES, **OPTIONS)
-    made.structure.method = 'another'
-    refit_structure(vit(), made.structure, IMAGES, **OPTIONS)
+    with pytest.raises(ValueError, match='units of `.*head_channels` are channels'):
+        refit_structure(vit(), made.structure, IMAGES, **OPTIONS)
 
 
 def mobilevit():

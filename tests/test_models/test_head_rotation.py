@@ -10,8 +10,8 @@ from torch import nn
 
 from mmkcr.closed_form.calibration import collect
 from mmkcr.closed_form.head_rotation import (
+    NarrowHeads,
     head_parts,
-    layers_of,
     rotate_heads,
     take_weights,
     width_order,
@@ -92,13 +92,14 @@ def test_a_rotated_network_is_the_network(build):
 
     space = SearchSpace.of_dense(model, ['head_channels'])
     layers = {path: layer for site in space.sites.values()
-              for path, layer in layers_of(site).items()}
+              for path, layer in NarrowHeads(site, None).projections().items()}
     with torch.no_grad():
         before = forward(model, IMAGES)
         found = collect(model, [IMAGES], forward, layers)
         changed = 0
         for site in space.sites.values():
-            old = {path: site.module(path).weight.clone() for path in layers_of(site)}
+            old = {path: layer.weight.clone()
+                   for path, layer in NarrowHeads(site, None).projections().items()}
             rotation = rotate_heads(site, {path: found[path].inputs for path in old}, rho=1e-3)
             take_weights(model, rotation.state)
             changed += all(not torch.equal(old[path], site.module(path).weight) for path in old)
@@ -126,7 +127,7 @@ def test_values_that_no_position_touches_are_rotated(name):
     before = model(IMAGES).detach()
     space = SearchSpace.of_dense(model, ['head_channels'])
     layers = {path: layer for site in space.sites.values()
-              for path, layer in layers_of(site).items()}
+              for path, layer in NarrowHeads(site, None).projections().items()}
     with torch.no_grad():
         torch.testing.assert_close(model(IMAGES), before)  # opened
         with ExitStack() as stack:

@@ -144,7 +144,7 @@ def test_another_budget_needs_no_new_pass(calibrated, compress, tmp_path, capsys
     shutil.copytree(calibrated[1], tmp_path / 'first')
     assert 'of an earlier call' not in compress(*words, out='fresh')
     # from here on a calibration fails
-    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.closed_form.profiles'), '_profile_group', None)
     for name in ('slim_openvino.onnx', 'slim_openvino_int8.onnx', 'dense_openvino.onnx'):
         (tmp_path / 'first' / name).touch()
     for out, more in (('other', ['--profiles', tmp_path / 'first']), ('first', [])):
@@ -234,7 +234,7 @@ def test_files_that_take_other_images_do_not_cost_the_report(compress, load_tool
     files = tool.compress_files
 
     def with_file(*args, **kwargs):
-        found = files(*args[:-3], None, *args[-2:], **kwargs)
+        found = files(*args, **{**kwargs, 'int8': None})
         return found._replace(deployed=[DeployedFile('dense', Path('dense.onnx'), 1, 1., 0., None)])
 
     def refusing(config, checkpoint, work_dir, onnx=None, runtime='onnxruntime'):
@@ -486,7 +486,7 @@ def killed(place, count, *words):
 def refuse_to_begin_anew(monkeypatch):
     """``refuse_to_begin_anew()``: from then on a calibration or a refit fails."""
     def refuse():
-        monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
+        monkeypatch.setattr(import_module('mmkcr.closed_form.profiles'), '_profile_group', None)
         monkeypatch.setattr(import_module('mmkcr.closed_form.refit_blocks').Refits, 'fit', None)
     return refuse
 
@@ -559,9 +559,9 @@ def test_killed_in_the_refit_and_evaluation_of_a_structure(call, compress, run_t
 def test_several_targets_share_one_calibration(compress, calibrated, tmp_path, capsys,
                                                monkeypatch):
     """A folder each, as one call each; what cannot be reached is refused before any other."""
-    calls, module = [], import_module('mmkcr.closed_form.compression')
-    profile = module.profile_sites
-    monkeypatch.setattr(module, 'profile_sites',
+    calls, module = [], import_module('mmkcr.closed_form.profiles')
+    profile = module._profile_group
+    monkeypatch.setattr(module, '_profile_group',
                         lambda *args: (calls.append(args), profile(*args))[1])
     assert 'outputs differ by' in compress('--target-macs', '60%', '0.5', '60%')
     assert len(calls) == 1

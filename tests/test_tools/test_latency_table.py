@@ -3,11 +3,10 @@
 import importlib.util
 import re
 import shlex
-from functools import partial
 
 import pytest
 
-from mmkcr.apis.compress_files import compress_files
+from mmkcr.apis.compress_files import compress_files, compress_task
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import LatencyTable, Structure
 from mmkcr.core.machine import this_machine
@@ -97,7 +96,10 @@ def test_a_runtime_that_is_not_installed(call, refused, tmp_path, monkeypatch):
             'expected the runtime `openvino`, found that it is not installed: pip install openvino')
     # nor from Python
     tool, config, weights, *_ = call
-    files = slim_files if tool == 'slim' else partial(compress_files, images=16)
     with pytest.raises(ImportError, match='pip install openvino'):
-        files(config, weights, '80%', latency=path, out=tmp_path / 'out')
+        if tool == 'slim':
+            slim_files(config, weights, '80%', latency=path, out=tmp_path / 'out')
+        else:
+            task = compress_task(config, weights, images=16, out=tmp_path / 'out')
+            compress_files(task, '80%', latency=path)
     assert not list((tmp_path / 'out').glob('*'))

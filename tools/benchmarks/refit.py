@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.machine import machine_info
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import atomic_write
-from mmkcr.functional.moments import CHUNK, Moments, moments_of
-from mmkcr.functional.pivots import gram_matrix, pivot_order, reconstruction_error
+from mmkcr.functional.moments import CHUNK, Moments
+from mmkcr.functional.pivots import others, pivot_order, ridge, solve_psd
 from mmkcr.functional.refit import refit
 from mmkcr.visualization import format_table
 
@@ -51,6 +52,51 @@ PROBLEMS: dict[str, Callable[[int, int], torch.Tensor]] = {
     'decaying spectrum': _decaying,
     'low rank and noise': lambda n, d: _mixed(n, d) + 0.3 * torch.randn(n, d),
     'ReLU of low rank': lambda n, d: torch.relu(_mixed(n, d) / d**0.5 - 0.15)}
+
+
+def gram_matrix(*weights: Tensor) -> Tensor:
+    """``sum_i W_i^T W_i`` (d, d) in fp64 of consumers W_i (m_i, d) of the same units.
+
+    A factor between a consumer and the residual stream, such as a layer scale, must already be
+    multiplied into the consumer's rows.
+    """
+    return sum(weight.double().T @ weight.double() for weight in weights)
+
+
+def reconstruction_error(covariance: Tensor, gram: Tensor, kept: Tensor,
+                         rho: float = 1e-3) -> float:
+    """Summed squared error of the outputs when all channels are reconstructed from ``kept``.
+
+    That is ``tr(W (I - A) C (I - A)^T W^T)`` with the A of :func:`mmkcr.functional.refit.refit`.
+    It is the error on the calibration tokens, without the noise that the error curve of an order
+    includes.
+
+    Args:
+        covariance (Tensor): C, shape (d, d).
+        gram (Tensor): G, shape (d, d).
+        kept (Tensor): Indices of the kept channels, (k,).
+        rho (float): Relative ridge. Defaults to 1e-3.
+    """
+    covariance, gram = covariance.double(), gram.double()
+    rest = others(kept, len(covariance))
+    given = covariance[kept][:, kept]
+    ridged = given + ridge(covariance, rho) * torch.eye(len(kept)).to(given)
+    shares = solve_psd(ridged, covariance[kept][:, rest])  # A[rest]^T, (k, d - k)
+    cross = shares.T @ covariance[kept][:, rest]
+    # (I - A) C (I - A)^T of the removed channels; A copies the kept ones, whose rows are 0
+    left = covariance[rest][:, rest] - cross - cross.T + shares.T @ given @ shares
+    return float((gram[rest][:, rest] * left).sum().clamp(min=0))
+
+
+def moments_of(features: Tensor, targets: Tensor | None = None) -> Moments:
+    """Moments of rows that are held in memory.
+
+    Args:
+        features (Tensor): Shape (n, d).
+        targets (Tensor, optional): Shape (n, p).
+    """
+    width = 0 if targets is None else targets.shape[-1]
+    return Moments(features.shape[-1], width, device=features.device).add(features, targets)
 
 
 def make_parser() -> Parser:
@@ -116,9 +162,10 @@ def measure(width: int, tokens: int, groups: int, keep: float, device: torch.dev
             lambda method=method: pivot_order(covariance, gram, groups, method=method), device,
             clock)
     count = max(1, round(keep * len(order.order)))
+    kept = (order.order[:count, None] * groups + torch.arange(groups, device=device)).flatten()
+    kept = kept[kept < width].sort().values
     _, row['refit'] = timed(
-        lambda: refit(weight, None, covariance, moments.mean, order.kept(count)), device,
-        clock)
+        lambda: refit(weight, None, covariance, moments.mean, kept), device, clock)
     return dict(row, kept=count, lost=float(order.errors[count] / order.errors[0]),
                 memory=peak_memory(device))
 
@@ -136,7 +183,7 @@ def compare(units: int) -> list[dict[str, Any]]:
             for method, sums in errors.items():
                 order = pivot_order(covariance, gram, method=method)
                 sums += torch.tensor([
-                    reconstruction_error(covariance, gram, order.kept(round(share * units)))
+                    reconstruction_error(covariance, gram, order.order[:round(share * units)])
                     for share in SHARES]) / (total * SEEDS)
         ratios = errors['backward'] / errors['forward']
         rows.append(dict(problem=name, errors=errors['backward'].tolist(), ratios=ratios.tolist()))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mmkcr.apis.compress_files import compress_files
+from mmkcr.apis.compress_files import compress_files, compress_task
 from .mask_plots import plot_channel_masks
 from .pipeline import Start
 from .study import Call
@@ -13,15 +13,17 @@ def compressed(call: Call) -> dict[str, Any]:
 
     Args:
         call (Call): With the ``arguments`` ``target``, ``images`` and ``divisor`` of
-            :func:`~mmkcr.apis.compress_files.compress_files`.
+            ``mmkcr compress``.
 
     Returns:
         dict: ``digests`` of structure and weights.
     """
     file, arguments = call.folder / 'dense.py', dict(call.arguments)
     file.write_text(call.config.pretty_text)  # as it was trained: data, its slice
-    found = compress_files(file, call.start.weights, arguments.pop('target'), out=call.folder,
-                           progress=False, seed=call.seed, **arguments)
+    task = compress_task(file, call.start.weights, images=arguments.pop('images', None),
+                         out=call.folder, seed=call.seed)
+    found = compress_files(task, arguments.pop('target'), progress=False, seed=call.seed,
+                           **arguments)
     plot_channel_masks(found.result.structure, call.folder / 'channels.png',
                        'compressed in closed form')
     return dict(digests=Start.of_folder(call.folder).digests())

@@ -19,6 +19,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from mmkcr.apis.compress_files import write_sensitivity
 from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.distil import DistilOptions, augmented, distil
 from mmkcr.core import Structure
@@ -218,9 +219,7 @@ def closed_form_scores(method: str, build: Callable[[], nn.Module], images: Tens
     if not path.is_file():
         profiles = compress(build(), images[:SCORED], '90%', sites, forward=tokens, refit='none',
                             input_shape=tuple(images.shape[1:]), probe_images=16).profiles
-        path.write_text(json.dumps({name: dict(
-            order=profile.order.order.tolist(), losses=profile.losses.tolist())
-            for name, profile in profiles.items()}))
+        write_sensitivity(profiles, path)
     return path
 
 

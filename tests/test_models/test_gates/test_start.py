@@ -35,10 +35,10 @@ def vit(out_type='featmap'):
 @pytest.fixture(scope='module')
 def scores(tmp_path_factory):
     """The file that compress writes."""
-    folder = tmp_path_factory.mktemp('scores')
+    path = tmp_path_factory.mktemp('scores') / 'sensitivity.json'
     write_sensitivity(compress(vit(), IMAGES, '70%', KINDS, (3, 32, 32), progress=False).profiles,
-                      folder)
-    return folder / 'sensitivity.json'
+                      path)
+    return path
 
 
 @pytest.mark.parametrize('added', [(), ('qk_mask', )])
