@@ -1,6 +1,5 @@
 """Processes that load data, and how they end."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,11 +20,9 @@ def no_workers_left(runner: Runner) -> Iterator[None]:
     Args:
         runner (Runner): Its loops run within the block.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # where the hook of signals was not ended
         loops = [value for value in vars(runner).values() if isinstance(value, BaseLoop)]
         for loader in (value for loop in loops for value in vars(loop).values()):
             if isinstance(loader, DataLoader) and loader._iterator is not None:
