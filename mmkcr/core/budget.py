@@ -8,25 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cost import CostModel, Target, check_range, cost_kind, useful_options
+from .cost import CostModel, check_range, cost_kind, useful_options
 
-
-def parse_target(target: Target, dense: int) -> int:
-    """Read a MACs target.
-
-    Args:
-        target (str | int | float): MACs (``12600000000``, ``'12.6G'``,
-            ``'450M'``), or a share of the dense model (``0.8``, ``'80%'``). A
-            number of at most 1 is a share.
-        dense (int): MACs of the dense model.
-
-    Returns:
-        int: The target in MACs.
-
-    Raises:
-        ValueError: The target is anything else.
-    """
-    return CostModel.read_target(target, dense)
+#: Reads a target of MACs relative to a dense network, see :meth:`CostModel.read_target`.
+parse_target = CostModel.read_target
 
 
 class _Group(NamedTuple):

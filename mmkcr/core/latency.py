@@ -2,7 +2,6 @@
 
 import bisect
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,8 +15,6 @@ from .io import atomic_write
 from .machine import this_machine
 from .macs import MacsModel
 from .sites import Cost
-
-_UNITS = {'s': 10**9, 'ms': 10**6, 'us': 10**3, 'ns': 1}
 
 
 @dataclass
@@ -133,7 +130,8 @@ class LatencyModel(CostModel):
         ValueError: The table lacks a site, or has it with another number of units.
     """
 
-    name, noun, suffix, scale = 'latency', 'time', 'ms', 10**6
+    name, noun, suffix, multiple, scale = 'latency', 'time', 'ms', '', 10**6
+    units = {'S': 10**9, 'MS': 10**6, 'US': 10**3, 'NS': 1}
     rises = False  # a selection takes time too, and measurements are noisy
 
     def __init__(self, macs: MacsModel, table: LatencyTable) -> None:
@@ -206,30 +204,6 @@ class LatencyModel(CostModel):
         """The entry in a structure file: nanoseconds, and the settings and machine they are for."""
         return dict(dense=self.dense, subnet=self(sizes), **self.table.settings,
                     **self.table.machine)
-
-    @classmethod
-    def read_target(cls, target: str | int | float, dense: int) -> int:
-        """Read a target.
-
-        Args:
-            target (str | int | float): ``'12ms'``, ``'900us'``, or a share of the dense network's
-                time (``0.8``, ``'80%'``).
-            dense (int): Nanoseconds of the dense network.
-
-        Returns:
-            int: Nanoseconds.
-
-        Raises:
-            ValueError: The target is anything else.
-        """
-        match = re.fullmatch(r'\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|ns|%?)\s*', str(target))
-        value, unit = (float(match[1]), match[2]) if match else (0., '')
-        if value <= 0 or unit == '' and value > 1:
-            raise ValueError('expected a target of time such as `12ms`, `80%` or `0.8`, found '
-                             f'{target!r}')
-        if unit in _UNITS:
-            return int(value * _UNITS[unit])
-        return int(dense * value / (100 if unit == '%' else 1))
 
     @classmethod
     def text(cls, value: float) -> str:

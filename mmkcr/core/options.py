@@ -61,11 +61,8 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
              high: int) -> bool:
     """Whether some choice of options has ``low <= MACs <= high``: fast, with no false positives.
 
-    The network grows from the smallest to the largest, one option of one site at a time. So its
-    MACs rise, and bisection finds the last network within ``high``. If the next step would jump
-    over the window, steps of other sites fill the room that is left. Three orders of growth are
-    tried: site by site with the costliest steps first, site by site with the costliest steps last,
-    and all sites in turn.
+    The network grows from the smallest, one option of one site at a time, as far as it stays
+    within ``high``: site by site, the costliest first, and with all sites in turn.
 
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
@@ -79,40 +76,20 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
     """
     sizes = ascending(macs, options)
     smallest = {site: found[0] for site, found in sizes.items()}
-    lowest, highest = macs(smallest), macs({site: found[-1] for site, found in sizes.items()})
-    if lowest > high or highest < low:
-        return False
-    cost = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
-    # (rank of the option, MACs with only its site full over the number of its options, site, size)
-    steps = [(rank, cost[site] / len(found), site, size) for site, found in sizes.items()
-             for rank, size in enumerate(found[1:])]
-    orders = (sorted(steps, key=lambda step: (-step[1], step[2], step[0])),
-              sorted(steps, key=lambda step: (step[1], step[2], step[0])),
-              sorted(steps, key=lambda step: (step[0], step[1])))
-    return any(_grown(smallest, [(site, size) for *_, site, size in order], macs, high) >= low
-               for order in orders)
-
-
-def _grown(smallest: Mapping[str, int], steps: Sequence[tuple[str, int]],
-           macs: Callable[[Mapping[str, int]], int], high: int) -> int:
-    """MACs of a network grown by ``steps`` as far as ``high`` allows."""
-    first, last = 0, len(steps)
-    while first < last:  # the first `first` steps fit within `high`
-        middle = (first + last + 1) // 2
-        if macs({**smallest, **dict(steps[:middle])}) <= high:
-            first = middle
-        else:
-            last = middle - 1
-    grown, full = {**smallest, **dict(steps[:first])}, set()
-    found = macs(grown)
-    for site, size in steps[first:]:  # a site whose step does not fit grows no more
-        larger = {**grown, site: size}
-        cost = high + 1 if site in full else macs(larger)
-        if cost > high:
-            full.add(site)
-        else:
-            grown, found = larger, cost
-    return found
+    costs = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
+    costliest = sorted(sizes, key=costs.__getitem__, reverse=True)
+    steps = [(site, rank) for site in costliest for rank in range(1, len(sizes[site]))]
+    for order in (steps, sorted(steps, key=lambda step: step[1])):
+        grown, full = dict(smallest), set()
+        for site, rank in order:
+            larger = {**grown, site: sizes[site][rank]}
+            if site in full or macs(larger) > high:  # larger ones cost more
+                full.add(site)
+            else:
+                grown = larger
+        if low <= macs(grown) <= high:
+            return True
+    return False
 
 
 class _Search:

@@ -16,7 +16,7 @@ import torch
 from .io import atomic_write
 
 FORMAT_VERSION = 1
-#: Limit on what a file may demand. The largest networks known have 1.5 million units.
+#: Limit on the units of a site, as a file must not fill the memory.
 MOST_UNITS = 2**22
 #: Buffer of a subnet with a digest of its kept units: its weights are refused elsewhere.
 KEPT = 'kept_units'
@@ -208,14 +208,6 @@ class Structure:
         names = set(cls.__dataclass_fields__)
         required = {'format_version', 'backbone', 'sites'}
         found = set(data) if isinstance(data, Mapping) else set()
-        if found & {'order', 'orders'}:
-            raise ValueError(f'expected a structure of one network, found an order in {where}, '
-                             'which is no longer read: compress the dense checkpoint with the '
-                             'targets themselves (`mmkcr compress --target-macs 80% 60%`)')
-        if 'masks' in found:
-            raise ValueError('expected a structure with whole masks on queries and keys, found '
-                             f'folded ones in {where}, which are no longer read: take the '
-                             'structure and weights from before the fold')
         if not required <= found <= names:
             raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
                              f'{sorted(names - required)}), found {sorted(found)} in {where}')
@@ -234,12 +226,6 @@ class Structure:
                              f'found backbone {str(data["backbone"]):.80} and '
                              f'{len(data["sites"])} sites in {where}')
         _check_counts(data, where)
-        # before any site is expanded, see `SiteEntry.from_dict`
-        units = sum(site['total'] for site in data['sites'].values()
-                    if isinstance(site, Mapping) and _is_count(site.get('total')))
-        if units > MOST_UNITS:
-            raise ValueError(f'expected {MOST_UNITS} units at most in all sites of a structure, '
-                             f'found {str(units):.40} in {where}')
         sites = {name: SiteEntry.from_dict(name, site) for name, site in data['sites'].items()}
         return cls(**{**data, 'sites': sites})
 

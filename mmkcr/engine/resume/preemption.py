@@ -5,6 +5,7 @@ import os.path as osp
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
     def shielded() -> Any:
         # workers inherit what is blocked. They block it themselves too late: a signal may have
         # come, and PyTorch may have started its pool of threads anew, any of which would take it
+        resource_tracker.ensure_running()  # where it starts, it unblocks SIGTERM
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
             return start_workers()
