@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .cost import CostModel
@@ -159,16 +158,9 @@ class LatencyModel(CostModel):
         Returns:
             int | Tensor: An integer for integers, a differentiable scalar for tensors.
         """
-        # one site after the other: each saves in a shared product only what its predecessors left
-        total, others = self.table.dense, dict(self.full)
-        for name in self.sites:
-            change = interpolate(*self.curves[name][1:], sizes[name])
-            if name in self.shared:
-                change = change * self._shared_factor(name, others, sizes[name])
-            total, others[name] = total + change, sizes[name]
-        if isinstance(total, Tensor):
-            return total.clamp(min=1.)
-        return max(round(total), 1)
+        total = self._total({name: interpolate(*self.curves[name][1:], sizes[name])
+                             for name in self.sites}, sizes)
+        return total.clamp(min=1.) if isinstance(total, Tensor) else max(round(total), 1)
 
     def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
         """Expected time, see :meth:`~mmkcr.core.CostModel.expected`.
@@ -181,24 +173,25 @@ class LatencyModel(CostModel):
             probabilities (Tensor): Shape (sites, K).
             sizes (Tensor): Shape (sites, K).
         """
-        rows, choices = dict(zip(names, probabilities)), dict(zip(names, sizes.tolist()))
-        expected = dict(zip(names, (probabilities * sizes).sum(1)))
-        total, others = probabilities.new_tensor(float(self.dense)), dict(self.full)
-        for name in self.sites:
-            changes = [interpolate(*self.curves[name][1:], size) for size in choices[name]]
-            change = (rows[name] * rows[name].new_tensor(changes)).sum()
-            if name in self.shared:  # the same at every size, so at that which saves all
-                change = change * self._shared_factor(name, others, 0)
-            total, others[name] = total + change, expected[name]
-        return total.clamp(min=1.)
+        changes = {}
+        for name, row, choices in zip(names, probabilities, sizes.tolist()):
+            times = [interpolate(*self.curves[name][1:], size) for size in choices]
+            changes[name] = (row * row.new_tensor(times)).sum()
+        return self._total(changes, dict(zip(names, (probabilities * sizes).sum(1)))).clamp(min=1.)
 
-    def _shared_factor(self, name: str, others: Mapping[str, Cost], size: Cost) -> Cost:
-        """MACs that a site saves beside the others' sizes, divided by those beside dense ones."""
-        alone, here = (self.macs.site_macs(name, sizes) - self.macs.site_macs(
-            name, {**sizes, name: size}) for sizes in (self.full, others))
-        if isinstance(alone, Tensor):  # the inner `where` keeps the gradient finite
-            return torch.where(alone == 0, 1., here / torch.where(alone == 0, 1., alone))
-        return here / alone if alone else 1.
+    def _total(self, changes: Mapping[str, Cost], sizes: Mapping[str, Cost]) -> Cost:
+        """Time with the changes of all sites, as far as sites with shared products leave them."""
+        # one site after the other: each saves in a shared product only what its predecessors left
+        total, others = self.dense, dict(self.full)
+        for name in self.sites:
+            change = changes[name]
+            if name in self.shared:
+                # a site's MACs beside the others' sizes, and beside dense ones
+                here, alone = (self.macs.site_macs(name, kept) - self.macs.site_macs(
+                    name, {**kept, name: 0}) for kept in (others, self.full))
+                change = change * (here / alone) if alone else change
+            total, others[name] = total + change, sizes[name]
+        return total
 
     def describe(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The entry in a structure file: nanoseconds, and the settings and machine they are for."""

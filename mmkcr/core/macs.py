@@ -296,7 +296,10 @@ class MacsModel(CostModel):
         if missed:
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
-        own = _below(report.own, model, root)
+        start = next(name for name, module in model.named_modules() if module is root)
+        start = f'{start}.' if start else ''
+        own = {name.removeprefix(start): macs for name, macs in report.own.items()
+               if name.startswith(start)}
         # a list, not a set: sums of floats depend on their order in the last bits, and the order of
         # a set of names differs between processes
         self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
@@ -392,10 +395,3 @@ class MacsModel(CostModel):
         """
         return (self.fixed + sum(self._term(term, sizes) for term in self.terms)
                 + sum(self._form(name, sizes) for name in self._forms))
-
-
-def _below(own: Mapping[str, int], model: nn.Module, root: nn.Module) -> dict[str, int]:
-    """MACs of modules below ``root``, by path from it."""
-    start = next(name for name, module in model.named_modules() if module is root)
-    start = f'{start}.' if start else ''
-    return {name[len(start):]: macs for name, macs in own.items() if name.startswith(start)}

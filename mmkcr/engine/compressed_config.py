@@ -97,24 +97,18 @@ def compressed_config(config: Config) -> Config:
         _wrap_model(config, settings)
     if settings.loop != 'plain':
         _set_loop(config, settings)
-    _set_parameters(config, settings)
+    if settings.paramwise is not None:
+        weights = config.optim_wrapper.get('weights', config.optim_wrapper)
+        paramwise = weights.setdefault('paramwise_cfg', ConfigDict())
+        paramwise.setdefault('custom_keys', ConfigDict()).update(settings.paramwise)
     _add_hooks(config, settings)
-    if settings.weights is not None:
-        _start_from(config, settings.weights)
+    # commands, the hosts' too, put the checkpoint that they are given into `load_from`; to resume
+    # without one is to resume from the last of the work directory
+    other = config.get('load_from') is not None or (
+        config.get('resume') and find_latest_checkpoint(config.get('work_dir') or '.'))
+    if settings.weights is not None and not other:
+        config.load_from, config.resume = settings.weights, False
     return config
-
-
-def _start_from(config: Config, weights: str) -> None:
-    """Make a run start from weights, unless it has other ones to test, to start or to resume from.
-
-    Commands, the hosts' too, put the checkpoint that they are given into ``load_from``. To resume
-    without one is to resume from the last of the work directory.
-    """
-    if config.get('load_from') is not None:
-        return
-    if config.get('resume') and find_latest_checkpoint(config.get('work_dir') or '.'):
-        return
-    config.load_from, config.resume = weights, False
 
 
 def with_import(config: Config) -> dict[str, Any]:
@@ -239,8 +233,11 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
     while isinstance(backbone.get('backbone'), Mapping):  # in `mmkcr.Searchable`, or in two
         backbone = backbone['backbone']
     if scope == 'mmdet':
-        # min compares (H, W) pairs by H first
-        size = min((800, 1280), *_resize_scales(config))
+        pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
+        scale = next((step['scale'] for step in pipeline
+                      if step['type'].split('.')[-1] == 'Resize' and 'scale' in step), (1280, 800))
+        # mmcv's scale is (W, H); min compares (H, W) pairs by H first
+        size = min((800, 1280), (scale, scale) if isinstance(scale, int) else tuple(scale[::-1]))
     elif scope == 'mmseg':
         preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor') or {}
         size = preprocessor.get('size') or (512, 512)
@@ -249,15 +246,6 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
     height, width = (size, size) if isinstance(size, int) else size
     channels = backbone.get('in_channels', backbone.get('in_chans'))  # of the hosts, of timm
     return channels if isinstance(channels, int) else 3, int(height), int(width)
-
-
-def _resize_scales(config: Config) -> list[tuple[int, int]]:
-    """(H, W) of the ``Resize`` of the test images, at most one."""
-    pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
-    scales = [step['scale'] for step in pipeline
-              if step['type'].split('.')[-1] == 'Resize' and 'scale' in step]
-    return [(scale, scale) if isinstance(scale, int) else tuple(scale[::-1])  # mmcv's is (W, H)
-            for scale in scales[:1]]
 
 
 def run_length(config: Config) -> tuple[int, bool]:
@@ -317,15 +305,6 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
         type='mmkcr.BilevelTrainLoop' if by_epoch else 'mmkcr.IterBilevelTrainLoop',
         architecture_fraction=settings.fraction, split_seed=settings.split_seed,
         **{key: value for key, value in config.train_cfg.items() if key in kept})
-
-
-def _set_parameters(config: Config, settings: ConfigDict) -> None:
-    """Apply learning rates and weight decays by parameter name."""
-    if settings.paramwise is None:
-        return
-    wrapper = config.optim_wrapper.get('weights', config.optim_wrapper)
-    paramwise = wrapper.setdefault('paramwise_cfg', ConfigDict())
-    paramwise.setdefault('custom_keys', ConfigDict()).update(settings.paramwise)
 
 
 def _add_hooks(config: Config, settings: ConfigDict) -> None:

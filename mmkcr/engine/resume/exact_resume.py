@@ -3,18 +3,11 @@
 from typing import Any
 
 import torch
-from mmengine.dist import (
-    all_gather_object,
-    broadcast_object_list,
-    get_dist_info,
-    get_rank,
-    get_world_size,
-)
+from mmengine.dist import all_gather_object, broadcast_object_list, get_dist_info, get_rank
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapperDict
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
-from torch import Tensor
 
 from mmkcr.engine.hooks.finite import FiniteHook
 from mmkcr.engine.hooks.sync_batch_norm import SyncBatchNormHook
@@ -31,7 +24,6 @@ from .batches import (
     source_sampler,
     train_loaders,
 )
-from .gradients import gather_gradients
 from .host_state import host_state, set_host_state
 from .preemption import PreemptionHook
 
@@ -90,8 +82,7 @@ class ExactResumeHook(Hook):
         self._seed = 0
         self._validated = False
         self._passed = 0
-        self._gradients: dict[str, list[Tensor]] | None = None
-        self._hosts: list[dict[str, Any]] | None = None
+        self._processes: list[dict[str, Any]] | None = None
 
     def before_run(self, runner: Runner) -> None:
         """Make a plain ``CheckpointHook`` atomic, and add the hooks that this one needs."""
@@ -106,16 +97,12 @@ class ExactResumeHook(Hook):
 
     def before_checkpoint(self, runner: Runner) -> None:
         """Gather what all processes have of their own, as only one of them saves."""
-        self._gradients = gather_gradients(unwrap(runner.model))
-        self._hosts = all_gather_object(host_state(runner))
+        self._processes = all_gather_object(_own_state(runner))
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Add samplers' seeds, waiting gradients, hosts' state, and whether to validate."""
-        gradients, self._gradients = self._gradients, None
-        hosts, self._hosts = self._hosts, None
-        if gradients is None:  # saved by a hook that does not announce it on all processes
-            # with several processes a collective here would wait for those that do not save
-            gradients = gather_gradients(unwrap(runner.model)) if get_world_size() == 1 else {}
+        # a hook that does not announce it on all processes saves what this one has
+        processes, self._processes = self._processes or [_own_state(runner)], None
         loop, meta = runner.train_loop, checkpoint['meta']
         # in the middle of an epoch: more iterations than the epochs that are complete hold
         within = isinstance(loop, EpochBasedTrainLoop) and meta['iter'] > meta['epoch'] * len(
@@ -126,8 +113,7 @@ class ExactResumeHook(Hook):
             # what was to be validated before an epoch began has been
             validated=self._validated or within,
             batches=len(loop.dataloader) if within else None,
-            gradients=gradients,
-            hosts=[host_state(runner)] if hosts is None else hosts)
+            processes=processes)
         checkpoint[_KEY] = state
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -152,15 +138,7 @@ class ExactResumeHook(Hook):
             if resumed_seeds.get(name) is not None:
                 # without `randomness` the host draws a new seed for every start
                 source_sampler(loader).seed = resumed_seeds[name]
-        gradients, (rank, processes) = self._resumed.get('gradients', {}), get_dist_info()
-        for name, param in unwrap(runner.model).named_parameters():
-            if name in gradients:
-                found = gradients[name]
-                # the step takes the mean over processes, whatever their number was
-                grad = found[rank] if len(found) == processes else torch.stack(found).mean(0)
-                param.grad = grad.to(param)
-        hosts = self._resumed.get('hosts') or [{}]
-        set_host_state(runner, hosts[rank if len(hosts) == processes else 0])
+        self._set_own_state(runner, self._resumed.get('processes'))
         loop = runner.train_loop
         # an iteration-based run goes to its position without loading skipped batches
         if isinstance(loop, IterBasedTrainLoop) and not isinstance(loop.dataloader_iterator,
@@ -195,6 +173,20 @@ class ExactResumeHook(Hook):
         self._validated = True
 
     @staticmethod
+    def _set_own_state(runner: Runner, states: list[dict[str, Any]] | None) -> None:
+        """Set what :func:`_own_state` found on every process."""
+        if not states:
+            return
+        rank, processes = get_dist_info()
+        # the step takes the mean over processes, whatever their number was
+        found = states[rank:rank + 1] if len(states) == processes else states
+        for name, param in unwrap(runner.model).named_parameters():
+            grads = [state['gradients'][name] for state in found if name in state['gradients']]
+            if grads:
+                param.grad = (torch.stack(grads).sum(0) / len(found)).to(param)
+        set_host_state(runner, found[0]['hosts'])
+
+    @staticmethod
     def _within_epoch(runner: Runner, batches: int | None) -> int:
         """Number of batches that a resumed run has already used of its epoch."""
         loop = runner.train_loop
@@ -216,6 +208,13 @@ class ExactResumeHook(Hook):
             for part in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
                 part.initialize_count_status(runner.model, loop.iter, loop.max_iters)
         return 0
+
+
+def _own_state(runner: Runner) -> dict[str, Any]:
+    """Gradients that wait for a step, and what hosts remember, of this process."""
+    parameters = unwrap(runner.model).named_parameters()
+    return dict(gradients={name: param.grad.cpu() for name, param in parameters
+                           if param.grad is not None}, hosts=host_state(runner))
 
 
 class MissedValidationHook(Hook):

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from mmengine.dist import all_reduce_params
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from mmkcr.engine.resume.gradients import average_gradients
 from mmkcr.models.tasks import held_copies, unwrap
 from .search_constructor import check_optimizers, gate_parameters
 
@@ -71,7 +71,8 @@ class BilevelSteps:
         else:
             wrapper.backward(loss, inputs=self._gates)
         if wrapper.should_update():
-            average_gradients(self._gates)
+            all_reduce_params([gate.grad for gate in self._gates if gate.grad is not None],
+                              op='mean')
             wrapper.step()
             wrapper.zero_grad()
         return logs
