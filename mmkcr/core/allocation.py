@@ -24,10 +24,9 @@ def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> dic
     """Sizes with the least sum of losses whose costs sum to at most a budget.
 
     This is a multiple-choice knapsack, solved by dynamic programming over the cost above that of
-    the smallest network. Costs are rounded up to a grid, so the budget always holds. If the
-    greatest common divisor of all cost steps gives at most ``bins`` grid points up to the budget,
-    it is the grid, and the answer is exact. Otherwise the grid has ``bins`` points, and the answer
-    is that of a budget that is smaller by at most one grid point per site.
+    the smallest network. Costs are rounded up to a grid, so the budget always holds. The grid is
+    the greatest common divisor of all cost steps, and the answer exact, if that gives at most
+    ``bins`` points; else the budget counts as smaller by at most one grid point per site.
 
     Args:
         curves (Mapping[str, Curve]): By site.
@@ -38,8 +37,7 @@ def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> dic
         dict[str, int]: Size by site.
 
     Raises:
-        ValueError: The budget is below the cost of the smallest sizes; the message gives the
-            reachable range.
+        ValueError: The budget is below the cost of the smallest sizes.
     """
     lowest = sum(curve.costs[0] for curve in curves.values())
     highest = sum(curve.costs[-1] for curve in curves.values())

@@ -34,13 +34,10 @@ class CostModel:
     dense: int
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
-        """Cost of the network.
+        """Cost of the network: an integer for integers, a differentiable scalar for tensors.
 
         Args:
             sizes (Mapping[str, int | Tensor]): Kept units of every site.
-
-        Returns:
-            int | Tensor: An integer for integers, a differentiable scalar for tensors.
         """
         raise NotImplementedError
 
@@ -104,15 +101,10 @@ class CostModel:
         return f'{cls.text(lowest)} to {cls.text(highest)}{noun}'
 
     def check_target(self, target: int, least: Mapping[str, int]) -> None:
-        """Refuse a target that no sizes reach.
-
-        Args:
-            target (int): Largest cost.
-            least (Mapping[str, int]): Smallest sizes by site.
+        """Refuse a target out of the range from these sizes to the dense network.
 
         Raises:
-            ValueError: The target is below the cost of the smallest sizes or above that of the
-                dense network.
+            ValueError: As of :func:`check_range`.
         """
         check_range(self, target, self(least), self.dense)
 

@@ -3,8 +3,8 @@
 import os
 import shutil
 import socket
-import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,12 +33,11 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=_part_of(path), suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _temporary(path)
+    temporary.touch(exist_ok=False)
     try:
         yield temporary
-        _finish(temporary)
+        _write_out(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -62,30 +61,24 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         raise ValueError(f'expected a new or an empty folder at `{path}`, found one with content: '
                          'give another, or remove it')
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=_part_of(path), dir=path.parent))
+    temporary = _temporary(path)
+    temporary.mkdir()
     try:
         yield temporary
         for file in temporary.iterdir():
-            _finish(file)
-        temporary.chmod(0o777 & ~_umask())  # `mkdtemp` gives 0700
+            _write_out(file)
         os.replace(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _part_of(path: Path) -> str:
-    return f'{_PART}{socket.gethostname()}-{os.getpid()}-{path.stem}.'
+def _temporary(path: Path) -> Path:
+    owner = f'{socket.gethostname()}-{os.getpid()}'  # read by `remove_stale`
+    return path.with_name(f'{_PART}{owner}-{uuid.uuid4().hex}-{path.name}')
 
 
-def _umask() -> int:
-    umask = os.umask(0)  # it can only be read by setting it
-    os.umask(umask)
-    return umask
-
-
-def _finish(file: Path) -> None:
-    """Give a temporary file ordinary rights, and write it out: a crash must not lose it."""
-    file.chmod(0o666 & ~_umask())  # `mkstemp` gives 0600
+def _write_out(file: Path) -> None:
+    """Have a file on the disk: a crash must not lose it."""
     with open(file, 'rb+') as opened:
         os.fsync(opened.fileno())
 

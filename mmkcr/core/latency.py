@@ -150,14 +150,7 @@ class LatencyModel(CostModel):
         self.dense = table.dense
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
-        """Nanoseconds of the network.
-
-        Args:
-            sizes (Mapping[str, int | Tensor]): Kept units of every site.
-
-        Returns:
-            int | Tensor: An integer for integers, a differentiable scalar for tensors.
-        """
+        """Nanoseconds of the network, see :meth:`~mmkcr.core.CostModel.__call__`."""
         total = self._total({name: interpolate(*self.curves[name][1:], sizes[name])
                              for name in self.sites}, sizes)
         return total.clamp(min=1.) if isinstance(total, Tensor) else max(round(total), 1)
@@ -165,13 +158,8 @@ class LatencyModel(CostModel):
     def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
         """Expected time, see :meth:`~mmkcr.core.CostModel.expected`.
 
-        The change is averaged over the sizes, because it is not linear in them: the time at the
-        expected size would be another. What others leave of the saving is linear in each of them.
-
-        Args:
-            names (Sequence[str]): The sites.
-            probabilities (Tensor): Shape (sites, K).
-            sizes (Tensor): Shape (sites, K).
+        The change is averaged over the sizes, because it is not linear in them. What others leave
+        of the saving is linear in each of them.
         """
         changes = {}
         for name, row, choices in zip(names, probabilities, sizes.tolist()):

@@ -17,22 +17,17 @@ def choose_options(options: Options,
     r"""Choose an option at every site so that ``low <= MACs <= high``.
 
     The sites' distributions :math:`p_k \propto e^{s_k}` are tilted to
-    :math:`p_k e^{-\lambda c_k}`, where c_k is the option's marginal cost. One
-    :math:`\lambda` for all sites puts the expected MACs into the middle of the
-    window. To first order this is the nearest distribution with that expectation.
-    Sites are then decided one after another, the costliest first, each for its
-    likeliest option. After each decision the rest is tilted anew, so that the
-    deviation of one decision is spread over all that follow. If no completion can
-    reach the window, the search backtracks. It is complete: it finds a choice if
-    there is one.
+    :math:`p_k e^{-\lambda c_k}`, where c_k is the option's marginal cost and one :math:`\lambda`
+    puts the expected MACs into the middle of the window. Sites are then decided one after another,
+    the costliest first, each for its likeliest option, and the rest is tilted anew. If no
+    completion can reach the window, the search backtracks. It finds a choice if there is one.
 
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
         scores (Mapping[str, Sequence[float]]): Logits of the options, by site.
-        macs (Callable): MACs or another cost from the sizes of all sites, which may be
-            fractional. It must not fall when a size grows, unless it says so
-            (:attr:`~mmkcr.core.CostModel.rises`); then the search is complete only where sites do
-            not meet in one product.
+        macs (Callable): Cost from the sizes of all sites, which may be fractional. If it may fall
+            when a size grows (:attr:`~mmkcr.core.CostModel.rises`), the search is complete only
+            where sites do not meet in one product.
         low (int): Fewest MACs.
         high (int): Most MACs.
 

@@ -20,8 +20,7 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
     """Units that every gate keeps.
 
     Args:
-        gates (Mapping[str, BaseGate]): By site. They may be free (any size), have options, or be
-            of both sorts.
+        gates (Mapping[str, BaseGate]): By site: free (any size), with options, or of both sorts.
         macs (CostModel): Cost of the sizes of the gates' sites.
         target (int, optional): Largest cost. Defaults to None: what the hard gates keep.
         divisor (int): Sizes of free gates are multiples of it. Defaults to 1.

@@ -184,14 +184,12 @@ class Structure:
         """Read and check a structure.
 
         Args:
-            source (str | Path | dict | Structure): A JSON file, a file of
-                ``tools/publish.py`` (.pth), parsed content, or a structure, which is
-                returned as it is.
+            source (str | Path | dict | Structure): A JSON file, a file of ``tools/publish.py``
+                (.pth), parsed content, or a structure, which is returned as it is.
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: The file is not JSON, or its content is not a structure. If a
-                site is wrong, the message names it.
+            ValueError: The file is not JSON, or its content is not a structure.
         """
         if isinstance(source, cls):
             return source

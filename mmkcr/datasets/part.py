@@ -67,19 +67,11 @@ class DatasetPart(Dataset):
         return DatasetPart(self, indices)
 
     def get_data_info(self, index: int) -> dict:
-        """Annotation of a sample, for batch samplers and class samplers.
-
-        Args:
-            index (int): Index within the part.
-        """
+        """Annotation of a sample of the part, for batch samplers and class samplers."""
         return self.dataset.get_data_info(self.indices[index])
 
     def get_cat_ids(self, index: int) -> list[int]:
-        """Categories of a sample.
-
-        Args:
-            index (int): Index within the part.
-        """
+        """Categories of a sample of the part."""
         return self.dataset.get_cat_ids(self.indices[index])
 
     def get_gt_labels(self) -> np.ndarray:
@@ -119,13 +111,7 @@ def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
 
 
 def mixes_images(dataset: Dataset) -> bool:
-    """Whether a data set wraps another and has transforms of its own.
-
-    These mix several images of the other set (``MultiImageMixDataset`` of mmdet and mmseg).
-
-    Args:
-        dataset (Dataset): Any.
-    """
+    """Whether a data set wraps another and mixes its images (``MultiImageMixDataset``)."""
     # not hasattr: a wrapper may forward attributes of what it wraps
     return {'dataset', 'pipeline'} <= getattr(dataset, '__dict__', {}).keys()
 

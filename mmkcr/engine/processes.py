@@ -18,9 +18,7 @@ _STARTED_BY = dict(pytorch='torchrun', slurm='srun', mpi='mpirun')
 def join_processes(config: Config) -> None:
     """Prepare a config for its launcher; without a GPU, join the processes by gloo.
 
-    With GPUs the Runner joins the processes itself. Without them it
-    would look for a CUDA device, so they are joined here, and the model is
-    wrapped without a device.
+    The Runner joins processes itself, but only with GPUs.
 
     Args:
         config (Config): Config of a run, with ``launcher``; changed in place.

@@ -12,10 +12,9 @@ from torch.utils.data import DataLoader
 def no_workers_left(runner: Runner) -> Iterator[None]:
     """End the workers of a run's loaders with the block, whatever ends it.
 
-    PyTorch tells persistent workers to end when the last reference to their iterator goes, but a
-    runner and its loops refer to each other. Python's collector breaks such circles too late for
-    that, and so does the end of a process that pins memory for a GPU: both wait five seconds for
-    each worker. The loaders start new ones when they are iterated again.
+    PyTorch ends persistent workers when the last reference to their iterator goes. A runner and its
+    loops refer to each other, so that comes too late, and five seconds a worker are lost. The
+    loaders start new ones when they are iterated again.
 
     Args:
         runner (Runner): Its loops run within the block.

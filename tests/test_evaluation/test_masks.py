@@ -58,7 +58,7 @@ def test_statistics_of_a_data_set(backbone, width):
             model.test_step(part)
     model.test_step(loader[0])  # behind the block nothing is counted
     found = watch.table()
-    layers = {name: name.removeprefix('backbone.').removesuffix('.mask')
+    layers = {name: name.rpartition('backbone.')[2].removesuffix('.mask')
               for name in find_masks(model)}
     assert set(found) == set(layers.values())
     assert watch.means()['open'] == pytest.approx(

@@ -47,7 +47,8 @@ class FiniteHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Record buffers that are not finite by design, and whether steps may be skipped."""
-        self._skipped, self._scales = 0, _scales(runner)
+        self._skipped = 0
+        self._scales = [part.loss_scaler.get_scale() for part in _scaled(runner)]
         model = unwrap(runner.model)
         self._ignored = {name for name, value in model.named_buffers() if not _finite(value)}
         if hasattr(model, 'steps_may_be_skipped'):
@@ -62,13 +63,13 @@ class FiniteHook(Hook):
         """
         found = {name: value for name, value in (outputs or {}).items()
                  if 'loss' in name and not _finite(value)}
-        scales, before = _scales(runner), self._scales
-        self._scales = scales
+        scaled, before = _scaled(runner), self._scales
+        self._scales = scales = [part.loss_scaler.get_scale() for part in scaled]
         # a scaler that skips a step lowers its scale
         if found or any(now < then for now, then in zip(scales, before)):
             self._skipped += 1
         # an iteration that only accumulates gradients proves nothing
-        elif all(part.should_update() for part in _scaled(runner)):
+        elif all(part.should_update() for part in scaled):
             self._skipped = 0
         step = runner.iter + 1
         # with a scaler, a loss that overflows is first answered by a smaller scale
@@ -100,11 +101,6 @@ def _finite(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return not torch.is_tensor(value) or not value.is_floating_point() or all_finite(value)
-
-
-def _scales(runner: Runner) -> list[float]:
-    """Scales of the losses in mixed precision; empty otherwise."""
-    return [part.loss_scaler.get_scale() for part in _scaled(runner)]
 
 
 def _scaled(runner: Runner) -> list[OptimWrapper]:

@@ -23,19 +23,16 @@ from mmkcr.registry import HOOKS
 class SyncBatchNormHook(Hook):
     """Makes batch norms of several processes equal to those of one process with the whole batch.
 
-    Without it every process normalises with its own images and keeps its own running statistics,
-    of which a checkpoint holds those of the first process. Then a run of two processes neither
-    equals that of a single process, nor does it resume exactly.
+    Without it every process keeps its own running statistics, of which a checkpoint holds those of
+    the first: two processes do not equal one, nor is a run resumed exactly.
 
-    PyTorch's ``SyncBatchNorm`` does the same on GPUs. But it refuses the CPU, and converting a
-    model to it replaces a subclass with its own forward by a plain layer. Here the layers
-    stay, and only the function that they call is replaced during training. So it
-    works under NCCL and gloo, in supernets, and in layers that are sliced during training. Layers
-    that already are ``SyncBatchNorm`` are left alone on GPUs and become plain ones on the CPU.
+    PyTorch's ``SyncBatchNorm`` refuses the CPU, and converting a model to it replaces a subclass
+    with its own forward by a plain layer. Here the layers stay, and the function that they call is
+    replaced during training, also in supernets and in layers that are sliced. Layers that already
+    are ``SyncBatchNorm`` are left alone on GPUs and become plain ones on the CPU.
 
-    A single process trains as without this hook. Layers in eval mode (``norm_eval``) take no part.
-    Every process has to run the same layers in the same order, as with ``SyncBatchNorm``.
-    :class:`ExactResumeHook` registers this hook.
+    Layers in eval mode (``norm_eval``) take no part. Every process has to run the same layers in
+    the same order. :class:`ExactResumeHook` registers this hook.
     """
 
     priority = 'VERY_HIGH'

@@ -7,7 +7,7 @@ from mmengine.dist import all_gather_object, broadcast_object_list, get_dist_inf
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapperDict
-from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from mmkcr.engine.hooks.finite import FiniteHook
 from mmkcr.engine.hooks.sync_batch_norm import SyncBatchNormHook
@@ -34,28 +34,22 @@ _KEY = 'exact_resume'
 class ExactResumeHook(Hook):
     """Makes a resumed run give the same numbers as an unbroken one.
 
-    MMEngine restores weights, optimizers, schedules and logs, but no random
-    state. This hook makes every random draw a function of the seed and of
-    the position in the run, so that there is no state to restore:
+    MMEngine restores weights, optimizers, schedules and logs, but no random state. This hook makes
+    every random draw a function of the seed and of the position in the run:
 
-    - a sample's augmentation depends on (seed, epoch, position in the epoch):
-      on no worker and on no number of ranks
-      (:func:`~mmkcr.engine.resume.batches.make_reproducible`);
-    - an iteration-based run reaches its sample by drawing indices, without loading the batches
-      that it skips (:class:`~mmkcr.engine.resume.batches.EndlessBatches`);
-    - mixup, dropout and stochastic depth in the main process depend on
-      (seed, iteration, rank). They differ between ranks, on purpose: with
-      them, two processes are not one with twice the batch.
+    - a sample's augmentation depends on (seed, epoch, position in the epoch), on no worker and no
+      number of ranks (:func:`~mmkcr.engine.resume.batches.make_reproducible`);
+    - an iteration-based run reaches its sample by drawing indices
+      (:class:`~mmkcr.engine.resume.batches.EndlessBatches`);
+    - mixup, dropout and stochastic depth in the main process depend on (seed, iteration, rank): on
+      purpose, so with them two processes are not one with twice the batch.
 
-    It also does the following. It stores the seeds of samplers when ``randomness`` gives none,
-    gradients that are still being accumulated, and what modules and hooks of the hosts remember
-    outside of any state_dict (:data:`~mmkcr.engine.resume.host_state.HOST_STATE`). It resumes
-    within an epoch. It saves a run that is told to end (:class:`PreemptionHook`). It repeats the
-    validation that follows a checkpoint, whose results the checkpoint cannot hold. It gives a plain
-    ``CheckpointHook`` the behaviour of :class:`AtomicCheckpointHook`, so that saving survives being
-    killed. It stops a run whose loss is not finite (:class:`FiniteHook`). And it lets the batch
-    norms of several processes keep one set of statistics, which is the one in the checkpoint
-    (:class:`SyncBatchNormHook`).
+    It stores the seeds of samplers when ``randomness`` gives none, gradients that are still being
+    accumulated, and what hosts remember outside of any state_dict
+    (:data:`~mmkcr.engine.resume.host_state.HOST_STATE`). It resumes within an epoch, and repeats
+    the validation that follows a checkpoint, whose results the checkpoint cannot hold. A plain
+    ``CheckpointHook`` becomes an :class:`AtomicCheckpointHook`. It registers
+    :class:`PreemptionHook`, :class:`FiniteHook` and :class:`SyncBatchNormHook`.
 
     Works with ``EpochBasedTrainLoop``, ``IterBasedTrainLoop``,
     :class:`~mmkcr.methods.search.bilevel.BilevelTrainLoop` and
@@ -220,9 +214,7 @@ def _own_state(runner: Runner) -> dict[str, Any]:
 class MissedValidationHook(Hook):
     """Runs the validation that was due when a resumed run's checkpoint was written.
 
-    MMEngine saves first and validates then, so a checkpoint never holds the
-    results of its own validation, which may include the best score.
-    :class:`ExactResumeHook` registers this hook.
+    MMEngine saves first and validates then. :class:`ExactResumeHook` registers this hook.
     """
 
     priority = 'LOWEST'  # after all other hooks are ready
@@ -236,17 +228,11 @@ class MissedValidationHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Validate if the unbroken run did so at this point."""
-        if self._missed and runner.val_loop is not None and self._is_due(runner.train_loop):
-            runner.val_loop.run()
-        self._missed = False
-
-    @staticmethod
-    def _is_due(loop: BaseLoop) -> bool:
-        if isinstance(loop, EpochBasedTrainLoop):
-            done, total = loop.epoch, loop.max_epochs
-        elif isinstance(loop, IterBasedTrainLoop):
-            done, total = loop.iter, loop.max_iters
-        else:
-            return False
+        loop, self._missed, missed = runner.train_loop, False, self._missed
+        if not missed or runner.val_loop is None:
+            return
+        done, total = (loop.epoch, loop.max_epochs) if isinstance(loop, EpochBasedTrainLoop) else \
+            (loop.iter, loop.max_iters)
         loop._decide_current_val_interval()
-        return done >= loop.val_begin and (done % loop.val_interval == 0 or done == total)
+        if done >= loop.val_begin and (done % loop.val_interval == 0 or done == total):
+            runner.val_loop.run()

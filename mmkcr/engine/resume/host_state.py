@@ -21,24 +21,12 @@ HOST_STATE: dict[str, tuple[str, ...]] = {
 
 
 def host_state(runner: Runner) -> dict[str, Any]:
-    """What a checkpoint stores of this process, see :data:`HOST_STATE`.
-
-    Args:
-        runner (Runner): With a model and hooks.
-
-    Returns:
-        dict[str, Any]: Plain values by the module's path, or the hook's class and number.
-    """
+    """Plain values of :data:`HOST_STATE` by the module's path, or the hook's class and number."""
     return {name: _plain(getattr(owner, attribute)) for name, owner, attribute in _entries(runner)}
 
 
 def set_host_state(runner: Runner, state: dict[str, Any]) -> None:
-    """Set what :func:`host_state` found; what the run does not have any more is left out.
-
-    Args:
-        runner (Runner): With a model and hooks.
-        state (dict[str, Any]): As returned there.
-    """
+    """Set what :func:`host_state` found; what the run does not have any more is left out."""
     for name, owner, attribute in _entries(runner):
         if name in state:
             setattr(owner, attribute, _plain(state[name]))

@@ -29,10 +29,10 @@ class PreemptionHook(Hook):
     """Saves and ends a run after the iteration in which a signal came.
 
     Batch systems send SIGTERM before they take a machine away. All processes agree on the
-    iteration. Then ``preempted.pth`` is written, ``last_checkpoint`` points to it, and the run
-    ends with status 143. Started again with ``--resume`` it continues within the epoch, exactly
-    (:class:`ExactResumeHook`, which registers this hook). The file is removed after the next
-    ordinary checkpoint. A signal during a validation takes effect after it.
+    iteration, ``preempted.pth`` is written, ``last_checkpoint`` points to it, and the run ends with
+    status 143. With ``--resume`` it continues within the epoch (:class:`ExactResumeHook`, which
+    registers this hook). The file is removed after the next ordinary checkpoint. A signal during a
+    validation takes effect after it.
 
     Args:
         signals (Sequence[str]): Names of the signals. Defaults to ``('SIGTERM', )``.

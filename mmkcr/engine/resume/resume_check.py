@@ -25,8 +25,7 @@ _MISSING = object()
 def config_changes(text: str, config: Config, path: str) -> tuple[list[str], list[str]]:
     """Compare the config in a checkpoint with that of the run that resumes from it.
 
-    A different model, price, split of the data or accumulation of gradients makes another run:
-    these changes are refused. All others are left to the user to judge.
+    A different model, price, split of the data or accumulation of gradients makes another run.
 
     Args:
         text (str): ``meta['cfg']`` of the checkpoint.
@@ -34,7 +33,7 @@ def config_changes(text: str, config: Config, path: str) -> tuple[list[str], lis
         path (str): The checkpoint, for messages.
 
     Returns:
-        tuple[list[str], list[str]]: Refused changes and permitted changes, one line each.
+        tuple[list[str], list[str]]: Changes that make another run, and all others, one line each.
 
     Raises:
         ValueError: The text is no config of plain values.

@@ -27,13 +27,7 @@ from .information_bottleneck import InformationBottleneckLoss
 
 def labelled_batches(model: nn.Module, loader: DataLoader,
                      layer: str) -> Iterator[tuple[Tensor, Tensor, Any]]:
-    """Yield features (B, d), labels (B,) and the batch itself.
-
-    Args:
-        model (BaseModel): The task model, or a wrapper around it.
-        loader (DataLoader): Its samples have labels.
-        layer (str): As in :class:`mmkcr.models.feature_tap.FeatureTap`.
-    """
+    """Features (B, d) of :func:`~mmkcr.evaluation.features.feature_batches`, labels, the batch."""
     for features, batch in feature_batches(model, loader, layer):
         yield features, labels_of(batch['data_samples']).to(features.device), batch
 
