@@ -114,6 +114,11 @@ def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
     return table
 
 
+def milliseconds(nanoseconds: float) -> str:
+    """A time as text, such as ``'12.3 ms'``."""
+    return f'{nanoseconds / 1e6:.4g} ms'
+
+
 class LatencyModel(CostModel):
     """Time of the subnet from the sizes of its sites, like :class:`~mmkcr.core.MacsModel`.
 
@@ -132,6 +137,7 @@ class LatencyModel(CostModel):
     name, noun, suffix, multiple, scale = 'latency', 'time', 'ms', '', 10**6
     units = {'S': 10**9, 'MS': 10**6, 'US': 10**3, 'NS': 1}
     rises = False  # a selection takes time too, and measurements are noisy
+    text = staticmethod(milliseconds)
 
     def __init__(self, macs: MacsModel, table: LatencyTable) -> None:
         self.macs, self.table, self.sites = macs, table, macs.sites
@@ -185,16 +191,6 @@ class LatencyModel(CostModel):
         """The entry in a structure file: nanoseconds, and the settings and machine they are for."""
         return dict(dense=self.dense, subnet=self(sizes), **self.table.settings,
                     **self.table.machine)
-
-    @classmethod
-    def text(cls, value: float) -> str:
-        """A time as text, such as ``'12.3 ms'``."""
-        return milliseconds(value)
-
-
-def milliseconds(nanoseconds: float) -> str:
-    """A time as text, such as ``'12.3 ms'``."""
-    return f'{nanoseconds / 1e6:.4g} ms'
 
 
 def interpolate(sizes: Sequence[int], values: Sequence[float], size: Cost) -> Cost:

@@ -37,15 +37,11 @@ def choose_options(options: Options,
     Raises:
         ValueError: No choice lies in the window; the message gives the reachable range.
     """
-    ordered = ascending(macs, options)
-    smallest, largest = (macs({site: sizes[end] for site, sizes in ordered.items()})
-                         for end in (0, -1))
-    # no search if the window is out of reach: the error gives the range in both cases
-    if smallest <= high and largest >= low:
-        search = _Search(options, scores, macs, low, high)
-        found = search.run({}, search.order)
-        if found is not None:
-            return found
+    search = _Search(options, scores, macs, low, high)
+    found = search.run({}, search.order)
+    if found is not None:
+        return found
+    smallest, largest = search.ends({}, search.order)
     words = cost_kind(macs)
     raise ValueError(f'expected a target within the reachable '
                      f'{words.range_text(smallest, largest)}, with sizes that meet it, found '
@@ -95,9 +91,7 @@ class _Search:
         self.macs, self.low, self.high = macs, low, high
         self.sizes = {site: np.asarray(sizes, float) for site, sizes in options.items()}
         self.integers = {site: [int(size) for size in sizes] for site, sizes in options.items()}
-        # (cheapest, costliest) size of every site
-        self.ends = {site: (found[0], found[-1])
-                     for site, found in ascending(macs, options).items()}
+        self.ordered = ascending(macs, options)
         self.logits = {site: np.asarray(scores[site], float) for site in options}
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)
@@ -113,7 +107,8 @@ class _Search:
 
     def run(self, chosen: dict[str, int], rest: list[str]) -> dict[str, int] | None:
         """A choice in the window that completes a partial one, or None if there is none."""
-        if not self._reachable(chosen, rest):
+        least, most = self.ends(self._fixed(chosen), rest)  # they bound all other completions
+        if least > self.high or most < self.low:
             return None
         if not rest:
             return chosen
@@ -127,13 +122,10 @@ class _Search:
     def _fixed(self, chosen: Mapping[str, int]) -> dict[str, int]:
         return {site: self.integers[site][index] for site, index in chosen.items()}
 
-    def _reachable(self, chosen: Mapping[str, int], rest: Sequence[str]) -> bool:
-        # the two extreme completions bound all others
-        fixed = self._fixed(chosen)
-        smallest = self.macs({**fixed, **{site: self.ends[site][0] for site in rest}})
-        if smallest > self.high:
-            return False
-        return self.macs({**fixed, **{site: self.ends[site][1] for site in rest}}) >= self.low
+    def ends(self, fixed: Mapping[str, int], rest: Sequence[str]) -> tuple[int, int]:
+        """Cost of the cheapest and of the costliest completion."""
+        return tuple(self.macs({**fixed, **{site: self.ordered[site][end] for site in rest}})
+                     for end in (0, -1))
 
     def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> dict[str, np.ndarray]:
         """Probabilities of the open sites that put the expected cost into the window's middle."""

@@ -33,8 +33,11 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
     """
     for loader in loaders:
         for dataset in _dataset_configs((cfg.get(loader) or {}).get('dataset')):
-            _check_folders(dataset, loader)
-            _check_files(dataset, loader)
+            # another backend maps paths that look local to a store
+            backend = (dataset.get('backend_args') or {}).get('backend', 'local')
+            if backend in ('local', 'disk') and '://' not in str(dataset.get('data_root')):
+                _check_folders(dataset, loader)
+                _check_files(dataset, loader)
 
 
 def _dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
@@ -58,14 +61,9 @@ def pipeline_config(node: Any) -> list[Mapping[str, Any]]:
                  if dataset.get('pipeline')), [])
 
 
-def _elsewhere(dataset: Mapping[str, Any]) -> bool:
-    """Whether a backend maps paths that look local to a store."""
-    return (dataset.get('backend_args') or {}).get('backend', 'local') not in ('local', 'disk')
-
-
 def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
     root = dataset.get('data_root')
-    if not isinstance(root, str) or '://' in root or _downloads(dataset) or _elsewhere(dataset):
+    if not isinstance(root, str) or _downloads(dataset):
         return
     for folder in (Path(root).expanduser() / below for below in ('', *_folders_below(dataset))):
         if not folder.is_dir():
@@ -74,15 +72,13 @@ def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
 
 
 def _check_files(dataset: Mapping[str, Any], loader: str) -> None:
-    root = str(dataset.get('data_root') or '')
     kind = str(dataset.get('type'))
-    known = 'Coco' in kind and 'Caption' not in kind or 'COCOVQA' in kind
-    if not known or _elsewhere(dataset):
+    if not ('Coco' in kind and 'Caption' not in kind or 'COCOVQA' in kind):
         return
     for key in ('question_file', 'ann_file'):
         file = dataset.get(key)
-        if isinstance(file, str) and file and '://' not in root + file:
-            path = Path(root).expanduser() / file
+        if isinstance(file, str) and file and '://' not in file:
+            path = Path(dataset.get('data_root') or '').expanduser() / file
             if not path.is_file():
                 raise FileNotFoundError(f'expected `{key}` of `{loader}` at `{path}`, found no '
                                         f'such file{_remedy(path.parent)}')

@@ -94,6 +94,3 @@ class FoldPart(DatasetPart):
     def get_gt_labels(self) -> np.ndarray:
         """Labels of the samples of this side, (len(self),)."""
         return self.labels
-
-    def full_init(self) -> None:
-        """Do nothing: the data set is ready."""

@@ -68,21 +68,19 @@ def _first_centroids(points: Tensor, clusters: int, seed: int) -> Tensor:
         return torch.from_numpy(kmeans_plusplus(some.numpy(), clusters, random_state=seed)[0])
 
 
-def flat_inputs(inputs: Tensor | Sequence[Tensor], size: int | None = 32) -> Tensor:
-    """Images as points: at most size x size pixels each, flattened.
+def flat_inputs(inputs: Tensor | Sequence[Tensor]) -> Tensor:
+    """Images as points: larger ones averaged down to 32 x 32 pixels, flattened.
 
     Args:
         inputs (Tensor | Sequence[Tensor]): (B, C, H, W), as the data preprocessor
             gives them, or B images (C, H, W); other shapes are flattened as they are.
-        size (int, optional): Larger images are averaged down to this size. At 224 x 224, 1000
-            centroids would take 602 MB; at 32 x 32 they take 12 MB. Defaults to 32.
 
     Returns:
         Tensor: (B, C H' W'), fp32.
     """
     inputs = (inputs if isinstance(inputs, Tensor) else torch.stack(list(inputs))).float()
-    if size is not None and inputs.ndim == 4 and max(inputs.shape[-2:]) > size:
-        inputs = F.adaptive_avg_pool2d(inputs, [min(side, size) for side in inputs.shape[-2:]])
+    if inputs.ndim == 4:  # at 224 x 224, 1000 centroids would take 602 MB instead of 12
+        inputs = F.adaptive_avg_pool2d(inputs, [min(side, 32) for side in inputs.shape[-2:]])
     return inputs.flatten(1)
 
 

@@ -77,11 +77,12 @@ def test_fewer_distinct_points_than_clusters(features, normalize):
 
 
 def test_images_are_averaged_down():
-    images = torch.arange(2 * 3 * 4 * 4.).view(2, 3, 4, 4)
-    assert torch.equal(flat_inputs(images), images.flatten(1))
-    small = flat_inputs(list(images), 2)
-    assert small.shape == (2, 12)
+    images = torch.arange(2 * 3 * 64 * 64.).view(2, 3, 64, 64)
+    small = flat_inputs(list(images))
+    assert small.shape == (2, 3 * 32 * 32)
     assert float(small[1, 0]) == pytest.approx(float(images[1, 0, :2, :2].mean()))
+    few = images[..., :4, :4]
+    assert torch.equal(flat_inputs(few), few.flatten(1))
     assert torch.equal(flat_inputs(torch.ones(3, 5)), torch.ones(3, 5))
 
 

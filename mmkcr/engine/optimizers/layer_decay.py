@@ -76,7 +76,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             place, depths = depth(name)
             if id(param) in gates:  # a choice among layers needs equal rates in all of them
                 place = depths - 1
-            settings = self._settings(group, name, param.ndim, (place, depths))
+            table = param.ndim > 1 and not name.endswith('weight')
+            decay = self.base_wd * (self.table_decay_mult if table else 1.)
+            scale = self.layer_decay_rate**(depths - 1 - place)
+            settings = {**group, 'lr': group.get('lr', self.base_lr) * scale, 'lr_scale': scale,
+                        'layer_id': place, 'weight_decay': group.get('weight_decay', decay)}
             # repr, as settings such as betas may not be hashable
             key = tuple(sorted((key, repr(value)) for key, value in settings.items()))
             groups.setdefault(key, dict(settings, params=[]))['params'].append(param)
@@ -86,11 +90,3 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                       '{count} parameters'.format(count=len(group['params']), **group),
                       logger='current')
         return groups
-
-    def _settings(self, group: dict, name: str, ndim: int, depth: tuple[int, int]) -> dict:
-        """The settings of a parameter, from MMEngine's."""
-        table = ndim > 1 and not name.endswith('weight')
-        scale = self.layer_decay_rate**(depth[1] - 1 - depth[0])
-        decay = self.base_wd * (self.table_decay_mult if table else 1.)
-        return {**group, 'lr': group.get('lr', self.base_lr) * scale, 'lr_scale': scale,
-                'layer_id': depth[0], 'weight_decay': group.get('weight_decay', decay)}

@@ -69,7 +69,12 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         # the host's order is remove, save, point; here: save, point, remove
-        outdated = self._rotate(runner, step)
+        outdated = []
+        # as in the host: the same step once more changes nothing
+        if self.max_keep_ckpts > 0 and step not in list(self.keep_ckpt_ids)[-1:]:
+            outdated = [*self.keep_ckpt_ids, step][:-self.max_keep_ckpts]
+            self.keep_ckpt_ids.append(step)
+            runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
         name = self.filename_tmpl.format(step)
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         # before the file is written, as it is part of it
@@ -81,28 +86,15 @@ class AtomicCheckpointHook(CheckpointHook):
             backend_args=self.backend_args, **self.args)
         if is_main_process():
             point_to(self.last_ckpt, runner.work_dir)
-            self._remove(outdated)
+            for old in outdated:
+                path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(old))
+                if self.file_backend.isfile(path):
+                    self.file_backend.remove(path)
+                elif self.file_backend.isdir(path):  # deepspeed saves folders
+                    self.file_backend.rmtree(path)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         # the host removes the former best one first; a run that is killed before the new one is
         # complete validates again when it is resumed, and writes it then
         runner.call_hook(BEFORE_CHECKPOINT)
         super()._save_best_checkpoint(runner, metrics)
-
-    def _rotate(self, runner: Runner, step: int) -> list[int]:
-        """Record a step as kept and return the steps that it makes outdated."""
-        # as in the host: the same step once more changes nothing
-        if self.max_keep_ckpts <= 0 or step in list(self.keep_ckpt_ids)[-1:]:
-            return []
-        kept = [*self.keep_ckpt_ids, step]
-        self.keep_ckpt_ids.append(step)
-        runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
-        return kept[:-self.max_keep_ckpts]
-
-    def _remove(self, steps: list[int]) -> None:
-        for step in steps:
-            path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step))
-            if self.file_backend.isfile(path):
-                self.file_backend.remove(path)
-            elif self.file_backend.isdir(path):  # deepspeed saves folders
-                self.file_backend.rmtree(path)

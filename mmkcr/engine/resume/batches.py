@@ -214,19 +214,15 @@ class EndlessBatches:
         continue_with(self.loader, None)
         indices = iter(self.loader.batch_sampler)
         for _ in range(num_iters):
-            indices = self._pass_over(indices)
+            try:
+                next(indices)
+            except StopIteration:
+                self._begin_epoch(self._epoch + 1)
+                indices = iter(self.loader.batch_sampler)
+                next(indices)
         # the next `iter(loader)` takes the rest of this very pass
         continue_with(self.loader, indices)
         self._iterator = None
-
-    def _pass_over(self, indices: Iterator) -> Iterator:
-        try:
-            next(indices)
-        except StopIteration:
-            self._begin_epoch(self._epoch + 1)
-            indices = iter(self.loader.batch_sampler)
-            next(indices)
-        return indices
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch

@@ -101,14 +101,13 @@ class ExactResumeHook(Hook):
         # in the middle of an epoch: more iterations than the epochs that are complete hold
         within = isinstance(loop, EpochBasedTrainLoop) and meta['iter'] > meta['epoch'] * len(
             loop.dataloader)
-        state = dict(
+        checkpoint[_KEY] = dict(
             sampler_seeds={name: getattr(source_sampler(loader), 'seed', None)
                            for name, loader in train_loaders(runner).items()},
             # what was to be validated before an epoch began has been
             validated=self._validated or within,
             batches=len(loop.dataloader) if within else None,
             processes=processes)
-        checkpoint[_KEY] = state
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Keep the added state if the run is resumed."""
