@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .cost import check_range
+
 
 class Curve(NamedTuple):
     """Loss and cost of a site at each of its possible sizes.
@@ -41,9 +43,7 @@ def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> dic
     """
     lowest = sum(curve.costs[0] for curve in curves.values())
     highest = sum(curve.costs[-1] for curve in curves.values())
-    if budget < lowest:
-        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
-                         f'{highest / 1e9:.6g}G MACs, found {budget / 1e9:.6g}G')
+    check_range(None, min(budget, highest), lowest, highest)
     room = min(budget, highest) - lowest
     steps = [int(cost - curve.costs[0]) for curve in curves.values() for cost in curve.costs]
     grid = max(int(np.gcd.reduce(steps)) or 1, -(-room // bins))

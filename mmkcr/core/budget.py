@@ -35,14 +35,6 @@ def allowed_sizes(total: int, min_size: int, divisor: int) -> list[int]:
     return sorted({*range(first, total + 1, divisor), total})
 
 
-def _groups(site: str, ordered: Tensor, sizes: list[int]) -> list[_Group]:
-    """Steps between allowed sizes, keyed by the mean score of the units that each adds."""
-    means = [float(ordered[low:high].mean()) for low, high in zip(sizes, sizes[1:])]
-    # scores descend, and so do exact means; where scores are equal, a rounded one may not
-    return [_Group(key, site, rank, size)
-            for rank, (key, size) in enumerate(zip(accumulate(means, min), sizes[1:]))]
-
-
 def solve_budget(scores: Mapping[str, Tensor],
                  macs: Callable[[Mapping[str, int]], int],
                  target: int | None,
@@ -93,8 +85,13 @@ def solve_budget(scores: Mapping[str, Tensor],
     else:
         if not cost_kind(macs).rises:  # a size that costs no less than a larger one is useless
             allowed = useful_options(macs, allowed)
-        entering = [group for site, sizes in allowed.items()
-                    for group in _groups(site, order[site].values, sizes)]
+        entering = []  # steps between allowed sizes
+        for site, sizes in allowed.items():
+            means = [float(order[site].values[low:high].mean())
+                     for low, high in zip(sizes, sizes[1:])]
+            # scores descend, and so do exact means; where scores are equal, a rounded one may not
+            entering += [_Group(key, site, rank, size) for rank, (key, size) in enumerate(
+                zip(accumulate(means, min), sizes[1:]))]
         # keys do not rise within a site, and ties go by rank: a site's groups stay in their order
         sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()},
                                 sorted(entering, key=lambda g: (-g.key, g.rank)), macs, target)

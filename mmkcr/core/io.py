@@ -119,10 +119,8 @@ def remove_stale(folder: str | Path) -> None:
 def _alive(process: int) -> bool:
     try:
         os.kill(process, 0)  # signal 0 only checks
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it lives, under another user
-        pass
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it lives, under another user
     return True
 
 

@@ -53,15 +53,13 @@ class LatencyTable:
                                     '`mmkcr latency-table` measures one')
         try:
             table = cls(**json.loads(Path(path).read_text()))
-            if table.format_version == 1:
-                table.curves()  # reads every entry but the sizes to measure
-                [len(entry['measured']) for entry in table.classes]
+            if table.format_version != 1:
+                raise ValueError(f'format {table.format_version}')
+            table.curves()  # reads every entry but the sizes to measure
+            [len(entry['measured']) for entry in table.classes]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f'expected a table of latencies in `{path}`, found one that cannot be '
                              f'read ({type(error).__name__}: {error})') from error
-        if table.format_version != 1:
-            raise ValueError(f'expected a table of format 1 in `{path}`, found '
-                             f'{table.format_version}')
         return table
 
     def save(self, path: str | Path) -> None:
@@ -102,11 +100,10 @@ def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
         raise ValueError(f'expected a table of this machine ({wanted}) in `{path}`, found one of '
                          f'{found}: measure another, or force it (`--force-table`, of a price '
                          '`force_table=True`)')
-    wrong = {key: table.settings.get(key) for key, value in (settings or {}).items()
-             if table.settings.get(key) != value}
-    if wrong:
-        wanted = {key: settings[key] for key in wrong}
-        raise ValueError(f'expected a table about {wanted} in `{path}`, found {wrong}')
+    wanted = dict(settings or {})
+    found = {key: table.settings.get(key) for key in wanted}
+    if found != wanted:
+        raise ValueError(f'expected a table about {wanted} in `{path}`, found {found}')
     if not table.dense or any(len(entry['changes']) < len(entry['measured'])
                               for entry in table.classes):
         raise ValueError(f'expected a finished table in `{path}`, found sizes that were not '

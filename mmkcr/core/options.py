@@ -96,12 +96,8 @@ class _Search:
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)
         # what each option costs beside mean sizes, as a share of the cost there
-        if cost_kind(macs).rises:  # by the marginal cost of a unit
-            self.costs = {site: (macs({**means, site: mean + 1}) - base) / base * self.sizes[site]
-                          for site, mean in means.items()}
-        else:  # time has plateaus: a slope somewhere says nothing of the options
-            self.costs = {site: np.asarray([macs({**means, site: size}) / base - 1
-                                            for size in self.integers[site]]) for site in options}
+        self.costs = {site: np.asarray([macs({**means, site: size}) / base - 1 for size in sizes])
+                      for site, sizes in self.integers.items()}
         self.means, self.base = means, base
         self.order = sorted(options, key=lambda site: -np.ptp(self.costs[site]))
 

@@ -127,8 +127,10 @@ class SiteEntry:
                              f'`{name}`, found {str(total):.40}')
         # bounded by `total` before the list is made: a file must not fill the memory
         kept = list(range(found)) if _is_count(found) and found <= total else found
+        ascending = isinstance(kept, (list, tuple)) and all(map(_is_count, kept)) and all(
+            low < high for low, high in zip(kept, [*kept[1:], total]))
         # only with an operator may no unit be kept
-        if not _ascending(kept, total) or len(kept) + (operator is not None) == 0:
+        if not ascending or len(kept) + (operator is not None) == 0:
             raise ValueError(f'expected `kept` at site `{name}` to be ascending unit indices '
                              f'within [0, {total}), found {str(found):.80}')
         return cls(total, list(kept), operator)
@@ -136,13 +138,6 @@ class SiteEntry:
     def to_dict(self) -> dict[str, Any]:
         """The entry as plain JSON types; ``operator`` is left out if there is none."""
         return {key: value for key, value in vars(self).items() if value is not None}
-
-
-def _ascending(units: Any, total: int) -> bool:
-    """Whether these are ascending indices within [0, total)."""
-    return (isinstance(units, (list, tuple))
-            and all(_is_count(unit) and 0 <= unit < total for unit in units)
-            and all(a < b for a, b in zip(units, units[1:])))
 
 
 @dataclass

@@ -36,8 +36,10 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
             # another backend maps paths that look local to a store
             backend = (dataset.get('backend_args') or {}).get('backend', 'local')
             if backend in ('local', 'disk') and '://' not in str(dataset.get('data_root')):
-                _check_folders(dataset, loader)
-                _check_files(dataset, loader)
+                for what, path in _needed(dataset):
+                    if not path.exists():
+                        raise FileNotFoundError(f'expected {what} of `{loader}` at `{path}`, found '
+                                                f'no such file or folder{_remedy(path)}')
 
 
 def _dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
@@ -61,27 +63,18 @@ def pipeline_config(node: Any) -> list[Mapping[str, Any]]:
                  if dataset.get('pipeline')), [])
 
 
-def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
-    root = dataset.get('data_root')
-    if not isinstance(root, str) or _downloads(dataset):
-        return
-    for folder in (Path(root).expanduser() / below for below in ('', *_folders_below(dataset))):
-        if not folder.is_dir():
-            raise FileNotFoundError(f'expected the data of `{loader}` in the folder `{folder}`, '
-                                    f'found no such folder{_remedy(folder)}')
-
-
-def _check_files(dataset: Mapping[str, Any], loader: str) -> None:
-    kind = str(dataset.get('type'))
-    if not ('Coco' in kind and 'Caption' not in kind or 'COCOVQA' in kind):
-        return
-    for key in ('question_file', 'ann_file'):
-        file = dataset.get(key)
-        if isinstance(file, str) and file and '://' not in file:
-            path = Path(dataset.get('data_root') or '').expanduser() / file
-            if not path.is_file():
-                raise FileNotFoundError(f'expected `{key}` of `{loader}` at `{path}`, found no '
-                                        f'such file{_remedy(path.parent)}')
+def _needed(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """Folders and files of a data set, and what they are."""
+    root, kind = dataset.get('data_root'), str(dataset.get('type'))
+    folder = Path(root or '').expanduser()
+    if isinstance(root, str) and not _downloads(dataset):
+        for below in ('', *_folders_below(dataset)):
+            yield 'the data', folder / below
+    if 'Coco' in kind and 'Caption' not in kind or 'COCOVQA' in kind:
+        for key in ('question_file', 'ann_file'):
+            file = dataset.get(key)
+            if isinstance(file, str) and file and '://' not in file:
+                yield f'`{key}`', folder / file
 
 
 def _class_of(node: Mapping[str, Any]) -> type:

@@ -62,10 +62,6 @@ class DatasetPart(Dataset):
             if found is dataset:
                 return place
 
-    def get_subset(self, indices: Sequence[int]) -> 'DatasetPart':
-        """Some of the samples of this part."""
-        return DatasetPart(self, indices)
-
     def get_data_info(self, index: int) -> dict:
         """Annotation of a sample of the part, for batch samplers and class samplers."""
         return self.dataset.get_data_info(self.indices[index])
@@ -88,8 +84,9 @@ class DatasetPart(Dataset):
         self.dataset.pipeline = pipeline
 
     def __getattr__(self, name: str) -> Any:
-        # before `__init__` and while unpickling there is no `dataset`: this would recurse
-        if name.startswith('__') or name in ('dataset', 'datasets', 'get_subset_'):
+        # before `__init__` and while unpickling there is no `dataset`: this would recurse; subsets
+        # would be of the whole
+        if name.startswith('__') or name in ('dataset', 'datasets', 'get_subset', 'get_subset_'):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 

@@ -41,15 +41,11 @@ def find_masks(model: nn.Module) -> Mapping[str, QKMask]:
 @contextmanager
 def masks_held_open(model: nn.Module) -> Iterator[None]:
     """Within the block all masks are 1: the control of what they do."""
-    masks = find_masks(model).values()
-    before = [mask.held_open for mask in masks]
-    try:
-        for mask in masks:
+    with ExitStack() as stack:
+        for mask in find_masks(model).values():
+            stack.callback(setattr, mask, 'held_open', mask.held_open)
             mask.held_open = True
         yield
-    finally:
-        for mask, held_open in zip(masks, before):
-            mask.held_open = held_open
 
 
 class MaskWatch:
