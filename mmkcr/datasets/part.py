@@ -113,26 +113,21 @@ def mixes_images(dataset: Dataset) -> bool:
     return {'dataset', 'pipeline'} <= getattr(dataset, '__dict__', {}).keys()
 
 
-def _refuse_mixing_inside(dataset: Dataset) -> None:
+def _refuse_mixing_inside(dataset: Dataset, wrapper: Dataset | None = None) -> None:
     """Refuse a data set that mixes images inside of another that is not a part.
 
     Raises:
         ValueError: The partners of its images cannot be kept within a part.
     """
-    while mixes_images(dataset) or isinstance(dataset, DatasetPart):
-        dataset = dataset.dataset
-    left = [dataset]
-    while left:
-        wrapper = left.pop()
-        own = getattr(wrapper, '__dict__', {})
-        inside = [own['dataset']] if 'dataset' in own else own.get('datasets') or []
-        for child in inside:
-            if mixes_images(child):
-                raise ValueError(
-                    f'expected `{type(child).__name__}` as the outermost data set, so that images '
-                    f'of one part mix with each other only, found it in a '
-                    f'`{type(wrapper).__name__}`')
-        left += inside
+    if wrapper is not None and mixes_images(dataset):
+        raise ValueError(f'expected `{type(dataset).__name__}` as the outermost data set, so that '
+                         'images of one part mix with each other only, found it in a '
+                         f'`{type(wrapper).__name__}`')
+    # parts, and sets that mix, may be around another while nothing else is around them
+    outermost = wrapper is None and (mixes_images(dataset) or isinstance(dataset, DatasetPart))
+    own = getattr(dataset, '__dict__', {})
+    for child in [own['dataset']] if 'dataset' in own else own.get('datasets') or []:
+        _refuse_mixing_inside(child, None if outermost else dataset)
 
 
 def class_labels(dataset: Dataset) -> np.ndarray:
@@ -179,10 +174,8 @@ def count_sources(dataset: Dataset) -> int:
     """Number of original samples of a data set, see :func:`sample_sources`.
 
     Args:
-        dataset (Dataset): As there; repeated sets are not enumerated.
+        dataset (Dataset): As there; an outermost set of repeated samples is not enumerated.
     """
-    if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)) or mixes_images(dataset):
-        return count_sources(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return sum(map(count_sources, dataset.datasets))
-    return len(set(sample_sources(dataset))) if isinstance(dataset, DatasetPart) else len(dataset)
+    while isinstance(dataset, (RepeatDataset, ClassBalancedDataset)) or mixes_images(dataset):
+        dataset = dataset.dataset
+    return len(set(sample_sources(dataset)))

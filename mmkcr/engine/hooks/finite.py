@@ -13,9 +13,6 @@ from mmkcr.core.finite import all_finite
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 
-#: Parts of a checkpoint that hold weights.
-_STATES = ('state_dict', 'ema_state_dict')
-
 
 @HOOKS.register_module()
 class FiniteHook(Hook):
@@ -88,7 +85,7 @@ class FiniteHook(Hook):
         Raises:
             NonFiniteError: A weight is not finite; nothing is written.
         """
-        for part in _STATES:
+        for part in ('state_dict', 'ema_state_dict'):
             for name, value in (checkpoint.get(part) or {}).items():
                 # averaged copies have a prefix
                 if not _finite(value) and not any(name.endswith(own) for own in self._ignored):

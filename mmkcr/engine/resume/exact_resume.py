@@ -185,18 +185,17 @@ class ExactResumeHook(Hook):
         loop = runner.train_loop
         if not isinstance(loop, EpochBasedTrainLoop):
             return 0
-        passed = loop.iter - loop.epoch * len(loop.dataloader)
+        begin = loop.epoch * len(loop.dataloader)
+        passed = loop.iter - begin
         # another number of batches means another order: the epoch begins anew
         if batches == len(loop.dataloader):
             return passed
         if passed:
-            print_log(
-                f'The run does not go on exactly: expected iteration '
-                f'{loop.epoch * len(loop.dataloader)} at the start of epoch {loop.epoch + 1}, '
-                f'found {loop.iter} in the checkpoint, which was written within an epoch or with '
-                'another batch size.', 'current', level=30)
+            print_log(f'The run does not go on exactly: expected iteration {begin} at the start of '
+                      f'epoch {loop.epoch + 1}, found {loop.iter} in the checkpoint, which was '
+                      'written within an epoch or with another batch size.', 'current', level=30)
             # what is past counts as epochs of today's length, for all that looks at both counters
-            loop._iter = loop.epoch * len(loop.dataloader)
+            loop._iter = begin
             wrapper = runner.optim_wrapper
             for part in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
                 part.initialize_count_status(runner.model, loop.iter, loop.max_iters)

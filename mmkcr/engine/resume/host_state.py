@@ -1,5 +1,6 @@
 """State of the hosts' modules and hooks that is in no state_dict."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,11 +37,11 @@ def _entries(runner: Runner) -> Iterator[tuple[str, Any, str]]:
     """A name of its own, the object and its attribute."""
     owners = [(f'module {path}', module) for path, module
               in unwrap(runner.model).named_modules()]
-    numbers: dict[str, int] = {}  # among the hooks of a class: other hooks may come and go
+    numbers: Counter[str] = Counter()  # among the hooks of a class: others may come and go
     for hook in runner.hooks:
         kind = type(hook).__name__
-        numbers[kind] = numbers.get(kind, -1) + 1
         owners.append((f'hook {kind} {numbers[kind]}', hook))
+        numbers[kind] += 1
     for name, owner in owners:
         for cls in type(owner).__mro__:
             library = cls.__module__.partition('.')[0]

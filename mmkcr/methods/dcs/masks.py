@@ -6,7 +6,6 @@ Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch.nn.functional as F
 from mmengine.dist import all_reduce
@@ -48,7 +47,7 @@ def masks_held_open(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class MaskWatch:
+class MaskWatch(ExitStack):
     """Counts what masks select in the forward passes of a block.
 
     ::
@@ -66,17 +65,14 @@ class MaskWatch:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__()
         self.masks = find_masks(model)
         self._counts: dict[str, Tensor] = {}  # open positions by channel; all positions
-        self._stack = ExitStack()
 
     def __enter__(self) -> 'MaskWatch':
         for name, mask in self.masks.items():
-            self._stack.callback(mask.register_forward_hook(self._recorder(name)).remove)
+            self.callback(mask.register_forward_hook(self._recorder(name)).remove)
         return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._stack.close()
 
     def _recorder(self, name: str) -> Callable[[QKMask, tuple, Tensor], None]:
         def record(mask: QKMask, args: tuple, theta: Tensor) -> None:
