@@ -100,9 +100,10 @@ def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
         raise ValueError(f'expected a table of this machine ({wanted}) in `{path}`, found one of '
                          f'{found}: measure another, or force it (`--force-table`, of a price '
                          '`force_table=True`)')
-    wanted = dict(settings or {})
-    found = {key: table.settings.get(key) for key in wanted}
-    if found != wanted:
+    wanted = {key: value for key, value in (settings or {}).items()
+              if table.settings.get(key) != value}
+    if wanted:
+        found = {key: table.settings.get(key) for key in wanted}
         raise ValueError(f'expected a table about {wanted} in `{path}`, found {found}')
     if not table.dense or any(len(entry['changes']) < len(entry['measured'])
                               for entry in table.classes):
