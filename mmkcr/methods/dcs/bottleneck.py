@@ -75,8 +75,8 @@ class BottleneckPass:
             self._cluster_inputs(seed)
         held = list(self._rows(drawn))
         features = _of_all_ranks([row[0] for row in held], loss.centroids)
-        loss.set_centroids(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
-                                        loss.centroids if loss.ready else None))
+        loss.centroids.copy_(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
+                                          loss.centroids if loss.ready else None))
         broadcast(loss.centroids)
         # memory: k-means was the last that needed them together
         del features

@@ -121,19 +121,14 @@ class InformationBottleneckLoss(nn.Module):
             log_q (Tensor): (C, A).
             step (int): Epoch (from 0) before which they were computed. Defaults to -1.
         """
-        self.set_centroids(centroids)
-        self.log_q.copy_(log_q)
-        self.refresh_step.fill_(step)
-        self.refreshed.fill_(1)
-        self.ready = True
-
-    @torch.no_grad()
-    def set_centroids(self, centroids: Tensor) -> None:
-        """Stores the centroids (A, d) alone, to compute Q with them."""
         if centroids.shape != self.centroids.shape:
             raise ValueError(f'expected centroids of shape {tuple(self.centroids.shape)}, found '
                              f'`{tuple(centroids.shape)}` in InformationBottleneckLoss')
         self.centroids.copy_(centroids)
+        self.log_q.copy_(log_q)
+        self.refresh_step.fill_(step)
+        self.refreshed.fill_(1)
+        self.ready = True
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
