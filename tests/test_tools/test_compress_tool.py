@@ -578,12 +578,3 @@ def test_several_targets_share_one_calibration(compress, calibrated, tmp_path, c
     assert 'expected a target within the reachable' in capsys.readouterr().err
     refused = tmp_path / 'refused'
     assert not refused.exists() or not list(refused.iterdir())
-
-
-def test_orders_are_refused(tmp_path):
-    """Files of many budgets, and configs that name them."""
-    path = tmp_path / 'order.json'
-    path.write_text(json.dumps(dict(format_version=1, orders={}, blocks={})))
-    for given in (path, dict(order='order.json', target_macs='50%')):
-        with pytest.raises(ValueError, match='is no longer read: compress the dense checkpoint'):
-            Structure.load(given)
