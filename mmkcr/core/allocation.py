@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .cost import check_range
+
 
 class Curve(NamedTuple):
     """Loss and cost of a site at each of its possible sizes.
@@ -24,10 +26,9 @@ def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> dic
     """Sizes with the least sum of losses whose costs sum to at most a budget.
 
     This is a multiple-choice knapsack, solved by dynamic programming over the cost above that of
-    the smallest network. Costs are rounded up to a grid, so the budget always holds. If the
-    greatest common divisor of all cost steps gives at most ``bins`` grid points up to the budget,
-    it is the grid, and the answer is exact. Otherwise the grid has ``bins`` points, and the answer
-    is that of a budget that is smaller by at most one grid point per site.
+    the smallest network. Costs are rounded up to a grid, so the budget always holds. The grid is
+    the greatest common divisor of all cost steps, and the answer exact, if that gives at most
+    ``bins`` points; else the budget counts as smaller by at most one grid point per site.
 
     Args:
         curves (Mapping[str, Curve]): By site.
@@ -38,14 +39,11 @@ def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> dic
         dict[str, int]: Size by site.
 
     Raises:
-        ValueError: The budget is below the cost of the smallest sizes; the message gives the
-            reachable range.
+        ValueError: The budget is below the cost of the smallest sizes.
     """
     lowest = sum(curve.costs[0] for curve in curves.values())
     highest = sum(curve.costs[-1] for curve in curves.values())
-    if budget < lowest:
-        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
-                         f'{highest / 1e9:.6g}G MACs, found {budget / 1e9:.6g}G')
+    check_range(None, min(budget, highest), lowest, highest)
     room = min(budget, highest) - lowest
     steps = [int(cost - curve.costs[0]) for curve in curves.values() for cost in curve.costs]
     grid = max(int(np.gcd.reduce(steps)) or 1, -(-room // bins))

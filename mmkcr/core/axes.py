@@ -23,28 +23,25 @@ _QUADRATIC = ('exp_avg_sq', 'max_exp_avg_sq', 'sum', 'square_avg')
 class Axis(NamedTuple):
     """One axis of one parameter or buffer along which a site's units lie.
 
-    The axis consists of ``repeats`` blocks (3 for fused queries, keys and values). Each
-    block holds all units, and each unit has ``inner`` consecutive entries (4 for unfolded
-    2 x 2 neighbours).
+    The axis consists of ``repeats`` blocks (3 for fused queries, keys and values). Each block
+    holds all units, and each unit has ``inner`` consecutive entries (4 for unfolded 2 x 2
+    neighbours).
 
     Args:
         module (nn.Module): Owner of the parameter.
         name (str): Attribute name. An absent or ``None`` attribute is left alone.
         dim (int): The axis. Defaults to 0.
-        folds (bool): Whether a scale of the units can be multiplied into this
-            parameter, so that the unit's value is scaled. Defaults to False.
+        folds (bool): Whether a scale of the units can be multiplied into this parameter. Defaults
+            to False.
         repeats (int): Number of blocks. Defaults to 1.
         inner (int): Entries per unit. Defaults to 1.
-        per (int): Number of units that share an entry, such as the channels of a
-            head that share one position bias. Unit u then lies at entry u // per.
-            Defaults to 1.
-        before (tuple[int | nn.Module, ...], optional): For an axis that reads the
-            concatenated outputs of several layers: what stands in front of the units,
-            as numbers of entries or as the layers that write them. Such an axis must be
-            listed before the axes of these writers. Defaults to None: the whole axis
-            belongs to the units.
-        writer (nn.Module, optional): The layer that writes the units. Needed with
-            ``before``.
+        per (int): Number of units that share an entry, such as the channels of a head that share
+            one position bias: unit u lies at entry u // per. Defaults to 1.
+        before (tuple[int | nn.Module, ...], optional): For an axis that reads the concatenated
+            outputs of several layers: what stands in front of the units, as numbers of entries or
+            as the layers that write them. Such an axis must be listed before the axes of these
+            writers. Defaults to None: the whole axis belongs to the units.
+        writer (nn.Module, optional): The layer that writes the units. Needed with ``before``.
     """
 
     module: nn.Module
@@ -88,8 +85,7 @@ class Axis(NamedTuple):
         return torch.cat([sides[0], self.entries(units), sides[1]])
 
 
-def slice_axes(axes: Iterable[Axis], units: Tensor,
-                  optimizer: Optimizer | None = None) -> None:
+def slice_axes(axes: Iterable[Axis], units: Tensor, optimizer: Optimizer | None = None) -> None:
     """Keep some of a site's present units in all its parameters.
 
     Args:
@@ -105,12 +101,10 @@ def slice_axes(axes: Iterable[Axis], units: Tensor,
             sync_sizes(axis.module)
 
 
-def scale_axes(axes: Iterable[Axis], scale: Tensor,
-                  optimizer: Optimizer | None = None) -> None:
+def scale_axes(axes: Iterable[Axis], scale: Tensor, optimizer: Optimizer | None = None) -> None:
     """Multiply a scale of the units into the parameters that take it.
 
-    If a parameter is multiplied by s, its gradient is divided by s. The optimizer's
-    moments follow: first moments are divided by s, second moments by s^2.
+    Gradients and first moments are divided by the scale, second moments by its square.
 
     Args:
         axes (Iterable[Axis]): Axes of the site. Those that do not fold are left alone.

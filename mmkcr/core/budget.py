@@ -8,25 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cost import CostModel, Target, check_range, cost_kind, useful_options
+from .cost import CostModel, check_range, cost_kind, useful_options
 
-
-def parse_target(target: Target, dense: int) -> int:
-    """Read a MACs target.
-
-    Args:
-        target (str | int | float): MACs (``12600000000``, ``'12.6G'``,
-            ``'450M'``), or a share of the dense model (``0.8``, ``'80%'``). A
-            number of at most 1 is a share.
-        dense (int): MACs of the dense model.
-
-    Returns:
-        int: The target in MACs.
-
-    Raises:
-        ValueError: The target is anything else.
-    """
-    return CostModel.read_target(target, dense)
+#: Reads a target of MACs relative to a dense network, see :meth:`CostModel.read_target`.
+parse_target = CostModel.read_target
 
 
 class _Group(NamedTuple):
@@ -50,20 +35,6 @@ def allowed_sizes(total: int, min_size: int, divisor: int) -> list[int]:
     return sorted({*range(first, total + 1, divisor), total})
 
 
-def _groups(site: str, ordered: Tensor, sizes: list[int]) -> list[_Group]:
-    """Steps between allowed sizes, keyed by the mean score of the units that each adds."""
-    means = [float(ordered[low:high].mean()) for low, high in zip(sizes, sizes[1:])]
-    # scores descend, and so do exact means; where scores are equal, a rounded one may not
-    return [_Group(key, site, rank, size)
-            for rank, (key, size) in enumerate(zip(accumulate(means, min), sizes[1:]))]
-
-
-def nearest_size(count: int, total: int, min_size: int, divisor: int) -> int:
-    """The allowed size of a site nearest to ``count``; of two equally near ones, the larger."""
-    return min(allowed_sizes(total, min_size, divisor), key=lambda size: (abs(size - count),
-                                                                          -size))
-
-
 def solve_budget(scores: Mapping[str, Tensor],
                  macs: Callable[[Mapping[str, int]], int],
                  target: int | None,
@@ -72,14 +43,12 @@ def solve_budget(scores: Mapping[str, Tensor],
                  groups: Mapping[str, int] | None = None) -> dict[str, Tensor]:
     """Choose the units of every site under one global threshold.
 
-    The units of a site enter in descending order of score, in groups of ``divisor``. The
-    groups of all sites are ranked by their mean score. Bisection finds the longest prefix
-    of this order that costs at most ``target``. Then single groups of later rank fill the
-    room that is left. So no site can grow by one more group without exceeding the target.
+    The units of a site enter in descending order of score, in groups of ``divisor``. The groups of
+    all sites are ranked by their mean score. The longest prefix of this order that costs at most
+    ``target`` enters; then single groups of later rank fill the room that is left.
 
     Args:
-        scores (Mapping[str, Tensor]): Score of every unit by site, shape (total,)
-            each. Units of higher score are kept first.
+        scores (Mapping[str, Tensor]): Score of every unit by site, shape (total,) each.
         macs (Callable): MACs of the subnet from the sizes of its sites, such as
             :class:`~mmkcr.core.macs.MacsModel`. Where it falls as a size grows, such as time, the
             smaller size is not offered.
@@ -96,8 +65,7 @@ def solve_budget(scores: Mapping[str, Tensor],
 
     Raises:
         ValueError: ``divisor`` below 1, or a target below the cost of the
-            smallest subnet or above that of the dense one; the message gives
-            the reachable range.
+            smallest subnet or above that of the dense one.
     """
     if divisor < 1:  # of a negative one the least common multiple is positive
         raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
@@ -107,16 +75,23 @@ def solve_budget(scores: Mapping[str, Tensor],
     scores = {site: score.detach().double().cpu() for site, score in scores.items()}
     order = {site: torch.sort(score, descending=True, stable=True)
              for site, score in scores.items()}
+    allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), steps[site])
+               for site, score in scores.items()}
     if target is None:  # no budget: the units of positive score
-        sizes = {site: nearest_size(int((score > 0).sum()), len(score), min_sizes.get(site, 1),
-                                    steps[site]) for site, score in scores.items()}
+        counts = {site: int((score > 0).sum()) for site, score in scores.items()}
+        # of two equally near sizes, the larger
+        sizes = {site: min(found, key=lambda size, site=site: (abs(size - counts[site]), -size))
+                 for site, found in allowed.items()}
     else:
-        allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), steps[site])
-                   for site, score in scores.items()}
         if not cost_kind(macs).rises:  # a size that costs no less than a larger one is useless
             allowed = useful_options(macs, allowed)
-        entering = [group for site, sizes in allowed.items()
-                    for group in _groups(site, order[site].values, sizes)]
+        entering = []  # steps between allowed sizes
+        for site, sizes in allowed.items():
+            means = [float(order[site].values[low:high].mean())
+                     for low, high in zip(sizes, sizes[1:])]
+            # scores descend, and so do exact means; where scores are equal, a rounded one may not
+            entering += [_Group(key, site, rank, size) for rank, (key, size) in enumerate(
+                zip(accumulate(means, min), sizes[1:]))]
         # keys do not rise within a site, and ties go by rank: a site's groups stay in their order
         sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()},
                                 sorted(entering, key=lambda g: (-g.key, g.rank)), macs, target)

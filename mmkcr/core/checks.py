@@ -27,10 +27,7 @@ def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that does not exist.
-
-    Args:
-        name (str): Such as ``'cpu'`` or ``'cuda:1'``.
+    """Refuse a device such as ``'cuda:1'`` that does not exist.
 
     Raises:
         ValueError: It is not the name of a device, or this machine does not have it.

@@ -10,7 +10,6 @@ from torch import Tensor
 from .sites import Cost
 
 Target = str | int | float
-_MULTIPLES = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 
 
 class CostModel:
@@ -24,6 +23,8 @@ class CostModel:
     #: Noun in messages about targets, and the unit that follows a number.
     noun: ClassVar[str] = 'MACs'
     suffix: ClassVar[str] = ''
+    #: Units of targets, in capitals, without the suffix.
+    units: ClassVar[Mapping[str, int]] = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
     #: Multiple that messages and logs use: its prefix letter and its value.
     multiple: ClassVar[str] = 'G'
     scale: ClassVar[int] = 10**9
@@ -33,13 +34,10 @@ class CostModel:
     dense: int
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
-        """Cost of the network.
+        """Cost of the network: an integer for integers, a differentiable scalar for tensors.
 
         Args:
             sizes (Mapping[str, int | Tensor]): Kept units of every site.
-
-        Returns:
-            int | Tensor: An integer for integers, a differentiable scalar for tensors.
         """
         raise NotImplementedError
 
@@ -65,27 +63,27 @@ class CostModel:
 
         Args:
             target (str | int | float): Such as ``12600000000``, ``'12.6G'``, ``'450M'`` (bytes:
-                ``'40MB'``), or a share of the dense network's cost (``0.8``, ``'80%'``). A number
-                of at most 1 is a share.
+                ``'40MB'``; time: ``'12ms'``, ``'900us'``), or a share of the dense network's cost
+                (``0.8``, ``'80%'``). A number of at most 1 is a share.
             dense (int): Cost of the dense network.
 
         Raises:
-            ValueError: The target is anything else, or a number from 1 to 100 without a unit.
+            ValueError: The target is anything else, or a number from 1 to 100, or a time, without
+                a unit.
         """
-        # a number, then '%' or a multiple, with the suffix of the cost or without
-        match = re.fullmatch(rf'\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[KMGT]?(?:{cls.suffix})?)\s*',
-                             str(target), re.IGNORECASE)
+        match = re.fullmatch(r'\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)\s*', str(target))
         value, unit = (float(match[1]), match[2].upper()) if match else (0., '')
-        if value <= 0:
+        unit = unit.removesuffix(cls.suffix)  # such as `40MB`
+        if value <= 0 or unit not in {'', '%', *cls.units}:
             raise ValueError(f'expected a target of {cls.noun} such as '
                              f'`12.6{cls.multiple}{cls.suffix}`, `80%` or `0.8`, found {target!r}')
-        if unit == '' and 1 < value <= 100:
+        if unit == '%' or not match[2] and value <= 1:
+            return int(dense * (value / 100 if unit == '%' else value))
+        if not match[2] and (value <= 100 or '' not in cls.units):
             raise ValueError(f'expected a target of {cls.noun} with a unit, found {target!r}: a '
                              f'share of the dense network is at most 1, as `0.6` or `60%`, and a '
                              f'number is such as `{value:g}{cls.multiple}{cls.suffix}`')
-        if unit == '%' or (unit == '' and value <= 1):
-            return int(dense * (value / 100 if unit == '%' else value))
-        return int(value * _MULTIPLES[unit.removesuffix(cls.suffix)])
+        return int(value * cls.units[unit])
 
     def parse_target(self, target: Target) -> int:
         """Read a target relative to this model's dense network, see :meth:`read_target`."""
@@ -103,15 +101,10 @@ class CostModel:
         return f'{cls.text(lowest)} to {cls.text(highest)}{noun}'
 
     def check_target(self, target: int, least: Mapping[str, int]) -> None:
-        """Refuse a target that no sizes reach.
-
-        Args:
-            target (int): Largest cost.
-            least (Mapping[str, int]): Smallest sizes by site.
+        """Refuse a target out of the range from these sizes to the dense network.
 
         Raises:
-            ValueError: The target is below the cost of the smallest sizes or above that of the
-                dense network.
+            ValueError: As of :func:`check_range`.
         """
         check_range(self, target, self(least), self.dense)
 

@@ -36,15 +36,7 @@ def check_finite(values: Mapping[str, Tensor], what: str) -> None:
 
 
 def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
-    """Refuse gates whose parameters are not finite.
-
-    Args:
-        gates (Mapping[str, nn.Module]): By site.
-        where (str): Appended to the word "gates" in the message. Defaults to ''.
-
-    Raises:
-        NonFiniteError: A parameter is not finite; the message names the first one.
-    """
+    """:func:`check_finite` of the parameters of gates by site; ``where`` follows in the message."""
     check_finite({f'{site}.gate.{name}': parameter for site, gate in gates.items()
                   for name, parameter in gate.named_parameters()}, f'gates{where}')
 
@@ -57,12 +49,10 @@ def check_finite_state(state: Mapping[str, Tensor], path: str,
         state (Mapping[str, Tensor]): Weights and buffers.
         path (str): Where they come from, for the message.
         own (Mapping[str, Tensor], optional): State of the freshly built model. Entries that it
-            lacks, or that are not finite there, are not checked. Defaults to None: all entries
-            are checked.
+            lacks, or that are not finite there, are not checked. Defaults to None: all are.
 
     Raises:
-        NonFiniteError: Some weights are not finite; the message names the first entry and the
-            number of such values.
+        NonFiniteError: Some weights are not finite; the message names the first entry.
     """
     for name, value in state.items():
         given = value if own is None else own.get(name)

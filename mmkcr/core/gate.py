@@ -30,9 +30,8 @@ def logistic_noise(shape: Sequence[int], generator: torch.Generator | None) -> T
 class BaseGate(NoisyGate):
     """A relaxed choice of some of ``total`` units of one dimension (a *site*).
 
-    A gate knows neither MACs nor the layer that it masks. In training mode
-    its forward gives a soft mask that depends on the noise drawn last by
-    :meth:`resample`. In eval mode it gives the hard mask of :meth:`selection`.
+    In training mode its forward gives a soft mask that depends on the noise drawn last by
+    :meth:`resample`, in eval mode the hard mask of :meth:`selection`.
 
     Args:
         total (int): Number of units.
@@ -61,11 +60,7 @@ class BaseGate(NoisyGate):
         self._leader: tuple['BaseGate', ...] = ()  # a tuple, so that it is not a sub-module
 
     def mask_like(self, leader: 'BaseGate') -> None:
-        """From now on return the mask of another gate, such as that of the copied network.
-
-        Args:
-            leader (BaseGate): A gate of as many units.
-        """
+        """From now on return the mask of another gate of as many units."""
         self._leader = (leader, )
 
     @property
@@ -80,14 +75,10 @@ class BaseGate(NoisyGate):
         """Called before each forward of the backbone: drop what was computed for the last one."""
 
     def resample(self, generator: torch.Generator | None = None) -> None:
-        """Draw the noise of one training step.
-
-        The noise is drawn once per step and kept, so that a block recomputed by
-        gradient checkpointing sees the same mask. It is drawn on the CPU, so that
-        every device and rank with the same generator state gets the same numbers.
+        """Draw the noise of one training step, which a recomputed block sees again.
 
         Args:
-            generator (torch.Generator, optional): A CPU generator.
+            generator (torch.Generator, optional): See :meth:`NoisyGate.resample`.
         """
         if not self._leader:  # a follower must not advance the generator
             self.noise = self._draw(generator).to(self.scores().device)
@@ -101,10 +92,7 @@ class BaseGate(NoisyGate):
         """Preference for each unit, shape (total,); units of higher score are kept first."""
 
     def start(self, logits: Tensor) -> None:
-        """Initialise the gate for a search from logits of its units.
-
-        Args:
-            logits (Tensor): Logit of keeping each unit, shape (total,).
+        """Initialise the gate for a search from logits of keeping its units, shape (total,).
 
         Raises:
             ValueError: The gate does not support this.
@@ -137,18 +125,13 @@ class BaseGate(NoisyGate):
         return torch.tensor(len(self.selection()), device=self.scores().device)
 
     def options(self) -> list[tuple[int, float]] | None:
-        """Possible sizes with their logits, of a gate that chooses among a few sizes.
-
-        Returns:
-            list[tuple[int, float]] | None: None if every size is possible.
-        """
+        """Possible sizes with their logits; None if every size is possible."""
         return None
 
     def support(self) -> Tensor | None:
         """Weights of the present units in statistics over them (norms), shape (present,).
 
-        Returns:
-            Tensor | None: 0 for units that cannot be kept; None if all units count alike.
+        They are 0 for units that cannot be kept; None if all units count alike.
         """
         return None if self.held_open else self()
 

@@ -1,18 +1,17 @@
 """Files that are either complete or absent, and folders that one run writes to."""
 
-import fcntl
-import json
 import os
 import shutil
 import socket
-import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 LOCK = '.lock'
 _PART, _DAY = '.part-', 24 * 3600.
@@ -34,12 +33,11 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=_part_of(path), suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _temporary(path)
+    temporary.touch(exist_ok=False)
     try:
         yield temporary
-        _finish(temporary)
+        _write_out(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -63,30 +61,24 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         raise ValueError(f'expected a new or an empty folder at `{path}`, found one with content: '
                          'give another, or remove it')
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=_part_of(path), dir=path.parent))
+    temporary = _temporary(path)
+    temporary.mkdir()
     try:
         yield temporary
         for file in temporary.iterdir():
-            _finish(file)
-        temporary.chmod(0o777 & ~_umask())  # `mkdtemp` gives 0700
+            _write_out(file)
         os.replace(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _part_of(path: Path) -> str:
-    return f'{_PART}{socket.gethostname()}-{os.getpid()}-{path.stem}.'
+def _temporary(path: Path) -> Path:
+    owner = f'{socket.gethostname()}-{os.getpid()}'  # read by `remove_stale`
+    return path.with_name(f'{_PART}{owner}-{uuid.uuid4().hex}-{path.name}')
 
 
-def _umask() -> int:
-    umask = os.umask(0)  # it can only be read by setting it
-    os.umask(umask)
-    return umask
-
-
-def _finish(file: Path) -> None:
-    """Give a temporary file ordinary rights, and write it out: a crash must not lose it."""
-    file.chmod(0o666 & ~_umask())  # `mkstemp` gives 0600
+def _write_out(file: Path) -> None:
+    """Have a file on the disk: a crash must not lose it."""
     with open(file, 'rb+') as opened:
         os.fsync(opened.fileno())
 
@@ -102,42 +94,33 @@ def write_tensors(content: Any, path: str | Path) -> None:
         torch.save(content, file)
 
 
-def remove_stale(folder: str | Path) -> list[Path]:
+def remove_stale(folder: str | Path) -> None:
     """Remove what :func:`atomic_write` and :func:`atomic_folder` left whose process was killed.
 
     Files of living processes stay. Files of other machines stay for a day.
 
     Args:
         folder (str | Path): Where to look, without sub-folders.
-
-    Returns:
-        list[Path]: The removed files and folders.
     """
-    host, removed = socket.gethostname(), []
+    own = f'{_PART}{socket.gethostname()}-'  # `.part-HOST-PID-…`
     for path in Path(folder).glob(f'{_PART}*'):
-        # `.part-HOST-PID-…`; only processes of this machine can be looked up
-        own = path.name.startswith(f'{_PART}{host}-')
-        writer = path.name.removeprefix(f'{_PART}{host}-').split('-')[0]
-        if own and writer.isdigit():
+        # only processes of this machine can be looked up
+        writer = path.name.removeprefix(own).split('-')[0]
+        if path.name.startswith(own) and writer.isdigit():
             stale = not _alive(int(writer))
         else:
             stale = time.time() - path.stat().st_mtime > _DAY
-        if stale:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
+        if stale and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif stale:
+            path.unlink(missing_ok=True)
 
 
 def _alive(process: int) -> bool:
     try:
         os.kill(process, 0)  # signal 0 only checks
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it lives, under another user
-        pass
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it lives, under another user
     return True
 
 
@@ -152,69 +135,23 @@ def locked(folder: str | Path) -> Iterator[None]:
         folder (str | Path): Created if it does not exist, and removed if it is empty at the end.
 
     Raises:
-        ValueError: Another run holds the lock; the message names its process and machine.
+        ValueError: Another run holds the lock.
     """
     folder = Path(folder)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    file = _acquire(folder / LOCK)
-    # a worker that outlives its killed parent must not hold what the parent held
-    os.register_at_fork(after_in_child=file.close)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f'expected `{folder}` for this run alone, found that another run writes '
+                         'to it: wait, or give another `--work-dir`') from None
     try:
         remove_stale(folder)
         yield
     finally:
-        (folder / LOCK).unlink(missing_ok=True)  # while still locked, see the check in `_acquire`
-        file.close()
+        (folder / LOCK).unlink(missing_ok=True)  # while still locked
+        lock.release()
         for path in missing:  # from the innermost
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
-
-
-def _acquire(path: Path) -> IO:
-    while True:
-        # not truncated: the file may hold the owner's record
-        file = open(path, 'r+', encoding='utf8', opener=_own)  # noqa: SIM115  (held until the end)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = _owner(file.read())
-            file.close()
-            raise ValueError(f'expected `{path.parent}` for this run alone, found that {owner} '
-                             'writes to it: wait, or give another `--work-dir`') from None
-        except OSError:  # a file system without locks
-            pass
-        # its owner removed the file between our `open` and our lock: this lock guards nothing
-        if _inode(path) != os.fstat(file.fileno()).st_ino:
-            file.close()
-            continue
-        file.truncate(0)
-        json.dump(dict(pid=os.getpid(), host=socket.gethostname()), file)
-        file.flush()
-        return file
-
-
-def _own(path: str, _: int) -> int:
-    """Open or create a lock file; one that is a link would lock, and overwrite, another file."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        if not os.path.islink(path):
-            raise
-        raise ValueError(f'expected a lock file at `{path}`, found a link: remove it') from error
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
-
-
-def _owner(text: str) -> str:
-    try:
-        owner = json.loads(text)
-        return f'process {owner["pid"]} of `{owner["host"]}`'
-    except (ValueError, KeyError, TypeError):
-        return 'another run'

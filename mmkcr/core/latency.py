@@ -2,13 +2,11 @@
 
 import bisect
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .cost import CostModel
@@ -16,8 +14,6 @@ from .io import atomic_write
 from .machine import this_machine
 from .macs import MacsModel
 from .sites import Cost
-
-_UNITS = {'s': 10**9, 'ms': 10**6, 'us': 10**3, 'ns': 1}
 
 
 @dataclass
@@ -57,15 +53,13 @@ class LatencyTable:
                                     '`mmkcr latency-table` measures one')
         try:
             table = cls(**json.loads(Path(path).read_text()))
-            if table.format_version == 1:
-                table.curves()  # reads every entry but the sizes to measure
-                [len(entry['measured']) for entry in table.classes]
+            if table.format_version != 1:
+                raise ValueError(f'format {table.format_version}')
+            table.curves()  # reads every entry but the sizes to measure
+            [len(entry['measured']) for entry in table.classes]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f'expected a table of latencies in `{path}`, found one that cannot be '
                              f'read ({type(error).__name__}: {error})') from error
-        if table.format_version != 1:
-            raise ValueError(f'expected a table of format 1 in `{path}`, found '
-                             f'{table.format_version}')
         return table
 
     def save(self, path: str | Path) -> None:
@@ -106,16 +100,21 @@ def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
         raise ValueError(f'expected a table of this machine ({wanted}) in `{path}`, found one of '
                          f'{found}: measure another, or force it (`--force-table`, of a price '
                          '`force_table=True`)')
-    wrong = {key: table.settings.get(key) for key, value in (settings or {}).items()
-             if table.settings.get(key) != value}
-    if wrong:
-        wanted = {key: settings[key] for key in wrong}
-        raise ValueError(f'expected a table about {wanted} in `{path}`, found {wrong}')
+    wanted = {key: value for key, value in (settings or {}).items()
+              if table.settings.get(key) != value}
+    if wanted:
+        found = {key: table.settings.get(key) for key in wanted}
+        raise ValueError(f'expected a table about {wanted} in `{path}`, found {found}')
     if not table.dense or any(len(entry['changes']) < len(entry['measured'])
                               for entry in table.classes):
         raise ValueError(f'expected a finished table in `{path}`, found sizes that were not '
                          'measured: run the command that made it again')
     return table
+
+
+def milliseconds(nanoseconds: float) -> str:
+    """A time as text, such as ``'12.3 ms'``."""
+    return f'{nanoseconds / 1e6:.4g} ms'
 
 
 class LatencyModel(CostModel):
@@ -133,8 +132,10 @@ class LatencyModel(CostModel):
         ValueError: The table lacks a site, or has it with another number of units.
     """
 
-    name, noun, suffix, scale = 'latency', 'time', 'ms', 10**6
+    name, noun, suffix, multiple, scale = 'latency', 'time', 'ms', '', 10**6
+    units = {'S': 10**9, 'MS': 10**6, 'US': 10**3, 'NS': 1}
     rises = False  # a selection takes time too, and measurements are noisy
+    text = staticmethod(milliseconds)
 
     def __init__(self, macs: MacsModel, table: LatencyTable) -> None:
         self.macs, self.table, self.sites = macs, table, macs.sites
@@ -153,93 +154,41 @@ class LatencyModel(CostModel):
         self.dense = table.dense
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
-        """Nanoseconds of the network.
-
-        Args:
-            sizes (Mapping[str, int | Tensor]): Kept units of every site.
-
-        Returns:
-            int | Tensor: An integer for integers, a differentiable scalar for tensors.
-        """
-        # one site after the other: each saves in a shared product only what its predecessors left
-        total, others = self.table.dense, dict(self.full)
-        for name in self.sites:
-            change = interpolate(*self.curves[name][1:], sizes[name])
-            if name in self.shared:
-                change = change * self._shared_factor(name, others, sizes[name])
-            total, others[name] = total + change, sizes[name]
-        if isinstance(total, Tensor):
-            return total.clamp(min=1.)
-        return max(round(total), 1)
+        """Nanoseconds of the network, see :meth:`~mmkcr.core.CostModel.__call__`."""
+        total = self._total({name: interpolate(*self.curves[name][1:], sizes[name])
+                             for name in self.sites}, sizes)
+        return total.clamp(min=1.) if isinstance(total, Tensor) else max(round(total), 1)
 
     def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
         """Expected time, see :meth:`~mmkcr.core.CostModel.expected`.
 
-        The change is averaged over the sizes, because it is not linear in them: the time at the
-        expected size would be another. What others leave of the saving is linear in each of them.
-
-        Args:
-            names (Sequence[str]): The sites.
-            probabilities (Tensor): Shape (sites, K).
-            sizes (Tensor): Shape (sites, K).
+        The change is averaged over the sizes, because it is not linear in them. What others leave
+        of the saving is linear in each of them.
         """
-        rows, choices = dict(zip(names, probabilities)), dict(zip(names, sizes.tolist()))
-        expected = dict(zip(names, (probabilities * sizes).sum(1)))
-        total, others = probabilities.new_tensor(float(self.dense)), dict(self.full)
-        for name in self.sites:
-            changes = [interpolate(*self.curves[name][1:], size) for size in choices[name]]
-            change = (rows[name] * rows[name].new_tensor(changes)).sum()
-            if name in self.shared:  # the same at every size, so at that which saves all
-                change = change * self._shared_factor(name, others, 0)
-            total, others[name] = total + change, expected[name]
-        return total.clamp(min=1.)
+        changes = {}
+        for name, row, choices in zip(names, probabilities, sizes.tolist()):
+            times = [interpolate(*self.curves[name][1:], size) for size in choices]
+            changes[name] = (row * row.new_tensor(times)).sum()
+        return self._total(changes, dict(zip(names, (probabilities * sizes).sum(1)))).clamp(min=1.)
 
-    def _shared_factor(self, name: str, others: Mapping[str, Cost], size: Cost) -> Cost:
-        """MACs that a site saves beside the others' sizes, divided by those beside dense ones."""
-        alone, here = (self.macs.site_macs(name, sizes) - self.macs.site_macs(
-            name, {**sizes, name: size}) for sizes in (self.full, others))
-        if isinstance(alone, Tensor):  # the inner `where` keeps the gradient finite
-            return torch.where(alone == 0, 1., here / torch.where(alone == 0, 1., alone))
-        return here / alone if alone else 1.
+    def _total(self, changes: Mapping[str, Cost], sizes: Mapping[str, Cost]) -> Cost:
+        """Time with the changes of all sites, as far as sites with shared products leave them."""
+        # one site after the other: each saves in a shared product only what its predecessors left
+        total, others = self.dense, dict(self.full)
+        for name in self.sites:
+            change = changes[name]
+            if name in self.shared:
+                # a site's MACs beside the others' sizes, and beside dense ones
+                here, alone = (self.macs.site_macs(name, kept) - self.macs.site_macs(
+                    name, {**kept, name: 0}) for kept in (others, self.full))
+                change = change * (here / alone) if alone else change
+            total, others[name] = total + change, sizes[name]
+        return total
 
     def describe(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The entry in a structure file: nanoseconds, and the settings and machine they are for."""
         return dict(dense=self.dense, subnet=self(sizes), **self.table.settings,
                     **self.table.machine)
-
-    @classmethod
-    def read_target(cls, target: str | int | float, dense: int) -> int:
-        """Read a target.
-
-        Args:
-            target (str | int | float): ``'12ms'``, ``'900us'``, or a share of the dense network's
-                time (``0.8``, ``'80%'``).
-            dense (int): Nanoseconds of the dense network.
-
-        Returns:
-            int: Nanoseconds.
-
-        Raises:
-            ValueError: The target is anything else.
-        """
-        match = re.fullmatch(r'\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|ns|%?)\s*', str(target))
-        value, unit = (float(match[1]), match[2]) if match else (0., '')
-        if value <= 0 or unit == '' and value > 1:
-            raise ValueError('expected a target of time such as `12ms`, `80%` or `0.8`, found '
-                             f'{target!r}')
-        if unit in _UNITS:
-            return int(value * _UNITS[unit])
-        return int(dense * value / (100 if unit == '%' else 1))
-
-    @classmethod
-    def text(cls, value: float) -> str:
-        """A time as text, such as ``'12.3 ms'``."""
-        return milliseconds(value)
-
-
-def milliseconds(nanoseconds: float) -> str:
-    """A time as text, such as ``'12.3 ms'``."""
-    return f'{nanoseconds / 1e6:.4g} ms'
 
 
 def interpolate(sizes: Sequence[int], values: Sequence[float], size: Cost) -> Cost:

@@ -47,10 +47,9 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     """Count the MACs of a forward call, in eval mode and without gradients.
 
     The count depends on shapes alone. So matrix products and convolutions are not computed; their
-    outputs are zeros. Products of a matrix or vector with a vector, ``nn.Bilinear`` (one MAC for an
-    entry of its weight and a position, as of a linear layer) and recurrent layers count as well.
-    What is no matrix product counts nothing: elementwise and outer products, sums, distances,
-    sampling; nor does a product of sparse tensors or in an operator of another library.
+    outputs are zeros. Products with vectors, ``nn.Bilinear`` and recurrent layers count as well.
+    What is no matrix product counts nothing (elementwise and outer products, sums, sampling), nor
+    does a product of sparse tensors or in an operator of another library.
 
     Args:
         model (nn.Module): Its modules' attributes and buffers are restored afterwards.
@@ -250,18 +249,15 @@ class Term(NamedTuple):
 class MacsModel(CostModel):
     """MACs of the subnet as a closed form of the sizes of its sites.
 
-    One forward counts every module as it is. The MACs of a linear layer or a convolution are the
-    number of positions times the sides of its weight. So they are proportional to the size of
-    every site that lies along a side. The MACs of an attention product are proportional to the
-    channels of all heads. Hence the sites' axes determine the count:
+    One forward counts every module as it is. The MACs of a layer are proportional to the sides of
+    its weight, and those of an attention product to the channels of all heads. Hence the sites'
+    axes determine the count:
     ``macs = sum_i m_i prod_s (k_s / K_s)`` over modules i and the sites s along them, where k_s of
-    K_s units are kept. A kind whose cost is not such a product (operators in place of heads) gives
-    a closed form of its own.
+    K_s units are kept. A kind whose cost is not such a product gives a closed form of its own.
 
-    Called with integers, the object gives exactly the count of the built subnet. Called with
-    tensors, it gives a differentiable expectation, which is exact if choices are independent and no
-    site occurs twice in a product. The formula stays valid for a supernet that is sliced while it
-    trains.
+    Integers give exactly the count of the built subnet, tensors a differentiable expectation, which
+    is exact if choices are independent and no site occurs twice in a product. The formula stays
+    valid for a supernet that is sliced while it trains.
 
     Args:
         model (nn.Module): The supernet or dense host, or a task model around it.
@@ -296,7 +292,10 @@ class MacsModel(CostModel):
         if missed:
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
-        own = _below(report.own, model, root)
+        start = next(name for name, module in model.named_modules() if module is root)
+        start = f'{start}.' if start else ''
+        own = {name.removeprefix(start): macs for name, macs in report.own.items()
+               if name.startswith(start)}
         # a list, not a set: sums of floats depend on their order in the last bits, and the order of
         # a set of names differs between processes
         self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
@@ -382,20 +381,6 @@ class MacsModel(CostModel):
         return macs
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
-        """MACs of the whole model.
-
-        Args:
-            sizes (Mapping[str, int | Tensor]): Kept units of every site.
-
-        Returns:
-            int | Tensor: A count for integers, a differentiable scalar for tensors.
-        """
+        """MACs of the whole model, see :meth:`CostModel.__call__`."""
         return (self.fixed + sum(self._term(term, sizes) for term in self.terms)
                 + sum(self._form(name, sizes) for name in self._forms))
-
-
-def _below(own: Mapping[str, int], model: nn.Module, root: nn.Module) -> dict[str, int]:
-    """MACs of modules below ``root``, by path from it."""
-    start = next(name for name, module in model.named_modules() if module is root)
-    start = f'{start}.' if start else ''
-    return {name[len(start):]: macs for name, macs in own.items() if name.startswith(start)}

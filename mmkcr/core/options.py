@@ -17,22 +17,17 @@ def choose_options(options: Options,
     r"""Choose an option at every site so that ``low <= MACs <= high``.
 
     The sites' distributions :math:`p_k \propto e^{s_k}` are tilted to
-    :math:`p_k e^{-\lambda c_k}`, where c_k is the option's marginal cost. One
-    :math:`\lambda` for all sites puts the expected MACs into the middle of the
-    window. To first order this is the nearest distribution with that expectation.
-    Sites are then decided one after another, the costliest first, each for its
-    likeliest option. After each decision the rest is tilted anew, so that the
-    deviation of one decision is spread over all that follow. If no completion can
-    reach the window, the search backtracks. It is complete: it finds a choice if
-    there is one.
+    :math:`p_k e^{-\lambda c_k}`, where c_k is the option's marginal cost and one :math:`\lambda`
+    puts the expected MACs into the middle of the window. Sites are then decided one after another,
+    the costliest first, each for its likeliest option, and the rest is tilted anew. If no
+    completion can reach the window, the search backtracks. It finds a choice if there is one.
 
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
         scores (Mapping[str, Sequence[float]]): Logits of the options, by site.
-        macs (Callable): MACs or another cost from the sizes of all sites, which may be
-            fractional. It must not fall when a size grows, unless it says so
-            (:attr:`~mmkcr.core.CostModel.rises`); then the search is complete only where sites do
-            not meet in one product.
+        macs (Callable): Cost from the sizes of all sites, which may be fractional. If it may fall
+            when a size grows (:attr:`~mmkcr.core.CostModel.rises`), the search is complete only
+            where sites do not meet in one product.
         low (int): Fewest MACs.
         high (int): Most MACs.
 
@@ -42,15 +37,11 @@ def choose_options(options: Options,
     Raises:
         ValueError: No choice lies in the window; the message gives the reachable range.
     """
-    ordered = ascending(macs, options)
-    smallest, largest = (macs({site: sizes[end] for site, sizes in ordered.items()})
-                         for end in (0, -1))
-    # no search if the window is out of reach: the error gives the range in both cases
-    if smallest <= high and largest >= low:
-        search = _Search(options, scores, macs, low, high)
-        found = search.run({}, search.order)
-        if found is not None:
-            return found
+    search = _Search(options, scores, macs, low, high)
+    found = search.run({}, search.order)
+    if found is not None:
+        return found
+    smallest, largest = search.ends({}, search.order)
     words = cost_kind(macs)
     raise ValueError(f'expected a target within the reachable '
                      f'{words.range_text(smallest, largest)}, with sizes that meet it, found '
@@ -61,11 +52,8 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
              high: int) -> bool:
     """Whether some choice of options has ``low <= MACs <= high``: fast, with no false positives.
 
-    The network grows from the smallest to the largest, one option of one site at a time. So its
-    MACs rise, and bisection finds the last network within ``high``. If the next step would jump
-    over the window, steps of other sites fill the room that is left. Three orders of growth are
-    tried: site by site with the costliest steps first, site by site with the costliest steps last,
-    and all sites in turn.
+    The network grows from the smallest, one option of one site at a time, as far as it stays
+    within ``high``: site by site, the costliest first, and with all sites in turn.
 
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
@@ -79,40 +67,20 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
     """
     sizes = ascending(macs, options)
     smallest = {site: found[0] for site, found in sizes.items()}
-    lowest, highest = macs(smallest), macs({site: found[-1] for site, found in sizes.items()})
-    if lowest > high or highest < low:
-        return False
-    cost = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
-    # (rank of the option, MACs with only its site full over the number of its options, site, size)
-    steps = [(rank, cost[site] / len(found), site, size) for site, found in sizes.items()
-             for rank, size in enumerate(found[1:])]
-    orders = (sorted(steps, key=lambda step: (-step[1], step[2], step[0])),
-              sorted(steps, key=lambda step: (step[1], step[2], step[0])),
-              sorted(steps, key=lambda step: (step[0], step[1])))
-    return any(_grown(smallest, [(site, size) for *_, site, size in order], macs, high) >= low
-               for order in orders)
-
-
-def _grown(smallest: Mapping[str, int], steps: Sequence[tuple[str, int]],
-           macs: Callable[[Mapping[str, int]], int], high: int) -> int:
-    """MACs of a network grown by ``steps`` as far as ``high`` allows."""
-    first, last = 0, len(steps)
-    while first < last:  # the first `first` steps fit within `high`
-        middle = (first + last + 1) // 2
-        if macs({**smallest, **dict(steps[:middle])}) <= high:
-            first = middle
-        else:
-            last = middle - 1
-    grown, full = {**smallest, **dict(steps[:first])}, set()
-    found = macs(grown)
-    for site, size in steps[first:]:  # a site whose step does not fit grows no more
-        larger = {**grown, site: size}
-        cost = high + 1 if site in full else macs(larger)
-        if cost > high:
-            full.add(site)
-        else:
-            grown, found = larger, cost
-    return found
+    costs = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
+    costliest = sorted(sizes, key=costs.__getitem__, reverse=True)
+    steps = [(site, rank) for site in costliest for rank in range(1, len(sizes[site]))]
+    for order in (steps, sorted(steps, key=lambda step: step[1])):
+        grown, full = dict(smallest), set()
+        for site, rank in order:
+            larger = {**grown, site: sizes[site][rank]}
+            if site in full or macs(larger) > high:  # larger ones cost more
+                full.add(site)
+            else:
+                grown = larger
+        if low <= macs(grown) <= high:
+            return True
+    return False
 
 
 class _Search:
@@ -123,25 +91,20 @@ class _Search:
         self.macs, self.low, self.high = macs, low, high
         self.sizes = {site: np.asarray(sizes, float) for site, sizes in options.items()}
         self.integers = {site: [int(size) for size in sizes] for site, sizes in options.items()}
-        # (cheapest, costliest) size of every site
-        self.ends = {site: (found[0], found[-1])
-                     for site, found in ascending(macs, options).items()}
+        self.ordered = ascending(macs, options)
         self.logits = {site: np.asarray(scores[site], float) for site in options}
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)
         # what each option costs beside mean sizes, as a share of the cost there
-        if cost_kind(macs).rises:  # by the marginal cost of a unit
-            self.costs = {site: (macs({**means, site: mean + 1}) - base) / base * self.sizes[site]
-                          for site, mean in means.items()}
-        else:  # time has plateaus: a slope somewhere says nothing of the options
-            self.costs = {site: np.asarray([macs({**means, site: size}) / base - 1
-                                            for size in self.integers[site]]) for site in options}
+        self.costs = {site: np.asarray([macs({**means, site: size}) / base - 1 for size in sizes])
+                      for site, sizes in self.integers.items()}
         self.means, self.base = means, base
         self.order = sorted(options, key=lambda site: -np.ptp(self.costs[site]))
 
     def run(self, chosen: dict[str, int], rest: list[str]) -> dict[str, int] | None:
         """A choice in the window that completes a partial one, or None if there is none."""
-        if not self._reachable(chosen, rest):
+        least, most = self.ends(self._fixed(chosen), rest)  # they bound all other completions
+        if least > self.high or most < self.low:
             return None
         if not rest:
             return chosen
@@ -155,13 +118,10 @@ class _Search:
     def _fixed(self, chosen: Mapping[str, int]) -> dict[str, int]:
         return {site: self.integers[site][index] for site, index in chosen.items()}
 
-    def _reachable(self, chosen: Mapping[str, int], rest: Sequence[str]) -> bool:
-        # the two extreme completions bound all others
-        fixed = self._fixed(chosen)
-        smallest = self.macs({**fixed, **{site: self.ends[site][0] for site in rest}})
-        if smallest > self.high:
-            return False
-        return self.macs({**fixed, **{site: self.ends[site][1] for site in rest}}) >= self.low
+    def ends(self, fixed: Mapping[str, int], rest: Sequence[str]) -> tuple[int, int]:
+        """Cost of the cheapest and of the costliest completion."""
+        return tuple(self.macs({**fixed, **{site: self.ordered[site][end] for site in rest}})
+                     for end in (0, -1))
 
     def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> dict[str, np.ndarray]:
         """Probabilities of the open sites that put the expected cost into the window's middle."""

@@ -20,8 +20,7 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
     """Units that every gate keeps.
 
     Args:
-        gates (Mapping[str, BaseGate]): By site. They may be free (any size), have options, or be
-            of both sorts.
+        gates (Mapping[str, BaseGate]): By site: free (any size), with options, or of both sorts.
         macs (CostModel): Cost of the sizes of the gates' sites.
         target (int, optional): Largest cost. Defaults to None: what the hard gates keep.
         divisor (int): Sizes of free gates are multiples of it. Defaults to 1.
@@ -73,9 +72,8 @@ def _select_both(free: Gates, given: Gates, macs: CostModel, target: int | None,
                  divisor: int) -> dict[str, Tensor]:
     """Options first: those that were learned, if the free sites can then meet the target.
 
-    Otherwise options are chosen as if the free sites had a middle size. If none meet the target
-    then, as near the ends of its range, they may leave any size to the free sites. In all cases
-    these fill what is left of the budget.
+    Otherwise options are chosen that leave the free sites a size with which they meet it. In both
+    cases these fill what is left of the budget.
     """
     kept = _select_options(given, macs, None)
     if target is not None:
@@ -85,16 +83,10 @@ def _select_both(free: Gates, given: Gates, macs: CostModel, target: int | None,
         smallest, largest = ({site: sizes[place] for site, sizes in offered.items()}
                              for place in (0, -1))
         sizes = {site: len(units) for site, units in kept.items()}
-        # out of reach of the free sites alone: other options are needed
-        if not macs({**sizes, **smallest}) <= target <= macs({**sizes, **largest}):
-            middle = {site: (smallest[site] + largest[site]) // 2 for site in free}
-            try:
-                kept = _select_options(given, macs.beside(middle), target)
-            except ValueError:
-                kept = _select_options(given, macs.beside(smallest), target,
-                                       macs({**sizes, **largest}) - macs({**sizes, **smallest}))
+        least, most = macs({**sizes, **smallest}), macs({**sizes, **largest})
+        if not least <= target <= most:
+            kept = _select_options(given, macs.beside(smallest), target, most - least)
     sizes = {site: len(units) for site, units in kept.items()}
     if target is not None:  # options may leave more than the free sites can take
         target = min(target, macs({**sizes, **largest}))
     return {**kept, **_select_free(free, macs.beside(sizes), target, divisor)}
-

@@ -34,19 +34,42 @@ class SiteHolder(nn.Module):
         return x
 
 
-class UnitMask:
-    """Multiplies inputs or outputs of a module by a gate's mask, as a forward hook.
+class MaskPoint(NamedTuple):
+    """Where a site's mask acts, as a forward hook.
 
     Args:
-        gate (BaseGate): Gives the mask of the present units.
+        module (nn.Module): Module whose input or output is masked.
+        side (str): ``'input'`` or ``'output'``: the first of several.
         dim (int): Dimension of the units in the tensor. Defaults to -1.
         repeats (int): Number of blocks along ``dim`` that each hold all units (3 for fused queries,
             keys and values). Defaults to 1.
         inner (int): Consecutive entries of one unit (the channels of a head). Defaults to 1.
     """
 
-    def __init__(self, gate: BaseGate, dim: int = -1, repeats: int = 1, inner: int = 1) -> None:
-        self.gate, self.dim, self.repeats, self.inner = gate, dim, repeats, inner
+    module: nn.Module
+    side: str
+    dim: int = -1
+    repeats: int = 1
+    inner: int = 1
+
+    def attach(self, gate: BaseGate) -> Any:
+        """Register the hook; returns its handle."""
+        mask = UnitMask(gate, self)
+        if self.side == 'input':
+            return self.module.register_forward_pre_hook(mask.before)
+        return self.module.register_forward_hook(mask.after)
+
+
+class UnitMask:
+    """Multiplies a tensor by a gate's mask of the present units; copies of a network copy it.
+
+    Args:
+        gate (BaseGate): Gives the mask.
+        point (MaskPoint): Layout of the units in the tensor.
+    """
+
+    def __init__(self, gate: BaseGate, point: MaskPoint) -> None:
+        self.gate, (_, _, self.dim, self.repeats, self.inner) = gate, point
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` times the mask."""
@@ -62,31 +85,6 @@ class UnitMask:
     def after(self, _: nn.Module, args: tuple, out: Any) -> Any:
         """Forward hook: masks the output, the first of a tuple."""
         return (self(out[0]), *out[1:]) if isinstance(out, tuple) else self(out)
-
-
-class MaskPoint(NamedTuple):
-    """Where a site's mask acts.
-
-    Args:
-        module (nn.Module): Module whose input or output is masked.
-        side (str): ``'input'`` or ``'output'``.
-        dim (int): See :class:`UnitMask`. Defaults to -1.
-        repeats (int): See :class:`UnitMask`. Defaults to 1.
-        inner (int): See :class:`UnitMask`. Defaults to 1.
-    """
-
-    module: nn.Module
-    side: str
-    dim: int = -1
-    repeats: int = 1
-    inner: int = 1
-
-    def attach(self, gate: BaseGate) -> Any:
-        """Register the hook; returns its handle."""
-        mask = UnitMask(gate, self.dim, self.repeats, self.inner)
-        if self.side == 'input':
-            return self.module.register_forward_pre_hook(mask.before)
-        return self.module.register_forward_hook(mask.after)
 
 
 class Unsupported(ValueError):

@@ -14,15 +14,12 @@ Index = Tensor | None
 
 
 def take_entries(tensor: Tensor, index: Mapping[int, Index]) -> Tensor:
-    """Keep the given entries of a tensor along some of its dimensions.
+    """Keep the given entries of a tensor along some of its dimensions, in new memory.
 
     Args:
         tensor (Tensor): Any tensor.
-        index (Mapping[int, Tensor | None]): Kept positions (int64) by
-            dimension; ``None`` keeps a dimension whole.
-
-    Returns:
-        Tensor: A new contiguous tensor that shares no memory with the input.
+        index (Mapping[int, Tensor | None]): Kept positions (int64) by dimension; ``None`` keeps a
+            dimension whole.
     """
     out = tensor.detach()
     for dim, keep in index.items():
@@ -41,11 +38,9 @@ def slice_parameter(module: nn.Module,
     Args:
         module (nn.Module): Owner of the parameter.
         name (str): Attribute name. An absent or ``None`` attribute is left alone.
-        index (Mapping[int, Tensor | None]): As in :func:`take`.
-        optimizer (Optimizer, optional): Its parameter groups then hold the new
-            parameter. Every state tensor of the old parameter's shape (Adam's
-            moments, momentum buffers) is sliced in the same way. So the kept
-            entries take the same next step as without slicing.
+        index (Mapping[int, Tensor | None]): As in :func:`take_entries`.
+        optimizer (Optimizer, optional): Its parameter groups then hold the new parameter, and every
+            state tensor of the old one's shape (moments, momentum buffers) is sliced likewise.
     """
     old = getattr(module, name, None)
     if old is None:

@@ -16,7 +16,7 @@ import torch
 from .io import atomic_write
 
 FORMAT_VERSION = 1
-#: Limit on what a file may demand. The largest networks known have 1.5 million units.
+#: Limit on the units of a site, as a file must not fill the memory.
 MOST_UNITS = 2**22
 #: Buffer of a subnet with a digest of its kept units: its weights are refused elsewhere.
 KEPT = 'kept_units'
@@ -71,25 +71,18 @@ def _is_shape(value: Any) -> bool:
         _is_count(side) and 0 < side <= MOST_UNITS for side in value)
 
 
-#: Counts of a structure: keys that it has, others that it may have, and what they hold.
-_COUNTS = dict(
-    macs=(dict(dense=_is_count, subnet=_is_count, input_shape=_is_shape),
-          dict(part=('model', 'backbone').__contains__, backbone=_is_count)),
-    params=(dict(dense=_is_count, subnet=_is_count), {}))
+#: Keys that these parts of a structure have, if they are there.
+_COUNTS = dict(macs=('dense', 'input_shape', 'subnet'), params=('dense', 'subnet'))
 
 
 def _check_counts(data: Mapping[str, Any], where: str) -> None:
     """Refuse ``macs`` and ``params`` that are incomplete or whose values are not counts."""
-    for part, (required, optional) in _COUNTS.items():
-        found, checks = data.get(part) or {}, {**required, **optional}
-        if found and not (set(required) <= set(found) <= set(checks)
-                          and all(checks[key](value) for key, value in found.items())
-                          # `backbone` is a part of `subnet`
-                          and found.get('backbone', 0) <= found['subnet']):
-            raise ValueError(
-                f'expected `{part}` of a structure with counts as {sorted(required)}'
-                f'{f" (and {sorted(optional)})" if optional else ""}, or none, found '
-                f'{str(dict(found)):.120} in {where}')
+    for part, keys in _COUNTS.items():
+        found = data.get(part)
+        if found and not all((_is_shape if key == 'input_shape' else _is_count)(found.get(key))
+                             for key in keys):
+            raise ValueError(f'expected `{part}` of a structure with counts as {list(keys)}, or '
+                             f'none, found {str(dict(found)):.120} in {where}')
 
 
 @dataclass
@@ -134,8 +127,10 @@ class SiteEntry:
                              f'`{name}`, found {str(total):.40}')
         # bounded by `total` before the list is made: a file must not fill the memory
         kept = list(range(found)) if _is_count(found) and found <= total else found
+        ascending = isinstance(kept, (list, tuple)) and all(map(_is_count, kept)) and all(
+            low < high for low, high in zip(kept, [*kept[1:], total]))
         # only with an operator may no unit be kept
-        if not _ascending(kept, total) or len(kept) + (operator is not None) == 0:
+        if not ascending or len(kept) + (operator is not None) == 0:
             raise ValueError(f'expected `kept` at site `{name}` to be ascending unit indices '
                              f'within [0, {total}), found {str(found):.80}')
         return cls(total, list(kept), operator)
@@ -143,13 +138,6 @@ class SiteEntry:
     def to_dict(self) -> dict[str, Any]:
         """The entry as plain JSON types; ``operator`` is left out if there is none."""
         return {key: value for key, value in vars(self).items() if value is not None}
-
-
-def _ascending(units: Any, total: int) -> bool:
-    """Whether these are ascending indices within [0, total)."""
-    return (isinstance(units, (list, tuple))
-            and all(_is_count(unit) and 0 <= unit < total for unit in units)
-            and all(a < b for a, b in zip(units, units[1:])))
 
 
 @dataclass
@@ -184,14 +172,12 @@ class Structure:
         """Read and check a structure.
 
         Args:
-            source (str | Path | dict | Structure): A JSON file, a file of
-                ``tools/publish.py`` (.pth), parsed content, or a structure, which is
-                returned as it is.
+            source (str | Path | dict | Structure): A JSON file, a file of ``tools/publish.py``
+                (.pth), parsed content, or a structure, which is returned as it is.
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: The file is not JSON, or its content is not a structure. If a
-                site is wrong, the message names it.
+            ValueError: The file is not JSON, or its content is not a structure.
         """
         if isinstance(source, cls):
             return source
@@ -208,14 +194,6 @@ class Structure:
         names = set(cls.__dataclass_fields__)
         required = {'format_version', 'backbone', 'sites'}
         found = set(data) if isinstance(data, Mapping) else set()
-        if found & {'order', 'orders'}:
-            raise ValueError(f'expected a structure of one network, found an order in {where}, '
-                             'which is no longer read: compress the dense checkpoint with the '
-                             'targets themselves (`mmkcr compress --target-macs 80% 60%`)')
-        if 'masks' in found:
-            raise ValueError('expected a structure with whole masks on queries and keys, found '
-                             f'folded ones in {where}, which are no longer read: take the '
-                             'structure and weights from before the fold')
         if not required <= found <= names:
             raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
                              f'{sorted(names - required)}), found {sorted(found)} in {where}')
@@ -234,12 +212,6 @@ class Structure:
                              f'found backbone {str(data["backbone"]):.80} and '
                              f'{len(data["sites"])} sites in {where}')
         _check_counts(data, where)
-        # before any site is expanded, see `SiteEntry.from_dict`
-        units = sum(site['total'] for site in data['sites'].values()
-                    if isinstance(site, Mapping) and _is_count(site.get('total')))
-        if units > MOST_UNITS:
-            raise ValueError(f'expected {MOST_UNITS} units at most in all sites of a structure, '
-                             f'found {str(units):.40} in {where}')
         sites = {name: SiteEntry.from_dict(name, site) for name, site in data['sites'].items()}
         return cls(**{**data, 'sites': sites})
 

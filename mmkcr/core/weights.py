@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,26 +15,16 @@ from .structure import KEPT
 Side = tuple[int, tuple[tuple[str, int], ...]]
 
 
-class _Sized(NamedTuple):
-    """A tensor along some of whose sides sites lie.
-
-    Args:
-        value (Tensor): The tensor as it is now.
-        sides (dict[int, list[tuple[str, int, int]]]): By dimension, for each site along it: its
-            name, its present entries, and its entries per unit.
-    """
-
-    value: Tensor
-    sides: dict[int, list[tuple[str, int, int]]]
+#: By dimension of a tensor, for each site along it: name, present entries, and entries per unit.
+Sides = dict[int, list[tuple[str, int, int]]]
 
 
 class ParamsModel(CostModel):
     """Parameters of the subnet as a closed form of the sizes of its sites.
 
-    A site's axes tell which sides of which tensors hold its units. So the size of a tensor is the
-    product of its sides, and each side is a constant plus some entries per unit. Integer sizes
-    give exactly the count of the built subnet, with one exception: tensors with one entry per
-    head are counted with all heads, although whole heads may be removed with their channels.
+    The size of a tensor is the product of its sides, and each side is a constant plus some entries
+    per unit of the sites along it. Integer sizes give exactly the count of the built subnet, but
+    for tensors with one entry per head, which are counted with all heads.
 
     Gates do not count. Layers that a method adds count for the subnet, but not for ``dense``.
 
@@ -63,7 +52,7 @@ class ParamsModel(CostModel):
         self.terms: dict[tuple[Side, ...], int] = {}
         for value in self._tensors(model):
             if id(value) in sized:
-                self._add(sized[id(value)])
+                self._add(value, sized[id(value)])
             elif id(value) not in left_out:
                 self.fixed += value.numel() * self._unit(value)
             added += value.numel() * self._unit(value) * (id(value) in added_ids)
@@ -81,9 +70,9 @@ class ParamsModel(CostModel):
         """Cost of one number of a tensor."""
         return 1
 
-    def _sized(self) -> dict[int, _Sized]:
-        """Tensors along which sites lie, by id."""
-        found: dict[int, _Sized] = {}
+    def _sized(self) -> dict[int, Sides]:
+        """The tensors along which sites lie, by id."""
+        found: dict[int, Sides] = {}
         for name, site in self.sites.items():
             if site.has_own_macs:
                 continue
@@ -91,21 +80,20 @@ class ParamsModel(CostModel):
                 if axis.value is None or axis.per > 1:  # `per`: shared entries, see the class
                     continue
                 start, end = axis.span
-                entries = found.setdefault(id(axis.value), _Sized(axis.value, {}))
-                entries.sides.setdefault(axis.dim % axis.value.ndim, []).append(
+                sides = found.setdefault(id(axis.value), {})
+                sides.setdefault(axis.dim % axis.value.ndim, []).append(
                     (name, end - start, (end - start) // site.present))
         return found
 
-    def _add(self, tensor: _Sized) -> None:
+    def _add(self, value: Tensor, sites: Sides) -> None:
         """Add a tensor to the terms; tensors with the same sides share one term."""
         sides = []
-        for dim, parts in sorted(tensor.sides.items()):
-            always = tensor.value.shape[dim] - sum(entries for _, entries, _ in parts)
+        for dim, parts in sorted(sites.items()):
+            always = value.shape[dim] - sum(entries for _, entries, _ in parts)
             sides.append((always, tuple((name, each) for name, _, each in parts)))
-        others = math.prod(length for dim, length in enumerate(tensor.value.shape)
-                           if dim not in tensor.sides)
+        others = math.prod(length for dim, length in enumerate(value.shape) if dim not in sites)
         key = tuple(sorted(sides))
-        self.terms[key] = self.terms.get(key, 0) + others * self._unit(tensor.value)
+        self.terms[key] = self.terms.get(key, 0) + others * self._unit(value)
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
         """See :class:`CostModel`."""

@@ -14,9 +14,8 @@ from .part import class_labels
 class ClassSubset:
     """Keeps the samples of some classes, drawn at random, and counts their labels from 0.
 
-    The draw depends only on the seed and the number of classes. So it is the same on every
-    rank and for training and validation, and a smaller subset of the same seed is
-    contained in a larger one.
+    The draw depends only on the seed and the number of classes. A smaller subset of the same seed
+    is contained in a larger one.
 
     Args:
         dataset (BaseDataset | dict): A data set with one integer ``gt_label`` per sample, such

@@ -1,6 +1,6 @@
 """One side of one fold of a cross-validation on a share of a training set."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -10,7 +10,8 @@ from .part import DatasetPart, class_labels, sample_sources
 
 
 def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
-                 seed: int) -> tuple[np.ndarray, np.ndarray]:
+                 seed: int,
+                 sources: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the training and of the held-out side of a fold, ascending.
 
     First a stratified share of the samples is drawn, the same for all folds;
@@ -22,6 +23,8 @@ def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
         folds (int): Number of folds, at least 2.
         fold (int): The held-out fold, from 0.
         seed (int): Seed of the share and of the folds.
+        sources (Sequence[int], optional): See :func:`~mmkcr.datasets.part.sample_sources`: all
+            copies of a repeated sample are on one side. Defaults to None: there are no copies.
 
     Raises:
         ValueError: An argument is out of range, or a class has too few samples.
@@ -33,6 +36,9 @@ def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
     if folds < 2 or not 0 <= fold < folds:
         raise ValueError(f'expected at least 2 folds and a fold within [0, folds), found fold '
                          f'{fold} of {folds}')
+    _, first, sample = np.unique(range(len(labels)) if sources is None else sources,
+                                 return_index=True, return_inverse=True)
+    labels = labels[first]
     chosen = np.arange(len(labels))
     if fraction < 1:
         try:
@@ -49,25 +55,8 @@ def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
         raise ValueError(f'expected at least {folds} samples of every class for {folds} folds, '
                          f'found a class with {rarest} in {fraction:.0%} of the training set')
     deal = StratifiedKFold(folds, shuffle=True, random_state=seed)
-    train, held_out = list(deal.split(chosen, labels[chosen]))[fold]
-    return chosen[train], chosen[held_out]
-
-
-def sides_of(dataset: Any, labels: np.ndarray, fraction: float, folds: int, fold: int,
-             seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`fold_indices`, with all copies of a repeated sample on one side.
-
-    Args:
-        dataset (Dataset): See :func:`~mmkcr.datasets.part.sample_sources`.
-        labels (np.ndarray): See :func:`~mmkcr.datasets.part.class_labels`.
-        fraction (float): See :func:`fold_indices`.
-        folds (int): As there.
-        fold (int): As there.
-        seed (int): As there.
-    """
-    _, first, sample = np.unique(sample_sources(dataset), return_index=True, return_inverse=True)
-    return tuple(np.flatnonzero(np.isin(sample, side))
-                 for side in fold_indices(labels[first], fraction, folds, fold, seed))
+    sides = list(deal.split(chosen, labels[chosen]))[fold]
+    return tuple(np.flatnonzero(np.isin(sample, chosen[side])) for side in sides)
 
 
 @DATASETS.register_module()
@@ -98,13 +87,10 @@ class FoldPart(DatasetPart):
         if hasattr(dataset, 'full_init'):
             dataset.full_init()
         labels = class_labels(dataset)
-        parts = sides_of(dataset, labels, fraction, folds, fold, seed)
+        parts = fold_indices(labels, fraction, folds, fold, seed, sample_sources(dataset))
         super().__init__(dataset, parts[int(held_out)].tolist())
         self.labels = labels[self.indices]
 
     def get_gt_labels(self) -> np.ndarray:
         """Labels of the samples of this side, (len(self),)."""
         return self.labels
-
-    def full_init(self) -> None:
-        """Do nothing: the data set is ready."""

@@ -9,10 +9,8 @@ from mmkcr.registry import TRANSFORMS
 class CheckSegLabels:
     """Checks the labels of a packed sample of semantic segmentation; others pass.
 
-    The hosts do not check this. A label out of range fails in the middle of a loss, on a
-    GPU as a device assertion without a name, and a metric silently ignores
-    it. :class:`mmkcr.ClassCheckHook` appends it to the transforms of
-    a run's data sets, so it runs in the data-loading workers.
+    Unchecked, a label out of range is a device assertion without a name in the middle of a loss,
+    and a metric ignores it. :class:`mmkcr.ClassCheckHook` appends this to a run's transforms.
 
     Args:
         num_classes (int): Labels are 0 to ``num_classes - 1``.

@@ -14,7 +14,8 @@ class DatasetPart(Dataset):
 
     Every other attribute (``metainfo``, ``pipeline`` ...) is that of the whole
     dataset. If the dataset mixes images, as mosaics do, these all come from the part, and so does
-    the sample that is drawn in place of one that the transforms reject.
+    the sample that is drawn in place of one that the transforms reject. Transforms that keep images
+    themselves (mmdet's ``CachedMosaic``) are one for all parts that a process loads.
 
     Args:
         dataset (Dataset): The whole, map-style.
@@ -28,7 +29,6 @@ class DatasetPart(Dataset):
         _refuse_mixing_inside(dataset)
         self.dataset = dataset
         self.indices = list(indices)
-        self._cached: dict[tuple[int, int], list] = {}  # images that transforms keep, to mix them
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -53,11 +53,6 @@ class DatasetPart(Dataset):
         dataset.full_init()  # else every view would read the annotations
         view = copy.copy(dataset)
         view._rand_another = lambda: self._another(dataset)
-        steps = getattr(getattr(view, 'pipeline', None), 'transforms', None) or []
-        if any(hasattr(step, 'results_cache') for step in steps):  # mmdet's CachedMosaic
-            view.pipeline = copy.copy(view.pipeline)
-            view.pipeline.transforms = [self._with_own_cache(step, (id(dataset), number))
-                                        for number, step in enumerate(steps)]
         return view[place]
 
     def _another(self, dataset: Dataset) -> int:
@@ -67,31 +62,12 @@ class DatasetPart(Dataset):
             if found is dataset:
                 return place
 
-    def _with_own_cache(self, step: Any, key: tuple[int, int]) -> Any:
-        if not hasattr(step, 'results_cache'):
-            return step
-        step = copy.copy(step)  # its other settings, which hooks may have changed, are as they are
-        step.results_cache = self._cached.setdefault(key, [])
-        return step
-
-    def get_subset(self, indices: Sequence[int]) -> 'DatasetPart':
-        """Some of the samples of this part."""
-        return DatasetPart(self, indices)
-
     def get_data_info(self, index: int) -> dict:
-        """Annotation of a sample, for batch samplers and class samplers.
-
-        Args:
-            index (int): Index within the part.
-        """
+        """Annotation of a sample of the part, for batch samplers and class samplers."""
         return self.dataset.get_data_info(self.indices[index])
 
     def get_cat_ids(self, index: int) -> list[int]:
-        """Categories of a sample.
-
-        Args:
-            index (int): Index within the part.
-        """
+        """Categories of a sample of the part."""
         return self.dataset.get_cat_ids(self.indices[index])
 
     def get_gt_labels(self) -> np.ndarray:
@@ -108,16 +84,14 @@ class DatasetPart(Dataset):
         self.dataset.pipeline = pipeline
 
     def __getattr__(self, name: str) -> Any:
-        # before `__init__` and while unpickling there is no `dataset`: this would recurse
-        if name.startswith('__') or name in ('dataset', 'datasets', 'get_subset_'):
+        # before `__init__` and while unpickling there is no `dataset`: this would recurse; subsets
+        # would be of the whole
+        if name.startswith('__') or name in ('dataset', 'datasets', 'get_subset', 'get_subset_'):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def __deepcopy__(self, memo: dict) -> 'DatasetPart':
-        # a config that holds it is copied by `Runner.build_dataloader`
-        copied = copy.copy(self)
-        copied._cached = {}
-        return copied
+        return copy.copy(self)  # a config that holds it is copied by `Runner.build_dataloader`
 
 
 def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
@@ -134,37 +108,26 @@ def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
 
 
 def mixes_images(dataset: Dataset) -> bool:
-    """Whether a data set wraps another and has transforms of its own.
-
-    These mix several images of the other set (``MultiImageMixDataset`` of mmdet and mmseg).
-
-    Args:
-        dataset (Dataset): Any.
-    """
+    """Whether a data set wraps another and mixes its images (``MultiImageMixDataset``)."""
     # not hasattr: a wrapper may forward attributes of what it wraps
     return {'dataset', 'pipeline'} <= getattr(dataset, '__dict__', {}).keys()
 
 
-def _refuse_mixing_inside(dataset: Dataset) -> None:
+def _refuse_mixing_inside(dataset: Dataset, wrapper: Dataset | None = None) -> None:
     """Refuse a data set that mixes images inside of another that is not a part.
 
     Raises:
         ValueError: The partners of its images cannot be kept within a part.
     """
-    while mixes_images(dataset) or isinstance(dataset, DatasetPart):
-        dataset = dataset.dataset
-    left = [dataset]
-    while left:
-        wrapper = left.pop()
-        own = getattr(wrapper, '__dict__', {})
-        inside = [own['dataset']] if 'dataset' in own else own.get('datasets') or []
-        for child in inside:
-            if mixes_images(child):
-                raise ValueError(
-                    f'expected `{type(child).__name__}` as the outermost data set, so that images '
-                    f'of one part mix with each other only, found it in a '
-                    f'`{type(wrapper).__name__}`')
-        left += inside
+    if wrapper is not None and mixes_images(dataset):
+        raise ValueError(f'expected `{type(dataset).__name__}` as the outermost data set, so that '
+                         'images of one part mix with each other only, found it in a '
+                         f'`{type(wrapper).__name__}`')
+    # parts, and sets that mix, may be around another while nothing else is around them
+    outermost = wrapper is None and (mixes_images(dataset) or isinstance(dataset, DatasetPart))
+    own = getattr(dataset, '__dict__', {})
+    for child in [own['dataset']] if 'dataset' in own else own.get('datasets') or []:
+        _refuse_mixing_inside(child, None if outermost else dataset)
 
 
 def class_labels(dataset: Dataset) -> np.ndarray:
@@ -211,10 +174,8 @@ def count_sources(dataset: Dataset) -> int:
     """Number of original samples of a data set, see :func:`sample_sources`.
 
     Args:
-        dataset (Dataset): As there; repeated sets are not enumerated.
+        dataset (Dataset): As there; an outermost set of repeated samples is not enumerated.
     """
-    if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)) or mixes_images(dataset):
-        return count_sources(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return sum(map(count_sources, dataset.datasets))
-    return len(set(sample_sources(dataset))) if isinstance(dataset, DatasetPart) else len(dataset)
+    while isinstance(dataset, (RepeatDataset, ClassBalancedDataset)) or mixes_images(dataset):
+        dataset = dataset.dataset
+    return len(set(sample_sources(dataset)))

@@ -33,8 +33,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None,
         path (str | Path): A file, or ``library::path`` such as
             ``mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py``.
         options (dict, optional): Entries to overwrite, as ``--cfg-options``.
-        compressed (bool): Expand ``compression``, if the config has one, to what it stands for.
-            Defaults to True.
+        compressed (bool): Expand ``compression``, if there is one. Defaults to True.
 
     Raises:
         FileNotFoundError: There is no such config.
@@ -54,9 +53,7 @@ _ENTRIES = {*inspect.signature(Runner.__init__).parameters, 'auto_scale_lr', 'co
 
 
 def take_options(config: Config, options: Mapping[str, Any]) -> None:
-    """Overwrite entries, as ``--cfg-options``.
-
-    MMEngine adds an entry that a config does not have, which nobody reads where it is a slip.
+    """Overwrite entries, as ``--cfg-options``; MMEngine would add one that is a slip.
 
     Args:
         config (Config): Changed in place.
@@ -101,15 +98,10 @@ def run_folder(config: Config, name: str | Path) -> Path:
 
 
 def default_shape(config: Config, model: nn.Module) -> tuple[int, int, int]:
-    """The image size at which a model's MACs are counted unless the user gives one.
+    """The (C, H, W) at which a model's MACs are counted unless the user gives one.
 
-    Args:
-        config (Config): Its config.
-        model (nn.Module): The built model.
-
-    Returns:
-        tuple[int, int, int]: (C, H, W): the price's ``input_shape`` of a search, else see
-        :func:`~mmkcr.engine.compressed_config.image_size`.
+    It is the price's ``input_shape`` of a search, else see
+    :func:`~mmkcr.engine.compressed_config.image_size`.
     """
     priced = getattr(getattr(model, 'price', None), 'input_shape', None)
     if priced is not None:
@@ -155,7 +147,7 @@ def trained_weights(config: Config, given: str | None, what: str) -> str:
         what (str): Name of the config, for the message.
 
     Raises:
-        ValueError: There is neither: nothing is made of an untrained network.
+        ValueError: There is neither.
     """
     found = given or config.get('load_from') or (config.get('compression') or {}).get('weights')
     if not found:

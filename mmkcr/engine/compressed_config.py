@@ -2,9 +2,8 @@
 
 A method base (``configs/_base_/methods``) gives a config the key ``compression`` and the runner
 type ``mmkcr.CompressionRunner``; it changes nothing else before the run is built. So one base fits
-any host config. The hosts' own ``tools/train.py`` runs it where it can read it: with the base as
-a path and ``custom_imports`` of ``mmkcr``, or dumped. It reads no ``mmkcr::`` base, and mmseg's no
-``mmseg::`` base either: MMEngine looks these up before anything imports ``mmkcr``.
+any host config. The hosts' own ``tools/train.py`` reads no ``mmkcr::`` base, which MMEngine looks
+up before anything imports ``mmkcr``, but a path to it with ``custom_imports``, or a dumped config.
 """
 
 import copy
@@ -50,9 +49,8 @@ def compressed_config(config: Config) -> Config:
     """Expand ``compression`` to the ordinary config that it stands for.
 
     - The backbone is wrapped in ``mmkcr.Searchable`` with ``sites`` and either ``gates`` or
-      ``structure``. With ``sites='own'`` a backbone of this package, such as
-      ``mmkcr.KCRSwinTransformer``, takes these itself and keeps its kinds of site. With
-      ``scope='model'`` the whole task model is wrapped, so that neck and heads have sites too.
+      ``structure``. With ``sites='own'`` a backbone of this package takes these itself and keeps
+      its kinds of site. With ``scope='model'`` the whole task model is wrapped.
     - The task model is wrapped in ``wrapper`` (a type, or a dict with further arguments) with
       ``price`` (and its ``target``) and ``regularizers``, without those that are None.
     - ``scores`` is the ``sensitivity.json`` of ``mmkcr compress`` that gates start from.
@@ -60,19 +58,14 @@ def compressed_config(config: Config) -> Config:
       samples for the gates; ``architecture`` is their optimizer). ``'joint'`` gives the gates a
       parameter group of their own. ``'plain'`` leaves the training as it is.
     - ``hooks`` are added. A value such as ``'45%'`` means that share of the run, in epochs or
-      iterations, as the run counts, rounded, and at least 1. A ``begin`` below 100 % is at most
-      the last epoch or iteration, so that also a run of one epoch has what begins there.
+      iterations, rounded, and at least 1; a ``begin`` below 100 % is at most the last of them.
     - What the config already has stays: optimizers that are split, with their loop, and
       hooks of a type that ``custom_hooks`` has. Entries of ``model`` that belong to the wrapper,
       such as ``model.price.weight`` or ``model.architecture.backbone.qk_mask``, are merged last.
-    - ``weights`` is the checkpoint to start from, unless ``load_from`` names another, as a
-      command does that tests or resumes.
+    - ``weights`` is the checkpoint to start from, unless ``load_from`` names another.
 
     Args:
-        config (Config): Config of a run, with or without ``compression``.
-
-    Returns:
-        Config: A copy without ``compression``; ``config`` itself if there is none.
+        config (Config): Config of a run; without ``compression`` it is returned as it is.
 
     Raises:
         ValueError: Unknown keys, or a config that ``compression`` does not fit.
@@ -97,24 +90,18 @@ def compressed_config(config: Config) -> Config:
         _wrap_model(config, settings)
     if settings.loop != 'plain':
         _set_loop(config, settings)
-    _set_parameters(config, settings)
+    if settings.paramwise is not None:
+        weights = config.optim_wrapper.get('weights', config.optim_wrapper)
+        paramwise = weights.setdefault('paramwise_cfg', ConfigDict())
+        paramwise.setdefault('custom_keys', ConfigDict()).update(settings.paramwise)
     _add_hooks(config, settings)
-    if settings.weights is not None:
-        _start_from(config, settings.weights)
+    # commands, the hosts' too, put the checkpoint that they are given into `load_from`; to resume
+    # without one is to resume from the last of the work directory
+    other = config.get('load_from') is not None or (
+        config.get('resume') and find_latest_checkpoint(config.get('work_dir') or '.'))
+    if settings.weights is not None and not other:
+        config.load_from, config.resume = settings.weights, False
     return config
-
-
-def _start_from(config: Config, weights: str) -> None:
-    """Make a run start from weights, unless it has other ones to test, to start or to resume from.
-
-    Commands, the hosts' too, put the checkpoint that they are given into ``load_from``. To resume
-    without one is to resume from the last of the work directory.
-    """
-    if config.get('load_from') is not None:
-        return
-    if config.get('resume') and find_latest_checkpoint(config.get('work_dir') or '.'):
-        return
-    config.load_from, config.resume = weights, False
 
 
 def with_import(config: Config) -> dict[str, Any]:
@@ -129,7 +116,7 @@ def with_import(config: Config) -> dict[str, Any]:
 
 
 def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
-    """Wrap the backbone in ``mmkcr.Searchable``."""
+    """Wrap the backbone, or the whole model, in ``mmkcr.Searchable``."""
     if not isinstance(config.get('model'), Mapping) or 'backbone' not in config.model:
         raise ValueError('expected a `model` with a `backbone` for `compression`, found the keys '
                          f'{sorted(config.get("model") or config.keys())}')
@@ -140,8 +127,15 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
     if settings.scope not in ('backbone', 'model'):
         raise ValueError("expected `scope` of `compression` 'backbone' or 'model', found "
                          f'{settings.scope!r}')
+    given = {key: settings[key] for key in ('gates', 'structure') if settings[key] is not None}
     if settings.scope == 'model':
-        _wrap_whole(config, settings)
+        if not settings.sites or settings.sites == 'own':
+            raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
+                             f'{settings.sites!r}')
+        # the wrapper's entries stay outside
+        outside = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
+        config.model = ConfigDict(type='mmkcr.Searchable', backbone=scoped(config.model, config),
+                                  sites=settings.sites, **given, **outside)
         return
     backbone = config.model.backbone
     of_package = backbone.get('type', '').startswith('mmkcr.')
@@ -155,21 +149,7 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
     else:
         added = dict(type='mmkcr.Searchable', backbone=scoped(backbone, config),
                      sites=settings.sites or ['mlp_channels'])
-    for key in ('gates', 'structure'):
-        if settings[key] is not None:
-            added[key] = settings[key]
-    config.model.backbone = ConfigDict(added)
-
-
-def _wrap_whole(config: Config, settings: ConfigDict) -> None:
-    """Wrap the task model in ``mmkcr.Searchable``; the wrapper's entries stay outside."""
-    outside = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
-    if not settings.sites or settings.sites == 'own':
-        raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
-                         f'{settings.sites!r}')
-    given = {key: settings[key] for key in ('gates', 'structure') if settings[key] is not None}
-    config.model = ConfigDict(type='mmkcr.Searchable', backbone=scoped(config.model, config),
-                              sites=settings.sites, **given, **outside)
+    config.model.backbone = ConfigDict(added, **given)
 
 
 def scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
@@ -239,8 +219,11 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
     while isinstance(backbone.get('backbone'), Mapping):  # in `mmkcr.Searchable`, or in two
         backbone = backbone['backbone']
     if scope == 'mmdet':
-        # min compares (H, W) pairs by H first
-        size = min((800, 1280), *_resize_scales(config))
+        pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
+        scale = next((step['scale'] for step in pipeline
+                      if step['type'].split('.')[-1] == 'Resize' and 'scale' in step), (1280, 800))
+        # mmcv's scale is (W, H); min compares (H, W) pairs by H first
+        size = min((800, 1280), (scale, scale) if isinstance(scale, int) else tuple(scale[::-1]))
     elif scope == 'mmseg':
         preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor') or {}
         size = preprocessor.get('size') or (512, 512)
@@ -249,15 +232,6 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
     height, width = (size, size) if isinstance(size, int) else size
     channels = backbone.get('in_channels', backbone.get('in_chans'))  # of the hosts, of timm
     return channels if isinstance(channels, int) else 3, int(height), int(width)
-
-
-def _resize_scales(config: Config) -> list[tuple[int, int]]:
-    """(H, W) of the ``Resize`` of the test images, at most one."""
-    pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
-    scales = [step['scale'] for step in pipeline
-              if step['type'].split('.')[-1] == 'Resize' and 'scale' in step]
-    return [(scale, scale) if isinstance(scale, int) else tuple(scale[::-1])  # mmcv's is (W, H)
-            for scale in scales[:1]]
 
 
 def run_length(config: Config) -> tuple[int, bool]:
@@ -317,15 +291,6 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
         type='mmkcr.BilevelTrainLoop' if by_epoch else 'mmkcr.IterBilevelTrainLoop',
         architecture_fraction=settings.fraction, split_seed=settings.split_seed,
         **{key: value for key, value in config.train_cfg.items() if key in kept})
-
-
-def _set_parameters(config: Config, settings: ConfigDict) -> None:
-    """Apply learning rates and weight decays by parameter name."""
-    if settings.paramwise is None:
-        return
-    wrapper = config.optim_wrapper.get('weights', config.optim_wrapper)
-    paramwise = wrapper.setdefault('paramwise_cfg', ConfigDict())
-    paramwise.setdefault('custom_keys', ConfigDict()).update(settings.paramwise)
 
 
 def _add_hooks(config: Config, settings: ConfigDict) -> None:

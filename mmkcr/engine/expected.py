@@ -6,16 +6,12 @@ from typing import Any
 
 def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float],
                    key: str = 'expected') -> list[str]:
-    """Compare metrics with the values that a config expects.
+    """One sentence for every metric that differs from what a config expects.
 
     Args:
         config (Mapping): Holds value and tolerance by metric under ``key``.
         metrics (Mapping[str, float]): Metrics of a test.
-        key (str): Defaults to ``'expected'``, the results of the config as
-            it is.
-
-    Returns:
-        list[str]: One sentence for every metric outside its tolerance.
+        key (str): Defaults to ``'expected'``, the results of the config as it is.
     """
     return [f'expected `{name}` of {value} +/- {tolerance}, found {metrics.get(name)}'
             for name, (value, tolerance) in (config.get(key) or {}).items()

@@ -12,24 +12,20 @@ _VARIABLES = dict(
     slurm=('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID', 'SLURM_NODELIST'),
     mpi=('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
          'MASTER_ADDR'))
-_STARTED_BY = dict(
-    pytorch='`torchrun`, as by tools/dist_train.sh', slurm='`srun`, as by tools/slurm_train.sh',
-    mpi='`mpirun`')
+_STARTED_BY = dict(pytorch='torchrun', slurm='srun', mpi='mpirun')
 
 
 def join_processes(config: Config) -> None:
     """Prepare a config for its launcher; without a GPU, join the processes by gloo.
 
-    With GPUs the Runner joins the processes itself. Without them it
-    would look for a CUDA device, so they are joined here, and the model is
-    wrapped without a device.
+    The Runner joins processes itself, but only with GPUs.
 
     Args:
         config (Config): Config of a run, with ``launcher``; changed in place.
 
     Raises:
-        ValueError: A variable that the launcher sets is missing or no number,
-            or a process has no GPU of its own.
+        ValueError: A variable that the launcher sets is missing, or a process has no GPU of its
+            own.
     """
     if config.launcher == 'none':
         return
@@ -65,15 +61,10 @@ def _launched(launcher: str) -> dict[str, str]:
     names = _VARIABLES[launcher]
     for name in names:
         if not os.environ.get(name):
-            by = 'to be set by you' if (launcher, name) == ('mpi', 'MASTER_ADDR') else \
-                f'set by {_STARTED_BY[launcher]}'
             raise ValueError(f'expected the environment variable `{name}` for `--launcher '
-                             f'{launcher}` ({by}), found it unset')
+                             f'{launcher}`, found it unset: start the processes by '
+                             f'`{_STARTED_BY[launcher]}`, or set it')
     found = {ours: os.environ[name] for ours, name in zip(_VARIABLES['pytorch'], names[:3])}
-    for name, value in zip(names, found.values()):
-        if not value.isdigit():
-            raise ValueError(f'expected a whole number in the environment variable `{name}`, '
-                             f'found `{value}`')
     found['MASTER_PORT'] = os.environ.get('MASTER_PORT', '29500')  # the host's default
     found['MASTER_ADDR'] = os.environ.get('MASTER_ADDR') or _first_host()
     return found

@@ -20,12 +20,7 @@ def _all_schedulers(config: Config) -> list[ConfigDict]:
 def reached(begin: int, length: int) -> int:
     """A beginning that a run, however short, reaches: at most its last epoch or iteration.
 
-    Rounded shares of a short run may be the whole of it, so that what they begin never did. From
-    4 epochs on that is so for shares of at least 87.5 % alone.
-
-    Args:
-        begin (int): Epoch or iteration, from 0, rounded.
-        length (int): Of the run, at least 1.
+    Rounded shares of a short run may be the whole of it, so that what they begin never did.
     """
     return min(begin, length - 1)
 
@@ -61,10 +56,8 @@ def stretch_schedule(config: Config, factor: float) -> None:
     for scheduler in _all_schedulers(config):
         scale(scheduler, 'begin', end=scheduler.get('end'))
         scale(scheduler, 'end', 'T_max')
-        if 'milestones' in scheduler:
-            scheduler.milestones = [max(round(m * factor), 1) for m in scheduler.milestones]
-        if 'periods' in scheduler:  # of `CosineRestartLR`
-            scheduler.periods = [max(round(m * factor), 1) for m in scheduler.periods]
+        for key in {'milestones', 'periods'} & set(scheduler):
+            scheduler[key] = [max(round(step * factor), 1) for step in scheduler[key]]
         wanted = scheduler.get('step_size', 1) * factor
         scale(scheduler, 'total_steps', 'step_size')
         if 'gamma' in scheduler and 'milestones' not in scheduler:

@@ -1,6 +1,5 @@
 """Processes that load data, and how they end."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,19 +12,16 @@ from torch.utils.data import DataLoader
 def no_workers_left(runner: Runner) -> Iterator[None]:
     """End the workers of a run's loaders with the block, whatever ends it.
 
-    PyTorch tells persistent workers to end when the last reference to their iterator goes, but a
-    runner and its loops refer to each other. Python's collector breaks such circles too late for
-    that, and so does the end of a process that pins memory for a GPU: both wait five seconds for
-    each worker. The loaders start new ones when they are iterated again.
+    PyTorch ends persistent workers when the last reference to their iterator goes. A runner and its
+    loops refer to each other, so that comes too late, and five seconds a worker are lost. The
+    loaders start new ones when they are iterated again.
 
     Args:
         runner (Runner): Its loops run within the block.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # where the hook of signals was not ended
         loops = [value for value in vars(runner).values() if isinstance(value, BaseLoop)]
         for loader in (value for loop in loops for value in vars(loop).values()):
             if isinstance(loader, DataLoader) and loader._iterator is not None:

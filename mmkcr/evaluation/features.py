@@ -68,10 +68,9 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
     """A view of a data set with other transforms; the original and its samples are not changed.
 
     Args:
-        dataset (Dataset): With a ``pipeline``, or a wrapper (attribute ``dataset`` or
-            ``datasets``: Subset, ClassSubset, KFold, Repeat, Concat) around such. A wrapper with
-            transforms of its own, which mix images (mmdet's and mmseg's ``MultiImageMixDataset``),
-            is left out.
+        dataset (Dataset): With a ``pipeline``, or a wrapper (attribute ``dataset`` or ``datasets``)
+            around such. A wrapper with transforms of its own, which mix images
+            (``MultiImageMixDataset``), is left out.
         pipeline (Callable): The transforms, e.g. another data set's ``pipeline``.
     """
     own = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
@@ -91,16 +90,7 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
 
 
 def draw_samples(total: int, number: int, seed: int) -> Tensor | None:
-    """Draw samples of a data set without replacement.
-
-    Args:
-        total (int): Samples of the data set.
-        number (int): Samples to draw.
-        seed (int): Of the draw.
-
-    Returns:
-        Tensor, optional: Their indices, ascending, (number,); None if these are all.
-    """
+    """Draw ``number`` of ``total`` samples without replacement: ascending indices; None for all."""
     if number >= total:
         return None
     generator = torch.Generator().manual_seed(seed)
@@ -127,15 +117,10 @@ def share_of_rank(dataset: Any, indices: Sequence[int] | None, like: DataLoader,
 
 
 def feature_layer_of(model: nn.Module) -> str:
-    """The layer whose features a classifier's analysis uses.
+    """The layer whose features a classifier's analysis uses, as FeatureTap takes it.
 
-    Args:
-        model (nn.Module): A classifier, or a model around one.
-
-    Returns:
-        str: The ``feature_layer`` of a model with regularisers if it differs from the default,
-        otherwise the input of the head's last linear layer (of the head itself if it is one), in
-        the form of :class:`~mmkcr.models.feature_tap.FeatureTap`.
+    It is the ``feature_layer`` of a model with regularisers if it differs from the default,
+    otherwise the input of the head's last linear layer (of the head itself if it is one).
 
     Raises:
         ValueError: The head has no linear layer.
@@ -166,9 +151,8 @@ def feature_batches(model: nn.Module, loader: DataLoader,
                     layer: str) -> Iterator[tuple[Tensor, Any]]:
     """Yield the pooled features (B, d) of every batch of a loader, and the batch itself.
 
-    A batch of images of several sizes is run image by image. Padded to one
-    size, an image's features would depend on its neighbours, and so on the
-    number of ranks. The heads behind a tapped backbone are not run.
+    A batch of images of several sizes is run image by image: padded to one size, an image's
+    features would depend on its neighbours. The heads behind a tapped backbone are not run.
 
     Args:
         model (BaseModel): The task model, or a wrapper around it.

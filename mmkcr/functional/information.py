@@ -1,9 +1,8 @@
 """Mutual information of features with inputs and labels (DCS section 3.3).
 
-Features and inputs are assigned softly to clusters:
-``phi(x, a) = softmax_a(-beta |x - c_a|^2)``. Everything here is a sum over samples. So it
-streams over a data set and merges over ranks in O(A B + A C) numbers, whatever n is: 16 MB at
-A = B = C = 1000. All values are in nats and in fp64.
+Features and inputs are assigned softly to clusters: ``phi(x, a) = softmax_a(-beta |x - c_a|^2)``.
+Everything here is a sum over samples in O(A B + A C) numbers: 16 MB at A = B = C = 1000. All values
+are in nats and in fp64.
 
 Shapes: n samples, A clusters of features, B clusters of inputs, C classes, d feature width.
 """
@@ -18,16 +17,14 @@ def log_assignments(features: Tensor, centroids: Tensor, beta: float = 1.0,
                     normalize: bool = True) -> Tensor:
     r"""``log phi``, stable for any distance (fact 3).
 
-    ``|x|^2`` is the same for every cluster and cancels, so the logits are
-    ``beta (2 x c_a - |c_a|^2)``. Raw distances of images are in the thousands:
-    ``exp(-|x - c|^2)`` is then 0 in every cluster, and phi would be 0 / 0.
+    ``|x|^2`` is the same for every cluster and cancels. Raw distances of images are in the
+    thousands, so that ``exp(-|x - c|^2)`` is 0 in every cluster.
 
     Args:
         features (Tensor): (B, d), floating.
         centroids (Tensor): (A, d).
         beta (float): Inverse temperature. Defaults to 1.
-        normalize (bool): Bring the features to unit length first, as the authors' later
-            public code does. The centroids stay as they are. Defaults to True.
+        normalize (bool): Bring the features to unit length first. Defaults to True.
 
     Returns:
         Tensor: (B, A), fp64 for fp64 features and fp32 otherwise.

@@ -27,8 +27,8 @@ def shown(items: Iterable[Item], what: str, total: int | None = None,
         items (Iterable): The items.
         what (str): Text before the bar.
         total (int, optional): Number of items. Defaults to None: their length, if they have one.
-        refresh (bool): Draw from a separate thread, ten times a second. False draws only between
-            items, for loops that are timed. Defaults to True.
+        refresh (bool): Draw from a separate thread. False draws only between items, for loops that
+            are timed. Defaults to True.
         visible (bool): Whether to show anything. Defaults to True.
         size (Callable, optional): What an item counts as, such as the images of a batch. Defaults
             to None: 1.

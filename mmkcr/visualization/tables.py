@@ -21,16 +21,11 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: s
 
     Returns:
         str: The table, without a trailing line break.
-
-    Raises:
-        ValueError: A row of another length.
     """
     table = Table(title=title or None, title_justify='left')
     for number, column in enumerate(columns):
         table.add_column(column, justify='right' if number else 'left', overflow='fold')
     for row in rows:
-        if len(row) != len(columns):
-            raise ValueError(f'expected {len(columns)} cells in a row of a table, found {len(row)}')
         table.add_row(*map(str, row))
     console = Console(file=io.StringIO(), width=WIDTH, markup=False, highlight=False)
     console.print(table)

@@ -30,11 +30,11 @@ def test_mask_against_its_layout_in_words(data):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     shape[dim] = len(layout)
     x = torch.randn(shape)
-    found = UnitMask(gate_of(mask), dim, repeats, inner)(x)
+    masked = UnitMask(gate_of(mask), MaskPoint(None, 'input', dim, repeats, inner))
     expected = (x.movedim(dim, -1) * torch.tensor(layout)).movedim(-1, dim)
-    assert torch.equal(found, expected)
+    assert torch.equal(masked(x), expected)
     for dtype in (torch.float64, torch.bfloat16):
-        assert UnitMask(gate_of(mask), dim, repeats, inner)(x.to(dtype)).dtype == dtype
+        assert masked(x.to(dtype)).dtype == dtype
 
 
 class TwoOutputs(nn.Linear):

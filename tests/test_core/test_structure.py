@@ -89,13 +89,12 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
     (dict(format_version=True), '`format_version` 1, found True'),
     *((dict(macs=dict(GOOD['macs'], **wrong)), '`macs` of a structure with counts as .*found ')
       for wrong in (dict(dense=1e30), dict(subnet=-1), dict(input_shape=[3, 2**40, 2]),
-                    dict(part='neck'), dict(bakbone=3), dict(backbone=6), dict(dense=True))),
+                    dict(dense=True))),
     (dict(macs=dict(dense=10, subnet=5)), r"`macs` .* as \['dense', 'input_shape', 'subnet'\]"),
     (dict(params=dict(dense=3, subnet=True)), '`params` of a structure with counts'),
     (dict(params=dict(dense=3)), r"`params` .* as \['dense', 'subnet'\], or none"),
-    (dict(sites={'a': dict(total=5 * 10**9, kept=5 * 10**9)}), 'at most in all.*found 5000000000'),
-    (dict(sites={f's{n}': dict(total=2**20, kept=2**20) for n in range(9)}),
-     '4194304 units at most in all sites of a structure, found 9437184'),
+    (dict(sites={'a': dict(total=5 * 10**9, kept=5 * 10**9)}),
+     'within .1, 4194304. at site `a`, found 5000000000'),
     (dict(method=3), '`method` of a structure to be a string'),
 ])
 def test_wrong_keys(change, message):

@@ -160,7 +160,7 @@ TARGETS = {
                  ('12ms', '-1MB'), 'bytes such as `12.6MB`'),
     LatencyModel: ({'12ms': 12_000_000, '1.5 ms': 1_500_000, '900us': 900_000, '80%': 800,
                     0.8: 800, 1: 1000, '0.002s': 2_000_000},
-                   ('12G', '-1ms', 'fast', 12, '0', '40MB'), 'time such as `12ms`')}
+                   ('12G', '-1ms', 'fast', '0', '40MB'), 'time such as `12.6ms`')}
 
 
 @pytest.mark.parametrize('model', TARGETS)
@@ -176,6 +176,8 @@ def test_shares_without_their_sign_are_refused():
     for number in ('60', 60, 1.5, '100'):
         with pytest.raises(ValueError, match=rf'with a unit, found .*`60%`.* such as `{number}G`'):
             CostModel.read_target(number, 10**9)
+    with pytest.raises(ValueError, match='of time with a unit, found 1200.* such as `1200ms`'):
+        LatencyModel.read_target(1200, 10**9)
 
 
 def test_other_costs_are_refused():

@@ -57,20 +57,21 @@ def test_statistics_of_a_data_set(backbone, width):
         for part in loader:
             model.test_step(part)
     model.test_step(loader[0])  # behind the block nothing is counted
-    found = watch.statistics()
-    assert set(found) == set(find_masks(model))
+    found = watch.table()
+    layers = {name: name.rpartition('backbone.')[2].removesuffix('.mask')
+              for name in find_masks(model)}
+    assert set(found) == set(layers.values())
     assert watch.means()['open'] == pytest.approx(
-        100 * sum(mask.open for mask in found.values()) / len(found))
+        sum(mask['open'] for mask in found.values()) / len(found))
     with torch.no_grad():
         for name, (module, theta) in thetas(model, images).items():
             channels = theta.permute(0, 3, 4, 1, 2) if module.maps else theta
             opened = (channels.flatten(-2).flatten(0, -2) > 0).double().mean(0)
-            statistics = found[name]
-            assert statistics.open == pytest.approx(float(opened.mean()))
-            assert statistics.always == float((opened == 1).double().mean())
-            assert statistics.never == float((opened == 0).double().mean())
+            assert found[layers[name]] == pytest.approx({
+                key: 100 * float(share.double().mean()) for key, share in dict(
+                    open=opened, always=opened == 1, never=opened == 0).items()})
     first = found[next(iter(found))]
-    assert first.always >= 3 / mask.channels and first.never >= 2 / mask.channels
+    assert min(first['always'] / 3, first['never'] / 2) >= 100 / mask.channels
     with masks_held_open(model):
         control = classification_scores(model, loader)['top1']
     assert not any(module.held_open for module in find_masks(model).values())

@@ -107,8 +107,8 @@ def third_party(package: str) -> set[str]:
     return found - set(sys.stdlib_module_names) - {'mmkcr'}
 
 
-def test_core_knows_torch_and_numpy_only():
-    assert third_party('core') == {'torch', 'numpy'}
+def test_core_knows_torch_numpy_and_filelock_only():
+    assert third_party('core') == {'torch', 'numpy', 'filelock'}
 
 
 @pytest.mark.parametrize('package', ['functional', 'visualization'])

@@ -414,7 +414,7 @@ def test_images_that_cannot_be_used(what, message, checkpoint, refused, tmp_path
      ['--target-macs', '60%', '--finetune', '1'], 'expected a config with `optim_wrapper.'),
     ("train_dataloader = dict(dataset=dict(data_root='nowhere'))",
      ['--target-macs', '60%', '--finetune', '1'],
-     'expected the data of `train_dataloader` in the folder `nowhere`'),
+     'expected the data of `train_dataloader` at `nowhere`'),
     # what is kept is given
     ('', ['--structure', '{folder}/s.json', '--divisor', '4'], 'expected `--divisor` with a'),
     ('', ['--target-macs', '60%', '--finetune-rate', '0.3'], 'expected `--finetune` with `--fine'),
@@ -578,12 +578,3 @@ def test_several_targets_share_one_calibration(compress, calibrated, tmp_path, c
     assert 'expected a target within the reachable' in capsys.readouterr().err
     refused = tmp_path / 'refused'
     assert not refused.exists() or not list(refused.iterdir())
-
-
-def test_orders_are_refused(tmp_path):
-    """Files of many budgets, and configs that name them."""
-    path = tmp_path / 'order.json'
-    path.write_text(json.dumps(dict(format_version=1, orders={}, blocks={})))
-    for given in (path, dict(order='order.json', target_macs='50%')):
-        with pytest.raises(ValueError, match='is no longer read: compress the dense checkpoint'):
-            Structure.load(given)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmkcr.engine.build import build_model
-from mmkcr.engine.resume import atomic_checkpoint
+from mmkcr.engine.resume.atomic_checkpoint import AtomicLocalBackend
 from mmkcr.methods.search.price import MacsPrice
 
 EVERY = """
@@ -79,15 +79,15 @@ def test_weights_that_are_none(stopped, monkeypatch, tmp_path):
 
 
 def test_a_disk_that_is_full_in_the_middle(stopped, monkeypatch, tmp_path):
-    write, calls = atomic_checkpoint.write_atomically, []
+    put, calls = AtomicLocalBackend.put, []
 
-    def full(content, path):
+    def full(self, content, path):
         calls.append(path)
         if len(calls) > 2:
             raise OSError(errno.ENOSPC, 'No space left on device', str(path))
-        write(content, path)
+        put(self, content, path)
 
-    monkeypatch.setattr(atomic_checkpoint, 'write_atomically', full)
+    monkeypatch.setattr(AtomicLocalBackend, 'put', full)
     assert 'the run stopped: [Errno 28] No space left on device' in stopped()
     assert checkpoints(tmp_path / 'run') == {'iter_2.pth': 2}
 

@@ -223,7 +223,7 @@ def test_told_to_end(train, whole, tmp_path, monkeypatch):
     ('train', ['{config}', '--auto-scale-lr'], 'expected `auto_scale_lr = dict(base_batch_size'),
     ('train', ['{config}', '--cfg-options', 'train_cfg=None'], 'with a `train_cfg`, found'),
     ('train', ['{config}', '--cfg-options', 'train_dataloader.dataset.data_root=nowhere'],
-     'expected the data of `train_dataloader` in the folder `nowhere`'),
+     'expected the data of `train_dataloader` at `nowhere`'),
     ('train', ['{config}', '--cfg-options', 'model.architecture.backbone.arch=vit-unknown'],
      'vit-unknown'),
     ('train', ['{config}', '--cfg-options', 'model.architecture.backbone.typo=1'], 'typo'),
@@ -288,10 +288,10 @@ def test_earlier_runs_survive_a_mistake(train, trained):
 
 
 def test_a_run_of_another_process_in_the_folder(config_path, trained, refused):
-    """What it writes meanwhile stays, and it is named."""
+    """What it writes meanwhile stays."""
     with locked(trained):
         line = refused('train', config_path, '--work-dir', trained, '--resume')
-    assert f'found that process {os.getpid()} of' in line and str(trained) in line
+    assert 'found that another run writes to it' in line and str(trained) in line
 
 
 def test_errors_within_the_run_keep_their_traceback_and_logs(train, tmp_path, monkeypatch):
@@ -444,19 +444,16 @@ def test_launcher_variables(fake, tmp_path, script, environment, message):
 
 
 @pytest.mark.parametrize(('launcher', 'environment', 'message'), [
-    ('pytorch', {}, '`RANK` for `--launcher pytorch` (set by `torchrun`'),
-    ('slurm', {}, '`SLURM_PROCID` for `--launcher slurm` (set by `srun`'),
-    ('slurm', dict(SLURM_PROCID='0', SLURM_NTASKS='x', SLURM_LOCALID='0', SLURM_NODELIST='a'),
-     'a whole number in the environment variable `SLURM_NTASKS`, found `x`'),
-    ('mpi', {}, '`OMPI_COMM_WORLD_RANK` for `--launcher mpi` (set by `mpirun`'),
+    ('pytorch', {}, '`RANK` for `--launcher pytorch`, found it unset: start .* by `torchrun`'),
+    ('slurm', {}, '`SLURM_PROCID` for `--launcher slurm`, found it unset: start .* by `srun`'),
+    ('mpi', {}, '`OMPI_COMM_WORLD_RANK` for `--launcher mpi`, found it unset'),
     ('mpi', dict(OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_SIZE='1',
-                 OMPI_COMM_WORLD_LOCAL_RANK='0'), '`MASTER_ADDR` for `--launcher mpi` (to be set')])
+                 OMPI_COMM_WORLD_LOCAL_RANK='0'), '`MASTER_ADDR` for `--launcher mpi`, found it')])
 def test_launcher_without_its_variables(refused, config_path, monkeypatch, launcher, environment,
                                         message):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    line = refused('train', config_path, '--launcher', launcher)
-    assert message in line and 'found' in line
+    assert re.search(message, refused('train', config_path, '--launcher', launcher))
 
 
 @pytest.mark.parametrize(('launcher', 'names'), [

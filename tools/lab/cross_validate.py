@@ -12,8 +12,8 @@ from mmengine.registry import init_default_scope
 
 from mmkcr.core import locked
 from mmkcr.datasets import check_data_folders
-from mmkcr.datasets.fold_part import sides_of
-from mmkcr.datasets.part import class_labels
+from mmkcr.datasets.fold_part import fold_indices
+from mmkcr.datasets.part import class_labels, sample_sources
 from mmkcr.engine.build import build_model
 from mmkcr.registry import DATASETS
 from .folds import Deal, fold_config
@@ -112,8 +112,8 @@ def _check(config: Config, tried: Sequence[Mapping], deal: Deal) -> list[int]:
     dataset = DATASETS.build(copy.deepcopy(dict(config.train_dataloader.dataset)))
     if hasattr(dataset, 'full_init'):
         dataset.full_init()
-    labels = class_labels(dataset)
-    return [len(sides_of(dataset, labels, *deal[:2], fold, deal.seed)[0])
+    labels, sources = class_labels(dataset), sample_sources(dataset)
+    return [len(fold_indices(labels, *deal[:2], fold, deal.seed, sources)[0])
             for fold in range(deal.folds)]
 
 

@@ -25,12 +25,10 @@ _TRACKERS = 'BaseMOTModel'
 class ClassCheckHook(Hook):
     """Compares ``num_classes`` of every head with the classes of the data sets.
 
-    The hosts do not check this in general: a head for fewer classes fails in the middle
-    of a loss or a metric, one for more classes trains. Masks of semantic
-    segmentation are checked when they are loaded, see
-    :class:`~mmkcr.datasets.label_check.CheckSegLabels`. Self-supervised
-    training needs no labels; a note in the log then says that they are not read.
-    ``tools/train.py`` and ``tools/test.py`` use this hook.
+    The hosts do not: a head for fewer classes fails in the middle of a loss or a metric, one for
+    more trains. Masks of semantic segmentation are checked when they are loaded
+    (:class:`~mmkcr.datasets.label_check.CheckSegLabels`). Self-supervised training reads no labels,
+    and the log says so. ``tools/train.py`` and ``tools/test.py`` use this hook.
     """
 
     priority = 'VERY_HIGH'

@@ -23,19 +23,16 @@ from mmkcr.registry import HOOKS
 class SyncBatchNormHook(Hook):
     """Makes batch norms of several processes equal to those of one process with the whole batch.
 
-    Without it every process normalises with its own images and keeps its own running statistics,
-    of which a checkpoint holds those of the first process. Then a run of two processes neither
-    equals that of a single process, nor does it resume exactly.
+    Without it every process keeps its own running statistics, of which a checkpoint holds those of
+    the first: two processes do not equal one, nor is a run resumed exactly.
 
-    PyTorch's ``SyncBatchNorm`` does the same on GPUs. But it refuses the CPU, and converting a
-    model to it replaces a subclass with its own forward by a plain layer. Here the layers
-    stay, and only the function that they call is replaced during training. So it
-    works under NCCL and gloo, in supernets, and in layers that are sliced during training. Layers
-    that already are ``SyncBatchNorm`` are left alone on GPUs and become plain ones on the CPU.
+    PyTorch's ``SyncBatchNorm`` refuses the CPU, and converting a model to it replaces a subclass
+    with its own forward by a plain layer. Here the layers stay, and the function that they call is
+    replaced during training, also in supernets and in layers that are sliced. Layers that already
+    are ``SyncBatchNorm`` are left alone on GPUs and become plain ones on the CPU.
 
-    A single process trains as without this hook. Layers in eval mode (``norm_eval``) take no part.
-    Every process has to run the same layers in the same order, as with ``SyncBatchNorm``.
-    :class:`ExactResumeHook` registers this hook.
+    Layers in eval mode (``norm_eval``) take no part. Every process has to run the same layers in
+    the same order. :class:`ExactResumeHook` registers this hook.
     """
 
     priority = 'VERY_HIGH'
@@ -114,15 +111,22 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
     """
     # statistics in fp32, as the fused kernels have it
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    out, mean, var, count = _Normalise.apply(wide, eps)
-    if count == 0:  # no process has anything
-        running_mean = running_var = None
+    dims, shape = [0, *range(2, x.ndim)], (1, -1, *(1 for _ in x.shape[2:]))
+    own = torch.cat([wide.sum(dims), wide.new_tensor([x.numel() / x.shape[1]])])  # (C + 1,)
+    sums, count = _Sum.apply(own).split([x.shape[1], 1])
+    # a process may have nothing, such as no regions of interest, and all of them too
+    several = count.clamp(min=1)
+    mean = sums / several
+    centred = wide - mean.view(shape)
+    var = _Sum.apply(centred.square().sum(dims)) / several
+    out = centred * (var + eps).rsqrt().view(shape)
     with torch.no_grad():
+        share = momentum * (count > 0).to(count)
         if running_mean is not None:
-            running_mean.lerp_(mean.to(running_mean), momentum)
+            running_mean.lerp_(mean.to(running_mean), share.to(running_mean))
         if running_var is not None:  # unbiased, as PyTorch has it
-            running_var.lerp_((var * count / (count - 1).clamp(min=1)).to(running_var), momentum)
-    shape = (1, -1, *(1 for _ in x.shape[2:]))
+            unbiased = var * count / (count - 1).clamp(min=1)
+            running_var.lerp_(unbiased.to(running_var), share.to(running_var))
     if weight is not None:
         out = out * weight.to(out).view(shape)
     if bias is not None:
@@ -130,41 +134,16 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
     return out.to(x.dtype)
 
 
-class _Normalise(torch.autograd.Function):
-    """``(x - mean) / sqrt(var + eps)`` with the statistics of all processes."""
+class _Sum(torch.autograd.Function):
+    """The sum over processes; that of ``torch.distributed.nn.functional`` is deprecated."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dims = [0, *range(2, x.ndim)]
-        # one message for means, variances and count
-        # a process may have nothing, such as no regions of interest: then all are 0
-        own = torch.cat([x.mean(dims), x.var(dims, unbiased=False),
-                         x.new_tensor([x.numel() / x.shape[1]])]) if x.numel() else \
-            x.new_zeros(2 * x.shape[1] + 1)  # (2C + 1,)
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, own)
-        parts = torch.stack(parts)  # (processes, 2C + 1)
-        means, variances = parts[:, :-1].chunk(2, 1)  # (processes, C) each
-        counts = parts[:, -1:]
-        count = counts.sum()
-        several = count.clamp(min=1)
-        mean = (means * counts).sum(0) / several
-        # within the processes' batches and between them (Chan et al.)
-        var = ((variances + (means - mean).square()) * counts).sum(0) / several
-        shape = (1, -1, *(1 for _ in x.shape[2:]))
-        scale = (var + eps).rsqrt().view(shape)
-        out = (x - mean.view(shape)) * scale
-        ctx.save_for_backward(out, scale, count)
-        ctx.mark_non_differentiable(mean, var, count)
-        return out, mean, var, count
+    def forward(ctx: Any, part: Tensor) -> Tensor:
+        total = part.clone()
+        dist.all_reduce(total)
+        return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None]:
-        out, scale, count = ctx.saved_tensors
-        dims = [0, *range(2, out.ndim)]
-        sums = torch.stack([grad.sum(dims), (grad * out).sum(dims)])  # (2, C)
-        dist.all_reduce(sums)
-        # dx = scale (g - mean(g) - y mean(g y)), the means over the batches of all processes
-        first, second = (sums / count.clamp(min=1)).view(2, *scale.shape)
-        return (grad - first - out * second) * scale, None
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _Sum.forward(ctx, grad)

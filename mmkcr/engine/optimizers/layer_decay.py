@@ -17,34 +17,22 @@ _NO_DECAY = ('norm_decay_mult', 'bias_decay_mult', 'flat_decay_mult')
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """Layer-wise learning rates, and no weight decay on norms, biases, tables and tokens.
 
-    For any backbone in any task model of mmpretrain, mmdet and mmseg, dense,
-    as a supernet (also as the part ``weights`` of a search) or as a subnet:
-    :func:`~mmkcr.engine.optimizers.layer_depth` says where a parameter lies.
-    A parameter at depth l of L learns at ``lr * layer_decay_rate ** (L - 1 - l)``,
-    gates of a supernet learn at the full rate at every depth.
-
-    All of MMEngine's ``paramwise_cfg`` is supported, including ``custom_keys`` with
-    ``lr_mult`` and ``decay_mult``. But norms, biases and all other
-    one-dimensional parameters do not decay unless it says so. Additional keys:
+    For any backbone, dense, as a supernet (also as the part ``weights`` of a search) or as a
+    subnet. A parameter at depth l of L (:func:`~mmkcr.engine.optimizers.layer_depth`) learns at
+    ``lr * layer_decay_rate ** (L - 1 - l)``, gates at the full rate. All of MMEngine's
+    ``paramwise_cfg`` is supported, but one-dimensional parameters do not decay unless it says so.
+    Additional keys:
 
     - ``layer_decay_rate`` (float): Within (0, 1]. Defaults to 1.
-    - ``table_decay_mult`` (float): Factor on the weight decay of position and
-      relative position tables and of tokens, which is every parameter of more
-      than one dimension that is no ``weight``. Defaults to 0.
+    - ``table_decay_mult`` (float): Factor on the weight decay of position tables and tokens, which
+      is every parameter of more than one dimension that is no ``weight``. Defaults to 0.
 
     Args:
-        optim_wrapper_cfg (dict): Config of the optimizer wrapper; its
-            optimizer has ``lr`` and ``weight_decay``.
+        optim_wrapper_cfg (dict): Config of the optimizer wrapper, with ``lr`` and ``weight_decay``.
         paramwise_cfg (dict, optional): See above. Defaults to None.
 
     Raises:
         ValueError: No ``lr`` or ``weight_decay``, or a rate outside (0, 1].
-
-    Examples:
-        >>> optim_wrapper = dict(
-        ...     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
-        ...     constructor='mmkcr.LayerDecayOptimWrapperConstructor',
-        ...     paramwise_cfg=dict(layer_decay_rate=0.75))
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -88,7 +76,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             place, depths = depth(name)
             if id(param) in gates:  # a choice among layers needs equal rates in all of them
                 place = depths - 1
-            settings = self._settings(group, name, param.ndim, (place, depths))
+            table = param.ndim > 1 and not name.endswith('weight')
+            decay = self.base_wd * (self.table_decay_mult if table else 1.)
+            scale = self.layer_decay_rate**(depths - 1 - place)
+            settings = {**group, 'lr': group.get('lr', self.base_lr) * scale, 'lr_scale': scale,
+                        'layer_id': place, 'weight_decay': group.get('weight_decay', decay)}
             # repr, as settings such as betas may not be hashable
             key = tuple(sorted((key, repr(value)) for key, value in settings.items()))
             groups.setdefault(key, dict(settings, params=[]))['params'].append(param)
@@ -98,11 +90,3 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                       '{count} parameters'.format(count=len(group['params']), **group),
                       logger='current')
         return groups
-
-    def _settings(self, group: dict, name: str, ndim: int, depth: tuple[int, int]) -> dict:
-        """The settings of a parameter, from MMEngine's."""
-        table = ndim > 1 and not name.endswith('weight')
-        scale = self.layer_decay_rate**(depth[1] - 1 - depth[0])
-        decay = self.base_wd * (self.table_decay_mult if table else 1.)
-        return {**group, 'lr': group.get('lr', self.base_lr) * scale, 'lr_scale': scale,
-                'layer_id': depth[0], 'weight_decay': group.get('weight_decay', decay)}

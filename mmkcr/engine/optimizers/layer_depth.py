@@ -10,16 +10,11 @@ from mmkcr.models.search_space import SearchSpace
 def layer_depth(model: nn.Module) -> Callable[[str], tuple[int, int]]:
     """Depths of a model's parameters by their names.
 
-    Depth 0 is the stem with the backbone's own parameters (position tables,
-    class and register tokens). Then every block has its own depth. The
-    last depth is everything behind the blocks: output norms, neck, heads and
-    the rest of the model. Blocks are counted by the backbone's
-    ``get_layer_depth`` if it has one (mmpretrain's Swin, ViT and others).
-    Otherwise they are the items of its lists and sequences of modules, such as
-    the stages of a ResNet.
-
-    The state of a backbone does not matter: a layer has the same depth in the
-    dense model, the supernet and the subnet.
+    Depth 0 is the stem with the backbone's own parameters (position tables, tokens). Then every
+    block has its own depth; the last depth is everything behind the blocks. Blocks are counted by
+    the backbone's ``get_layer_depth`` if it has one (mmpretrain's Swin, ViT and others), otherwise
+    they are the items of its lists and sequences of modules, such as the stages of a ResNet. A
+    layer has the same depth in the dense model, the supernet and the subnet.
 
     Args:
         model (nn.Module): A backbone, a task model, or a wrapper around one.

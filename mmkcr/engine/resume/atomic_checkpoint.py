@@ -1,9 +1,7 @@
 """Checkpoints that survive a process being killed while it writes them."""
 
 import os.path as osp
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
@@ -17,15 +15,19 @@ from mmkcr.registry import HOOKS
 BEFORE_CHECKPOINT = 'before_checkpoint'
 
 
-def write_atomically(content: bytes, path: str | Path) -> None:
-    """Write a file so that at any moment it holds either the old or the new content.
+@register_backend('mmkcr_atomic', force=True)
+class AtomicLocalBackend(LocalBackend):
+    """MMEngine's local file backend with atomic writes."""
 
-    Args:
-        content (bytes): What to write.
-        path (str | Path): Where, see :func:`~mmkcr.core.atomic_write`.
-    """
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(content)
+    def put(self, obj: bytes, filepath: str | Path) -> None:
+        """Write bytes, so that at any moment the file holds either the old or the new content.
+
+        Args:
+            obj (bytes): What to write.
+            filepath (str | Path): Where, see :func:`~mmkcr.core.atomic_write`.
+        """
+        with atomic_write(filepath) as temporary:
+            temporary.write_bytes(obj)
 
 
 def point_to(checkpoint: str, work_dir: str) -> None:
@@ -35,43 +37,7 @@ def point_to(checkpoint: str, work_dir: str) -> None:
         checkpoint (str): The file.
         work_dir (str): Folder of ``last_checkpoint``.
     """
-    write_atomically(checkpoint.encode(), osp.join(work_dir, 'last_checkpoint'))
-
-
-@register_backend('mmkcr_atomic', force=True)
-class AtomicLocalBackend(LocalBackend):
-    """MMEngine's local file backend with atomic writes."""
-
-    def put(self, obj: bytes, filepath: str | Path) -> None:
-        """Write bytes, see :func:`write_atomically`.
-
-        Args:
-            obj (bytes): What to write.
-            filepath (str | Path): Where; missing folders are made.
-        """
-        write_atomically(obj, filepath)
-
-
-class _DeferredRemoval:
-    """A file backend whose removals are delayed until :meth:`flush`."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-        self._waiting: list = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def remove(self, path: str) -> None:
-        self._waiting.append((self._backend.remove, path))
-
-    def rmtree(self, path: str) -> None:
-        self._waiting.append((self._backend.rmtree, path))
-
-    def flush(self, keep: Iterable[str]) -> None:
-        for remove, path in self._waiting:
-            if path not in keep:
-                remove(path)
+    AtomicLocalBackend().put(checkpoint.encode(), osp.join(work_dir, 'last_checkpoint'))
 
 
 @HOOKS.register_module()
@@ -103,7 +69,12 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         # the host's order is remove, save, point; here: save, point, remove
-        outdated = self._rotate(runner, step)
+        outdated = []
+        # as in the host: the same step once more changes nothing
+        if self.max_keep_ckpts > 0 and step not in list(self.keep_ckpt_ids)[-1:]:
+            outdated = [*self.keep_ckpt_ids, step][:-self.max_keep_ckpts]
+            self.keep_ckpt_ids.append(step)
+            runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
         name = self.filename_tmpl.format(step)
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         # before the file is written, as it is part of it
@@ -115,34 +86,15 @@ class AtomicCheckpointHook(CheckpointHook):
             backend_args=self.backend_args, **self.args)
         if is_main_process():
             point_to(self.last_ckpt, runner.work_dir)
-            self._remove(outdated)
+            for old in outdated:
+                path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(old))
+                if self.file_backend.isfile(path):
+                    self.file_backend.remove(path)
+                elif self.file_backend.isdir(path):  # deepspeed saves folders
+                    self.file_backend.rmtree(path)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        # the host removes the former best one first; a run that is killed before the new one is
+        # complete validates again when it is resumed, and writes it then
         runner.call_hook(BEFORE_CHECKPOINT)
-        # the host removes the former best checkpoint before it writes the new one
-        backend, self.file_backend = self.file_backend, _DeferredRemoval(self.file_backend)
-        try:
-            super()._save_best_checkpoint(runner, metrics)
-        finally:
-            deferred, self.file_backend = self.file_backend, backend
-        # only now that the new best one and the pointer to the last one are complete
-        best = getattr(self, 'best_ckpt_path_dict', {}).values()
-        deferred.flush(keep=[self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best])
-
-    def _rotate(self, runner: Runner, step: int) -> list[int]:
-        """Record a step as kept and return the steps that it makes outdated."""
-        # as in the host: the same step once more changes nothing
-        if self.max_keep_ckpts <= 0 or step in list(self.keep_ckpt_ids)[-1:]:
-            return []
-        kept = [*self.keep_ckpt_ids, step]
-        self.keep_ckpt_ids.append(step)
-        runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
-        return kept[:-self.max_keep_ckpts]
-
-    def _remove(self, steps: list[int]) -> None:
-        for step in steps:
-            path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step))
-            if self.file_backend.isfile(path):
-                self.file_backend.remove(path)
-            elif self.file_backend.isdir(path):  # deepspeed saves folders
-                self.file_backend.rmtree(path)
+        super()._save_best_checkpoint(runner, metrics)

@@ -1,10 +1,9 @@
 """Batches that are a function of the seed and of the position in the data stream.
 
-MMEngine seeds a data-loading worker once, when it starts. A sample's augmentation then depends on
-which worker loads it and on how many it loaded before, and a resumed run, which starts new
-workers, augments differently. Here the batch sampler numbers the draws, and the random states are
-set from that number just before a sample is loaded. So neither the number of workers, nor the
-number of ranks, nor the point where a run was stopped matters.
+MMEngine seeds a data-loading worker once, when it starts, so a resumed run augments differently.
+Here the batch sampler numbers the draws, and the random states are set from that number just before
+a sample is loaded: neither the number of workers or ranks, nor the point where a run was stopped
+matters.
 """
 
 import copy
@@ -22,15 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 
 def derive_seed(*parts: Any) -> int:
-    """Derive an independent seed from numbers and names.
-
-    Args:
-        *parts: What the seed depends on; equal parts give an equal seed, on
-            every machine.
-
-    Returns:
-        int: A seed within [0, 2**63).
-    """
+    """A seed within [0, 2**63) that depends on numbers and names, the same on every machine."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'big') >> 1
 
@@ -79,10 +70,8 @@ class SeededBatches(Sampler):
     """A batch sampler whose samples have seeds, and whose next pass may be the rest of another.
 
     The number of a sample is its position among the draws of all ranks (ranks interleave, as in
-    ``DefaultSampler`` and ``InfiniteSampler``). So one process and several with the same global
-    batch see the same samples. A whole pass begins with the containers, such as buckets by shape,
-    that the batch sampler had before its first one: a pass that was left early does not change
-    the next.
+    ``DefaultSampler`` and ``InfiniteSampler``). A whole pass begins with the containers, such as
+    buckets by shape, that the batch sampler had before its first one.
 
     Args:
         batches (Sampler): The batch sampler, before its first pass. Its attributes are this one's.
@@ -125,12 +114,7 @@ class SeededBatches(Sampler):
 
 
 def set_epoch(loader: DataLoader, epoch: int) -> None:
-    """Choose the epoch whose order and seeds come next.
-
-    Args:
-        loader (DataLoader): Any; its sampler need not know epochs.
-        epoch (int): From 0.
-    """
+    """Choose the epoch (from 0) whose order and seeds come next; the sampler need not know it."""
     if isinstance(loader.batch_sampler, SeededBatches):
         loader.batch_sampler.epoch = epoch
     sampler = source_sampler(loader)
@@ -139,14 +123,7 @@ def set_epoch(loader: DataLoader, epoch: int) -> None:
 
 
 def source_sampler(loader: DataLoader) -> Sampler:
-    """The sampler that draws a loader's indices, under any batch sampler.
-
-    Args:
-        loader (DataLoader): A loader of a map-style dataset.
-
-    Returns:
-        Sampler: Its innermost sampler.
-    """
+    """The innermost sampler, which draws a loader's indices, under any batch sampler."""
     sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     sampler = sampler.batches if isinstance(sampler, SeededBatches) else sampler
     # batch samplers, and samplers that wrap another, hold it as `sampler`
@@ -205,12 +182,9 @@ def train_loaders(runner: Runner) -> dict[str, DataLoader]:
 class EndlessBatches:
     """The batches of a loader without end, as an iteration-based run takes them.
 
-    It works like MMEngine's own iterator, with one difference. Going to a position takes the same
-    path for any sampler, batch sampler and number of workers; it draws indices but loads no
-    sample. MMEngine loads every batch that it skips, unless the batches are plain slices of an
-    ``InfiniteSampler``.
-
-    A sampler that ends is restarted with the next epoch's order.
+    To go to a position it draws indices but loads no sample; MMEngine's own iterator loads every
+    batch that it skips, unless the batches are plain slices of an ``InfiniteSampler``. A sampler
+    that ends is restarted with the next epoch's order.
 
     Args:
         loader (DataLoader): Loader of a map-style dataset.
@@ -235,28 +209,20 @@ class EndlessBatches:
             return next(self._iterator)
 
     def skip_iter(self, num_iters: int) -> None:
-        """Go to a position, counted from the very beginning.
-
-        Args:
-            num_iters (int): Batches to skip on this rank.
-        """
+        """Go to a position: batches of this rank, counted from the very beginning."""
         self._begin_epoch(0)
         continue_with(self.loader, None)
         indices = iter(self.loader.batch_sampler)
         for _ in range(num_iters):
-            indices = self._pass_over(indices)
+            try:
+                next(indices)
+            except StopIteration:
+                self._begin_epoch(self._epoch + 1)
+                indices = iter(self.loader.batch_sampler)
+                next(indices)
         # the next `iter(loader)` takes the rest of this very pass
         continue_with(self.loader, indices)
         self._iterator = None
-
-    def _pass_over(self, indices: Iterator) -> Iterator:
-        try:
-            next(indices)
-        except StopIteration:
-            self._begin_epoch(self._epoch + 1)
-            indices = iter(self.loader.batch_sampler)
-            next(indices)
-        return indices
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch

@@ -3,18 +3,11 @@
 from typing import Any
 
 import torch
-from mmengine.dist import (
-    all_gather_object,
-    broadcast_object_list,
-    get_dist_info,
-    get_rank,
-    get_world_size,
-)
+from mmengine.dist import all_gather_object, broadcast_object_list, get_dist_info, get_rank
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapperDict
-from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
-from torch import Tensor
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from mmkcr.engine.hooks.finite import FiniteHook
 from mmkcr.engine.hooks.sync_batch_norm import SyncBatchNormHook
@@ -31,7 +24,6 @@ from .batches import (
     source_sampler,
     train_loaders,
 )
-from .gradients import gather_gradients
 from .host_state import host_state, set_host_state
 from .preemption import PreemptionHook
 
@@ -42,28 +34,22 @@ _KEY = 'exact_resume'
 class ExactResumeHook(Hook):
     """Makes a resumed run give the same numbers as an unbroken one.
 
-    MMEngine restores weights, optimizers, schedules and logs, but no random
-    state. This hook makes every random draw a function of the seed and of
-    the position in the run, so that there is no state to restore:
+    MMEngine restores weights, optimizers, schedules and logs, but no random state. This hook makes
+    every random draw a function of the seed and of the position in the run:
 
-    - a sample's augmentation depends on (seed, epoch, position in the epoch):
-      on no worker and on no number of ranks
-      (:func:`~mmkcr.engine.resume.batches.make_reproducible`);
-    - an iteration-based run reaches its sample by drawing indices, without loading the batches
-      that it skips (:class:`~mmkcr.engine.resume.batches.EndlessBatches`);
-    - mixup, dropout and stochastic depth in the main process depend on
-      (seed, iteration, rank). They differ between ranks, on purpose: with
-      them, two processes are not one with twice the batch.
+    - a sample's augmentation depends on (seed, epoch, position in the epoch), on no worker and no
+      number of ranks (:func:`~mmkcr.engine.resume.batches.make_reproducible`);
+    - an iteration-based run reaches its sample by drawing indices
+      (:class:`~mmkcr.engine.resume.batches.EndlessBatches`);
+    - mixup, dropout and stochastic depth in the main process depend on (seed, iteration, rank): on
+      purpose, so with them two processes are not one with twice the batch.
 
-    It also does the following. It stores the seeds of samplers when ``randomness`` gives none,
-    gradients that are still being accumulated, and what modules and hooks of the hosts remember
-    outside of any state_dict (:data:`~mmkcr.engine.resume.host_state.HOST_STATE`). It resumes
-    within an epoch. It saves a run that is told to end (:class:`PreemptionHook`). It repeats the
-    validation that follows a checkpoint, whose results the checkpoint cannot hold. It gives a plain
-    ``CheckpointHook`` the behaviour of :class:`AtomicCheckpointHook`, so that saving survives being
-    killed. It stops a run whose loss is not finite (:class:`FiniteHook`). And it lets the batch
-    norms of several processes keep one set of statistics, which is the one in the checkpoint
-    (:class:`SyncBatchNormHook`).
+    It stores the seeds of samplers when ``randomness`` gives none, gradients that are still being
+    accumulated, and what hosts remember outside of any state_dict
+    (:data:`~mmkcr.engine.resume.host_state.HOST_STATE`). It resumes within an epoch, and repeats
+    the validation that follows a checkpoint, whose results the checkpoint cannot hold. A plain
+    ``CheckpointHook`` becomes an :class:`AtomicCheckpointHook`. It registers
+    :class:`PreemptionHook`, :class:`FiniteHook` and :class:`SyncBatchNormHook`.
 
     Works with ``EpochBasedTrainLoop``, ``IterBasedTrainLoop``,
     :class:`~mmkcr.methods.search.bilevel.BilevelTrainLoop` and
@@ -90,8 +76,7 @@ class ExactResumeHook(Hook):
         self._seed = 0
         self._validated = False
         self._passed = 0
-        self._gradients: dict[str, list[Tensor]] | None = None
-        self._hosts: list[dict[str, Any]] | None = None
+        self._processes: list[dict[str, Any]] | None = None
 
     def before_run(self, runner: Runner) -> None:
         """Make a plain ``CheckpointHook`` atomic, and add the hooks that this one needs."""
@@ -106,29 +91,23 @@ class ExactResumeHook(Hook):
 
     def before_checkpoint(self, runner: Runner) -> None:
         """Gather what all processes have of their own, as only one of them saves."""
-        self._gradients = gather_gradients(unwrap(runner.model))
-        self._hosts = all_gather_object(host_state(runner))
+        self._processes = all_gather_object(_own_state(runner))
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Add samplers' seeds, waiting gradients, hosts' state, and whether to validate."""
-        gradients, self._gradients = self._gradients, None
-        hosts, self._hosts = self._hosts, None
-        if gradients is None:  # saved by a hook that does not announce it on all processes
-            # with several processes a collective here would wait for those that do not save
-            gradients = gather_gradients(unwrap(runner.model)) if get_world_size() == 1 else {}
+        # a hook that does not announce it on all processes saves what this one has
+        processes, self._processes = self._processes or [_own_state(runner)], None
         loop, meta = runner.train_loop, checkpoint['meta']
         # in the middle of an epoch: more iterations than the epochs that are complete hold
         within = isinstance(loop, EpochBasedTrainLoop) and meta['iter'] > meta['epoch'] * len(
             loop.dataloader)
-        state = dict(
+        checkpoint[_KEY] = dict(
             sampler_seeds={name: getattr(source_sampler(loader), 'seed', None)
                            for name, loader in train_loaders(runner).items()},
             # what was to be validated before an epoch began has been
             validated=self._validated or within,
             batches=len(loop.dataloader) if within else None,
-            gradients=gradients,
-            hosts=[host_state(runner)] if hosts is None else hosts)
-        checkpoint[_KEY] = state
+            processes=processes)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Keep the added state if the run is resumed."""
@@ -152,15 +131,7 @@ class ExactResumeHook(Hook):
             if resumed_seeds.get(name) is not None:
                 # without `randomness` the host draws a new seed for every start
                 source_sampler(loader).seed = resumed_seeds[name]
-        gradients, (rank, processes) = self._resumed.get('gradients', {}), get_dist_info()
-        for name, param in unwrap(runner.model).named_parameters():
-            if name in gradients:
-                found = gradients[name]
-                # the step takes the mean over processes, whatever their number was
-                grad = found[rank] if len(found) == processes else torch.stack(found).mean(0)
-                param.grad = grad.to(param)
-        hosts = self._resumed.get('hosts') or [{}]
-        set_host_state(runner, hosts[rank if len(hosts) == processes else 0])
+        self._set_own_state(runner, self._resumed.get('processes'))
         loop = runner.train_loop
         # an iteration-based run goes to its position without loading skipped batches
         if isinstance(loop, IterBasedTrainLoop) and not isinstance(loop.dataloader_iterator,
@@ -195,35 +166,53 @@ class ExactResumeHook(Hook):
         self._validated = True
 
     @staticmethod
+    def _set_own_state(runner: Runner, states: list[dict[str, Any]] | None) -> None:
+        """Set what :func:`_own_state` found on every process."""
+        if not states:
+            return
+        rank, processes = get_dist_info()
+        # the step takes the mean over processes, whatever their number was
+        found = states[rank:rank + 1] if len(states) == processes else states
+        for name, param in unwrap(runner.model).named_parameters():
+            grads = [state['gradients'][name] for state in found if name in state['gradients']]
+            if grads:
+                param.grad = (torch.stack(grads).sum(0) / len(found)).to(param)
+        set_host_state(runner, found[0]['hosts'])
+
+    @staticmethod
     def _within_epoch(runner: Runner, batches: int | None) -> int:
         """Number of batches that a resumed run has already used of its epoch."""
         loop = runner.train_loop
         if not isinstance(loop, EpochBasedTrainLoop):
             return 0
-        passed = loop.iter - loop.epoch * len(loop.dataloader)
+        begin = loop.epoch * len(loop.dataloader)
+        passed = loop.iter - begin
         # another number of batches means another order: the epoch begins anew
         if batches == len(loop.dataloader):
             return passed
         if passed:
-            print_log(
-                f'The run does not go on exactly: expected iteration '
-                f'{loop.epoch * len(loop.dataloader)} at the start of epoch {loop.epoch + 1}, '
-                f'found {loop.iter} in the checkpoint, which was written within an epoch or with '
-                'another batch size.', 'current', level=30)
+            print_log(f'The run does not go on exactly: expected iteration {begin} at the start of '
+                      f'epoch {loop.epoch + 1}, found {loop.iter} in the checkpoint, which was '
+                      'written within an epoch or with another batch size.', 'current', level=30)
             # what is past counts as epochs of today's length, for all that looks at both counters
-            loop._iter = loop.epoch * len(loop.dataloader)
+            loop._iter = begin
             wrapper = runner.optim_wrapper
             for part in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
                 part.initialize_count_status(runner.model, loop.iter, loop.max_iters)
         return 0
 
 
+def _own_state(runner: Runner) -> dict[str, Any]:
+    """Gradients that wait for a step, and what hosts remember, of this process."""
+    parameters = unwrap(runner.model).named_parameters()
+    return dict(gradients={name: param.grad.cpu() for name, param in parameters
+                           if param.grad is not None}, hosts=host_state(runner))
+
+
 class MissedValidationHook(Hook):
     """Runs the validation that was due when a resumed run's checkpoint was written.
 
-    MMEngine saves first and validates then, so a checkpoint never holds the
-    results of its own validation, which may include the best score.
-    :class:`ExactResumeHook` registers this hook.
+    MMEngine saves first and validates then. :class:`ExactResumeHook` registers this hook.
     """
 
     priority = 'LOWEST'  # after all other hooks are ready
@@ -237,17 +226,11 @@ class MissedValidationHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Validate if the unbroken run did so at this point."""
-        if self._missed and runner.val_loop is not None and self._is_due(runner.train_loop):
-            runner.val_loop.run()
-        self._missed = False
-
-    @staticmethod
-    def _is_due(loop: BaseLoop) -> bool:
-        if isinstance(loop, EpochBasedTrainLoop):
-            done, total = loop.epoch, loop.max_epochs
-        elif isinstance(loop, IterBasedTrainLoop):
-            done, total = loop.iter, loop.max_iters
-        else:
-            return False
+        loop, self._missed, missed = runner.train_loop, False, self._missed
+        if not missed or runner.val_loop is None:
+            return
+        done, total = (loop.epoch, loop.max_epochs) if isinstance(loop, EpochBasedTrainLoop) else \
+            (loop.iter, loop.max_iters)
         loop._decide_current_val_interval()
-        return done >= loop.val_begin and (done % loop.val_interval == 0 or done == total)
+        if done >= loop.val_begin and (done % loop.val_interval == 0 or done == total):
+            runner.val_loop.run()

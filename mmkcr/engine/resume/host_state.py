@@ -1,5 +1,6 @@
 """State of the hosts' modules and hooks that is in no state_dict."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,24 +22,12 @@ HOST_STATE: dict[str, tuple[str, ...]] = {
 
 
 def host_state(runner: Runner) -> dict[str, Any]:
-    """What a checkpoint stores of this process, see :data:`HOST_STATE`.
-
-    Args:
-        runner (Runner): With a model and hooks.
-
-    Returns:
-        dict[str, Any]: Plain values by the module's path, or the hook's class and number.
-    """
+    """Plain values of :data:`HOST_STATE` by the module's path, or the hook's class and number."""
     return {name: _plain(getattr(owner, attribute)) for name, owner, attribute in _entries(runner)}
 
 
 def set_host_state(runner: Runner, state: dict[str, Any]) -> None:
-    """Set what :func:`host_state` found; what the run does not have any more is left out.
-
-    Args:
-        runner (Runner): With a model and hooks.
-        state (dict[str, Any]): As returned there.
-    """
+    """Set what :func:`host_state` found; what the run does not have any more is left out."""
     for name, owner, attribute in _entries(runner):
         if name in state:
             setattr(owner, attribute, _plain(state[name]))
@@ -48,11 +37,11 @@ def _entries(runner: Runner) -> Iterator[tuple[str, Any, str]]:
     """A name of its own, the object and its attribute."""
     owners = [(f'module {path}', module) for path, module
               in unwrap(runner.model).named_modules()]
-    numbers: dict[str, int] = {}  # among the hooks of a class: other hooks may come and go
+    numbers: Counter[str] = Counter()  # among the hooks of a class: others may come and go
     for hook in runner.hooks:
         kind = type(hook).__name__
-        numbers[kind] = numbers.get(kind, -1) + 1
         owners.append((f'hook {kind} {numbers[kind]}', hook))
+        numbers[kind] += 1
     for name, owner in owners:
         for cls in type(owner).__mro__:
             library = cls.__module__.partition('.')[0]

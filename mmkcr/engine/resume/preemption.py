@@ -1,12 +1,11 @@
 """A run that is told to end saves its state first."""
 
-import copy
-import multiprocessing
 import os
 import os.path as osp
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,10 @@ class PreemptionHook(Hook):
     """Saves and ends a run after the iteration in which a signal came.
 
     Batch systems send SIGTERM before they take a machine away. All processes agree on the
-    iteration. Then ``preempted.pth`` is written, ``last_checkpoint`` points to it, and the run
-    ends with status 143. Started again with ``--resume`` it continues within the epoch, exactly
-    (:class:`ExactResumeHook`, which registers this hook). The file is removed after the next
-    ordinary checkpoint. A signal during a validation takes effect after it.
+    iteration, ``preempted.pth`` is written, ``last_checkpoint`` points to it, and the run ends with
+    status 143. With ``--resume`` it continues within the epoch (:class:`ExactResumeHook`, which
+    registers this hook). The file is removed after the next ordinary checkpoint. A signal during a
+    validation takes effect after it.
 
     Args:
         signals (Sequence[str]): Names of the signals. Defaults to ``('SIGTERM', )``.
@@ -99,36 +98,6 @@ class PreemptionHook(Hook):
             path.unlink()
 
 
-class _Shielded:
-    """Starts the worker processes of a loader with signals blocked, as its ``Process``.
-
-    In the worker it would be too late to block them: a signal may have come, and PyTorch may have
-    started its pool of threads anew before, any of which would take the signal. Processes that
-    anything else starts are born as ever: blocked, they could not be told to end.
-
-    Args:
-        signals (Sequence[int]): The signals.
-        process (Callable): Of the loader's context.
-    """
-
-    def __init__(self, signals: Sequence[int], process: Callable) -> None:
-        self.signals, self.process = signals, process
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        worker = self.process(*args, **kwargs)
-
-        def start() -> None:
-            del worker.start  # a worker that is spawned is pickled
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
-            try:
-                worker.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-        worker.start = start
-        return worker
-
-
 class _Loyal:
     """Starts a worker process that obeys signals only if they come from its own parent process.
 
@@ -162,10 +131,20 @@ def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
         loader (DataLoader): Changed in place, before it is iterated.
         signals (Sequence[int]): The signals.
     """
-    if not loader.num_workers or not hasattr(signal, 'sigwaitinfo'):  # macOS
+    shielded_already = isinstance(loader.worker_init_fn, _Loyal)
+    if not loader.num_workers or shielded_already or not hasattr(signal, 'sigwaitinfo'):  # macOS
         return
-    if not isinstance(loader.worker_init_fn, _Loyal):
-        loader.worker_init_fn = _Loyal(signals, loader.worker_init_fn)
-        context = copy.copy(loader.multiprocessing_context or multiprocessing.get_context())
-        context.Process = _Shielded(signals, context.Process)
-        loader.multiprocessing_context = context
+    loader.worker_init_fn = _Loyal(signals, loader.worker_init_fn)
+    start_workers = loader._get_iterator
+
+    def shielded() -> Any:
+        # workers inherit what is blocked. They block it themselves too late: a signal may have
+        # come, and PyTorch may have started its pool of threads anew, any of which would take it
+        resource_tracker.ensure_running()  # where it starts, it unblocks SIGTERM
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        try:
+            return start_workers()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    loader._get_iterator = shielded

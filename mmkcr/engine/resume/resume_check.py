@@ -25,8 +25,7 @@ _MISSING = object()
 def config_changes(text: str, config: Config, path: str) -> tuple[list[str], list[str]]:
     """Compare the config in a checkpoint with that of the run that resumes from it.
 
-    A different model, price, split of the data or accumulation of gradients makes another run:
-    these changes are refused. All others are left to the user to judge.
+    A different model, price, split of the data or accumulation of gradients makes another run.
 
     Args:
         text (str): ``meta['cfg']`` of the checkpoint.
@@ -34,7 +33,7 @@ def config_changes(text: str, config: Config, path: str) -> tuple[list[str], lis
         path (str): The checkpoint, for messages.
 
     Returns:
-        tuple[list[str], list[str]]: Refused changes and permitted changes, one line each.
+        tuple[list[str], list[str]]: Changes that make another run, and all others, one line each.
 
     Raises:
         ValueError: The text is no config of plain values.
@@ -49,7 +48,9 @@ def config_changes(text: str, config: Config, path: str) -> tuple[list[str], lis
         old, new = before.get(key, _MISSING), now.get(key, _MISSING)
         if old is not _MISSING and new is not _MISSING and old == new:
             continue
-        line = f'`{key}` was {_shown(old)} and is {_shown(new)}'
+        was, now_is = ('not there' if value is _MISSING else f'{value!r:.60}'
+                       for value in (old, new))
+        line = f'`{key}` was {was} and is {now_is}'
         if _is_essential(key):
             refused.append(line)
         elif _RESTORED.match(key) and _MISSING not in (old, new):
@@ -80,7 +81,3 @@ def _entries(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, list(value) if isinstance(value, tuple) else value
     for name, entry in items.items():
         yield from _entries(f'{key}.{name}' if key else name, entry)
-
-
-def _shown(value: Any) -> str:
-    return 'not there' if value is _MISSING else f'{value!r:.60}'

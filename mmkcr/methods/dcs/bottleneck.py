@@ -3,20 +3,21 @@
 Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
-from mmengine.dist import broadcast, get_dist_info
+from mmengine.dist import all_gather_object, broadcast
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmkcr.evaluation.features import draw_samples, feature_batches, share_of_rank, undisturbed
 from mmkcr.functional.clusters import (
+    INPUTS_PER_CLUSTER,
     SAMPLES_PER_CLUSTER,
     fit_clusters,
     flat_inputs,
-    stream_clusters,
 )
 from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.methods.search.regularized import labels_of
@@ -26,13 +27,7 @@ from .information_bottleneck import InformationBottleneckLoss
 
 def labelled_batches(model: nn.Module, loader: DataLoader,
                      layer: str) -> Iterator[tuple[Tensor, Tensor, Any]]:
-    """Yield features (B, d), labels (B,) and the batch itself.
-
-    Args:
-        model (BaseModel): The task model, or a wrapper around it.
-        loader (DataLoader): Its samples have labels.
-        layer (str): As in :class:`mmkcr.models.feature_tap.FeatureTap`.
-    """
+    """Features (B, d) of :func:`~mmkcr.evaluation.features.feature_batches`, labels, the batch."""
     for features, batch in feature_batches(model, loader, layer):
         yield features, labels_of(batch['data_samples']).to(features.device), batch
 
@@ -41,12 +36,11 @@ class BottleneckPass:
     """One pass over a data set that refreshes an :class:`InformationBottleneckLoss`.
 
     Every sample goes through the network once. The features of at most ``samples`` drawn
-    samples are held, and k-means runs on them. Q is summed over these and over all others as
-    they stream by. With C = A = 1000 classes and clusters, d = 640 and the default of
-    256 samples per cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB divided by the
-    number of ranks, and Q and its sums 8 MB each, for any n. Reporting the IB value
-    adds 256 000 x 1000 x 4 B = 1.02 GB, divided likewise. k-means starts from the centroids of
-    the previous refresh, if there was one.
+    samples are held, and every rank runs k-means on all of them. Q is summed over these and over
+    all others as they stream by. With C = A = 1000 classes and clusters, d = 640 and the default of
+    256 samples per cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB, and Q and its sums
+    8 MB each, for any n. Reporting the IB value adds 256 000 x 1000 x 4 B = 1.02 GB divided by the
+    number of ranks. k-means starts from the centroids of the previous refresh, if there was one.
 
     Args:
         model (BaseModel): The task model, or a wrapper around it, in eval mode.
@@ -79,70 +73,62 @@ class BottleneckPass:
         loss = self.loss
         if loss.input_features is not None and not loss.input_refreshed:
             self._cluster_inputs(seed)
-        held = [self._row(*batch) for batch in self._batches(drawn)]
-        features = torch.cat([row[0] for row in held]) if held else \
-            loss.centroids.new_zeros(0, loss.num_features)
-        loss.set_centroids(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
-                                        loss.centroids if loss.ready else None,
-                                        distributed=get_dist_info()[1] > 1))
+        held = list(self._rows(drawn))
+        features = _of_all_ranks([row[0] for row in held], loss.centroids)
+        loss.centroids.copy_(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
+                                          loss.centroids if loss.ready else None))
+        broadcast(loss.centroids)
         # memory: k-means was the last that needed them together
         del features
-        broadcast(loss.centroids)
-        device = loss.centroids.device
         sums = InformationAccumulator(
-            loss.num_clusters, loss.num_classes, device=device,
+            loss.num_clusters, loss.num_classes, device=loss.centroids.device,
             input_clusters=loss.num_classes if loss.input_features is not None else 0)
-        for row in held:
-            self._add(sums, *row)
-        held.clear()
-        # the second pass sees only samples that the first one did not
-        if drawn is not None:
+        rows = iter(held)
+        if drawn is not None:  # the second pass sees only samples that the first one did not
             others = torch.ones(len(self.dataset), dtype=torch.bool)
             others[drawn] = False
-            for batch in self._batches(others.nonzero().flatten()):
-                self._add(sums, *self._row(*batch))
+            rows = chain(held, self._rows(others.nonzero().flatten()))
+        for features, labels, log_inputs in rows:
+            sums.add(loss.log_phi(features), labels, log_inputs)
         sums.all_reduce()
         loss.refresh(loss.centroids, sums.log_q(loss.smoothing), step)
         return sums.values(loss.log_q)
 
-    def _batches(self, indices: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Any]]:
-        loader = share_of_rank(self.dataset, None if indices is None else indices.tolist(),
-                               self.like)
-        return labelled_batches(self.model, loader, self.layer)
+    def _rows(self, indices: Tensor | None) -> Iterator[tuple]:
+        """What is summed of every batch: features, labels, log phi of the inputs."""
+        loss, indices = self.loss, None if indices is None else indices.tolist()
+        loader = share_of_rank(self.dataset, indices, self.like)
+        for features, labels, batch in labelled_batches(self.model, loader, self.layer):
+            log_inputs = None if loss.input_features is None else log_assignments(
+                self._inputs(batch), loss.input_centroids, loss.beta, loss.normalize)
+            yield features.float(), labels, log_inputs
 
     def _inputs(self, batch: Any) -> Tensor:
         return flat_inputs(self.model.data_preprocessor(batch, False)['inputs'])
 
-    def _row(self, features: Tensor, labels: Tensor, batch: Any) -> tuple:
-        """The part of a batch that is held: features, labels, log phi of the inputs."""
-        if self.loss.input_features is None:
-            return features.float(), labels, None
-        loss = self.loss
-        return features.float(), labels, log_assignments(
-            self._inputs(batch), loss.input_centroids, loss.beta, loss.normalize)
-
-    def _add(self, sums: InformationAccumulator, features: Tensor, labels: Tensor,
-             log_inputs: Tensor | None) -> None:
-        sums.add(self.loss.log_phi(features), labels, log_inputs)
-
     def _cluster_inputs(self, seed: int) -> None:
-        """Fit the clusters of the inputs on the first rank; the inputs never change."""
-        loss, n = self.loss, len(self.dataset)
-        # a sample of fixed size: one rank is fast enough, and the others get its result
-        if get_dist_info()[0] == 0:
-            number = min(n, SAMPLES_PER_CLUSTER * loss.num_classes)
-            generator = torch.Generator().manual_seed(seed)
-            indices = torch.randperm(n, generator=generator)[:number].tolist()
-            loader = share_of_rank(self.dataset, indices, self.like, distributed=False)
-            centroids = stream_clusters((self._inputs(batch) for batch in loader),
-                                        loss.num_classes, seed, loss.normalize)
-            if centroids.shape != loss.input_centroids.shape:
-                raise ValueError(f'expected inputs of {loss.input_features} numbers '
-                                 f'(`input_features`), found `{centroids.shape[1]}` in '
-                                 'InformationBottleneckLoss')
-            loss.input_centroids.copy_(centroids)
+        """Fit the clusters of the inputs, which never change."""
+        loss = self.loss
+        drawn = draw_samples(len(self.dataset), INPUTS_PER_CLUSTER * loss.num_classes, seed)
+        loader = share_of_rank(self.dataset, None if drawn is None else drawn.tolist(), self.like)
+        points = _of_all_ranks([self._inputs(batch) for batch in loader], loss.input_centroids)
+        if points.shape[1] != loss.input_features:
+            raise ValueError(f'expected inputs of {loss.input_features} numbers '
+                             f'(`input_features`), found `{points.shape[1]}` in '
+                             'InformationBottleneckLoss')
+        loss.input_centroids.copy_(fit_clusters(points, loss.num_classes, seed, loss.normalize))
         broadcast(loss.input_centroids)
         loss.input_refreshed.fill_(1)
+
+
+def _of_all_ranks(parts: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Points of all ranks, (n, d), of which each has every world_size-th, in their order."""
+    own = torch.cat(parts) if parts else torch.zeros_like(like[:0])
+    shares = all_gather_object(own.cpu())
+    points = own.new_empty(sum(map(len, shares)), own.shape[1])
+    for rank, share in enumerate(shares):
+        points[rank::len(shares)] = share.to(points)
+    return points
 
 
 def information_statistics(model: nn.Module, loader: DataLoader, num_classes: int,

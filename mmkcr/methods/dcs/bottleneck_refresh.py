@@ -17,16 +17,13 @@ from .information_bottleneck import InformationBottleneckLoss
 class InformationBottleneckHook(RefreshHook):
     """K-means on the features, and Q(a | y) with its clusters (DCS algorithm 1, line 16).
 
-    It runs before the first epoch with the term on, which is at the end of the warm-up, and before
-    every later one. So the loss of an epoch uses the clusters and the Q of the weights
-    at the end of the previous epoch. It takes one eval pass over the training set; its memory
-    does not grow with the set, see :class:`~mmkcr.methods.dcs.bottleneck.BottleneckPass` for the
-    bytes. It logs ``ib_i_labels``, I(X~, Y); if the loss has ``input_features``, also
-    ``ib_i_inputs``, ``ib_ib`` and the bounds.
+    It runs before every epoch with the term on, so an epoch's loss uses the clusters and the Q of
+    the weights at the end of the previous one. It takes one eval pass over the training set; for
+    the memory see :class:`~mmkcr.methods.dcs.bottleneck.BottleneckPass`. It logs ``ib_i_labels``,
+    I(X~, Y); if the loss has ``input_features``, also ``ib_i_inputs``, ``ib_ib`` and the bounds.
 
-    The paper computes Q with the clusters of the previous epoch and then moves the clusters,
-    so that the cluster indices of its Q and its phi do not match. Here Q follows the clusters, as
-    in the authors' later public code.
+    The paper computes Q with the clusters of the previous epoch and then moves the clusters. Here Q
+    follows the clusters, as in the authors' later public code.
 
     Args:
         interval (int): Steps between refreshes. Defaults to 1: every epoch.

@@ -14,8 +14,7 @@ from mmkcr.registry import HOOKS
 class GateNoiseHook(Hook):
     """Draws the noise of every gate in a retraining, such as that of the QK masks (DCS, 3.1).
 
-    In a search the model itself does so. The noise is a function of the seed and the iteration:
-    it is the same on every rank, and continues seamlessly after a resume.
+    In a search the model itself does so. The noise is a function of the seed and the iteration.
 
     Args:
         seed (int): Seed of the noise. Defaults to 0.

@@ -17,14 +17,13 @@ class InformationBottleneckLoss(nn.Module):
 
     The printed loss has a first term of the inputs,
     :math:`\sum_a \sum_b \phi(\tilde X_i, a) \phi(X_i, b) \log \phi(X_i, b)`. As
-    :math:`\sum_a \phi(\tilde X_i, a) = 1`, it does not depend on the network and is not
-    computed. Nor is the lemma's term that the theorem drops. Both are included in the values
-    that :class:`mmkcr.InformationBottleneckMetric` reports.
+    :math:`\sum_a \phi(\tilde X_i, a) = 1`, it does not depend on the network and is not computed;
+    nor is the lemma's term that the theorem drops. :class:`mmkcr.InformationBottleneckMetric`
+    reports both.
 
-    Centroids and Q are computed before each epoch (:class:`mmkcr.InformationBottleneckHook`)
-    and are constant in the gradient. Images mixed by mixup or CutMix count with the scores
-    of their classes. All arithmetic is in fp32 (fp64 for fp64 features) with autocast
-    switched off.
+    Centroids and Q are computed before each epoch (:class:`mmkcr.InformationBottleneckHook`) and
+    are constant in the gradient. Mixed images count with the scores of their classes. All
+    arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off.
 
     Args:
         num_features (int): Feature width d.
@@ -32,9 +31,8 @@ class InformationBottleneckLoss(nn.Module):
         num_clusters (int, optional): A. Defaults to None: C, as in the paper.
         weight (float): eta, the loss weight. Defaults to 50.
         beta (float): Inverse temperature of phi. Defaults to 1.
-        normalize (bool): Bring features and centroids to unit length, as in the authors'
-            later public code. The paper uses raw features, whose phi is nearly one-hot.
-            Defaults to True.
+        normalize (bool): Bring features and centroids to unit length. The paper uses raw features,
+            whose phi is nearly one-hot. Defaults to True.
         smoothing (float): Pseudo-count of every (a, y) in Q. Defaults to 1e-3.
         input_features (int, optional): Width of the flattened inputs, if the hook should
             report the IB value. Their centroids are then buffers here. Defaults to None.
@@ -80,14 +78,11 @@ class InformationBottleneckLoss(nn.Module):
         self.ready = False
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Computes the weighted loss of a batch.
+        """The weighted loss of a batch, a scalar.
 
         Args:
             features (Tensor): (B, d), with gradient.
             labels (Tensor): Classes (B,), or scores (B, C).
-
-        Returns:
-            Tensor: Scalar, fp32 or fp64.
 
         Raises:
             RuntimeError: There are no clusters yet.
@@ -126,19 +121,14 @@ class InformationBottleneckLoss(nn.Module):
             log_q (Tensor): (C, A).
             step (int): Epoch (from 0) before which they were computed. Defaults to -1.
         """
-        self.set_centroids(centroids)
-        self.log_q.copy_(log_q)
-        self.refresh_step.fill_(step)
-        self.refreshed.fill_(1)
-        self.ready = True
-
-    @torch.no_grad()
-    def set_centroids(self, centroids: Tensor) -> None:
-        """Stores the centroids (A, d) alone, to compute Q with them."""
         if centroids.shape != self.centroids.shape:
             raise ValueError(f'expected centroids of shape {tuple(self.centroids.shape)}, found '
                              f'`{tuple(centroids.shape)}` in InformationBottleneckLoss')
         self.centroids.copy_(centroids)
+        self.log_q.copy_(log_q)
+        self.refresh_step.fill_(step)
+        self.refreshed.fill_(1)
+        self.ready = True
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)

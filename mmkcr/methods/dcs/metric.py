@@ -27,10 +27,9 @@ class InformationBottleneckMetric(BaseMetric):
     ``ibb_printed`` is the printed right side, which is not a bound. Needs
     :class:`mmkcr.FeatureTapHook`.
 
-    k-means needs the whole set before anything can be summed. So the set's features, and inputs of
-    at most 32 x 32 pixels, are held: n (4 d + 12 288) B over all ranks, 740 MB for ImageNet's
-    validation set at d = 640. For larger sets use
-    :func:`~mmkcr.methods.dcs.bottleneck.information_statistics`, whose memory is bounded.
+    The set's features, and inputs of at most 32 x 32 pixels, are held: n (4 d + 12 288) B over all
+    ranks, 740 MB for ImageNet's validation set at d = 640. The memory of
+    :func:`~mmkcr.methods.dcs.bottleneck.information_statistics` is bounded.
 
     Args:
         num_classes (int): C.
@@ -69,12 +68,7 @@ class InformationBottleneckMetric(BaseMetric):
         self.feature_key, self.seed = feature_key, seed
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Store features, labels and inputs of a batch.
-
-        Args:
-            data_batch (dict): With ``inputs`` as loaded.
-            data_samples (Sequence[dict]): With the feature and ``gt_label``.
-        """
+        """Store features, labels and inputs of a batch."""
         points = self._points(data_batch) if self.inputs else [None] * len(data_samples)
         for sample, point in zip(data_samples, points):
             if self.feature_key not in sample:

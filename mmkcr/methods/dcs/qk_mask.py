@@ -18,18 +18,15 @@ class QKMask(NoisyGate, AddedLayer):
     backward pass the gradient of :math:`M` is that of the sigmoid (straight-through). In eval
     mode the noise is 0: :math:`M = 1[\theta > 0]`.
 
-    The noise is drawn per position and channel, :math:`\epsilon_{id}` as printed, and is the same
-    for all images of a batch. So it does not depend on how a batch is spread over ranks.
-
-    The weights are parameters of the gate itself, not of a ``Linear`` or ``Conv2d``. So a host
-    that initialises its layers by type does not close the mask.
+    The noise is drawn per position and channel and is the same for all images of a batch, however
+    they are spread over ranks. The weights are parameters of the gate itself, so a host that
+    initialises its layers by type does not close the mask.
 
     Args:
         in_channels (int): Channels C of the attention's input x.
         channels (int): Channels D of the queries, and of the keys, head by head.
         maps (bool): Whether x has the shape (B, C, H, W) instead of (B, N, C). Defaults to False.
-        separate (bool): One mask for queries and another for keys, the paper's ablation
-            "QK-Mask". Defaults to False.
+        separate (bool): One mask for queries and another for keys ("QK-Mask"). Defaults to False.
         init (float): Initial bias of :math:`\theta`. A positive value starts with an open mask.
             Defaults to 2.0.
         temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``. It scales gradients
@@ -57,20 +54,15 @@ class QKMask(NoisyGate, AddedLayer):
         self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(rows, in_channels), std=.02))
         self.bias = nn.Parameter(torch.full((rows, ), float(init)))
         self._seed: int | None = None
-        self._noise: Tensor | None = None
 
     def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw the seed of one training step's noise; the forward draws it once it has a shape."""
         self._seed = int(torch.randint(2**62, (), generator=generator))
-        self._noise = None
 
     def noise_like(self, theta: Tensor) -> Tensor:
         """Logistic noise of the step, shape ``theta.shape[1:]``, for every image of the batch."""
-        if self._noise is None or self._noise.shape != theta.shape[1:]:
-            generator = torch.Generator().manual_seed(self._seed)
-            self._noise = logistic_noise(theta.shape[1:], generator)
-        self._noise = self._noise.to(theta)
-        return self._noise
+        generator = torch.Generator().manual_seed(self._seed)
+        return logistic_noise(theta.shape[1:], generator).to(theta)
 
     def forward(self, x: Tensor) -> Tensor:
         r"""The linear layer's output :math:`\theta`.

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
+from mmengine.dist import all_reduce_params
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.core import eval_mode
-from mmkcr.engine.resume.gradients import average_gradients
 from mmkcr.models.tasks import held_copies, unwrap
 from .search_constructor import KEYS, gate_parameters
 
@@ -77,7 +77,8 @@ class BilevelSteps:
         else:
             wrapper.backward(loss, inputs=self._gates)
         if wrapper.should_update():
-            average_gradients(self._gates)
+            all_reduce_params([gate.grad for gate in self._gates if gate.grad is not None],
+                              op='mean')
             wrapper.step()
             wrapper.zero_grad()
         return logs

@@ -23,7 +23,7 @@ from mmengine.structures import InstanceData
 
 from long_form import few
 from mmkcr.engine.registered import AtomicCheckpointHook, ExactResumeHook
-from mmkcr.engine.resume.atomic_checkpoint import AtomicLocalBackend, write_atomically
+from mmkcr.engine.resume.atomic_checkpoint import AtomicLocalBackend
 from mmkcr.engine.resume.host_state import host_state, set_host_state
 from mmkcr.engine.resume.preemption import STATUS
 from mmkcr.safe_load import read_checkpoint
@@ -171,7 +171,7 @@ def test_old_content_stays_until_the_new_is_complete(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, 'fsync', interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_atomically(b'new', path)
+        AtomicLocalBackend().put(b'new', path)
     assert path.read_bytes() == b'old'
 
 

@@ -20,7 +20,7 @@ def build(**kwargs):
 
 def refresh(loss, features, labels):
     """As the hook does, on features in memory."""
-    loss.set_centroids(fit_clusters(features, loss.num_clusters, 0, loss.normalize))
+    loss.centroids.copy_(fit_clusters(features, loss.num_clusters, 0, loss.normalize))
     sums = InformationAccumulator(loss.num_clusters, loss.num_classes)
     sums.add(loss.log_phi(features), labels)
     loss.refresh(loss.centroids, sums.log_q(loss.smoothing), 0)
@@ -143,4 +143,4 @@ def test_bad_calls():
     with pytest.raises(ValueError, match=r'shape \(B, 4\), found `\(12, 3\)`'):
         loss(features[:, :3], labels)
     with pytest.raises(ValueError, match=r'centroids of shape \(3, 4\), found `\(2, 4\)`'):
-        loss.set_centroids(torch.zeros(2, 4))
+        loss.refresh(torch.zeros(2, 4), loss.log_q)
