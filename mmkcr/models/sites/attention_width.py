@@ -23,7 +23,7 @@ class AttentionWidth(AttentionSite):
 
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
-        view, called = self.view, self.view.called
+        view, called = self.view, not self.view.why_uncalled
         # a scale folds where `mask_points` masks: into the projections or into the output's columns
         found = [Axis(self.module(path), name, 0, called, repeats)
                  for path, repeats in zip(view.projections, view.fused)
@@ -47,7 +47,7 @@ class AttentionWidth(AttentionSite):
     def mask_points(self) -> list[MaskPoint]:
         """Queries, keys and values if hooks can see them, else the output projection's input."""
         view = self.view
-        if view.called:
+        if not view.why_uncalled:
             return [MaskPoint(self.module(path), 'output', -1, repeats, self.unit)
                     for path, repeats in zip(view.projections, view.fused)]
         return [MaskPoint(self.module(view.output), 'input', -1, 1, self.unit)]

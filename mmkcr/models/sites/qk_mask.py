@@ -62,7 +62,7 @@ class QKMaskSite(AttentionSite):
         """The mask of an attention layer."""
         if isinstance(view, str):  # the path of a linear attention layer
             site = cls(host, view, view, host.get_submodule(view).channels)
-        elif not view.called:
+        elif view.why_uncalled:
             raise Unsupported(f'{view.why_uncalled} at `{view.path}`')
         elif sum(view.fused) != 3:  # the values alone, of deformable attention
             raise Unsupported(f'its heads have no queries and keys at `{view.path}`')
