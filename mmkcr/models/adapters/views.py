@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mmkcr.core import Axis, Unsupported
 
 #: Packages of which it is known what their modules compute.
-_LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
+LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
 #: Norms in front of an MLP, by the attribute of the MLP in its block.
 _NORMS_BEFORE = {
     'ffn': ('ln2', 'norm2', 'norm_ffn'), 'mlp': ('norm2', 'layernorm_after', 'layer_norm2'),
@@ -356,7 +356,7 @@ def of_library(module: nn.Module) -> bool:
         module (nn.Module): Of any class.
     """
     for cls in type(module).__mro__:
-        if cls.__module__.startswith(_LIBRARIES):
+        if cls.__module__.startswith(LIBRARIES):
             return 'forward' not in vars(module)
         if any(inspect.isroutine(value) and name != '__init__' or isinstance(value, property)
                for name, value in vars(cls).items()):

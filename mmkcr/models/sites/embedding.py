@@ -21,11 +21,7 @@ class Embedding(HostSite):
     """
 
     kind = 'embedding'
-
-    @classmethod
-    def views(cls, host: nn.Module) -> list[Any]:
-        """The streams of a host."""
-        return stream_views(host)
+    views = staticmethod(stream_views)
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'Embedding':
