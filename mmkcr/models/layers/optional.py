@@ -57,15 +57,3 @@ def required(value: Tensor | None, like: Tensor) -> Tensor:
         return value
     return torch.clamp(like.new_zeros(1), value, value)
 
-
-def never(flag: bool, name: str) -> bool:
-    """A flag as it is; in a graph False, and one that is set is refused.
-
-    Args:
-        flag (bool): For a kernel of PyTorch.
-        name (str): Of the flag.
-    """
-    if not isinstance(flag, fx.Proxy):
-        return flag
-    torch._assert(flag == False, f'expected attention without `{name}`, found it set')  # noqa: E712
-    return False
