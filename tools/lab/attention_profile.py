@@ -76,7 +76,7 @@ def attention_block(mode: str, size: str, hw: Sequence[int]) -> nn.Module:
         attn.scaled_dot_product_attention = stored_attention
     if mode.startswith('mhsa'):
         return attn
-    return OperatorAttention.convert_from(attn, [], mode, TokenGrid(0, tuple(hw)))
+    return OperatorAttention(attn, [], mode, TokenGrid(0, tuple(hw)))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, Cost, slice_axes, slice_parameter
+from mmkcr.core import Axis, Cost, slice_axes
 from mmkcr.core.added import AddedLayer
 
 #: Softmax temperature of the ensembles over heads.
@@ -29,14 +29,11 @@ def gaussian_taps(sigma: float = 1.) -> Tensor:
 
 
 def border_sums(taps: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Output of 3 x 3 kernels on a map of ones that is padded with zeros.
+    """Output (1, C, h, w) of 3 x 3 kernels on a map of ones that is padded with zeros.
 
     Args:
         taps (Tensor): Kernels, shape (C, 3, 3).
         hw (tuple[int, int]): Size of the map.
-
-    Returns:
-        Tensor: Shape (1, C, h, w): the sum of a kernel's taps that lie within the map.
     """
     height, width = hw
     # a sum over shifts of the map, and no convolution that a count of MACs would see
@@ -65,14 +62,11 @@ class TokenExchange(nn.Module):
         self.to_patches = nn.Parameter(torch.zeros(extra, heads))
 
     def forward(self, extra: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """New extra tokens, and what each patch adds from the old ones.
+        """New extra tokens (B, E, C), and what each patch adds from the old ones, (B, 1, C).
 
         Args:
             extra (Tensor): Values of the extra tokens, shape (B, E, C).
             mean (Tensor): Mean value of the patches, shape (B, 1, C).
-
-        Returns:
-            tuple[Tensor, Tensor]: Shapes (B, E, C) and (B, 1, C).
         """
         repeat = extra.shape[-1] // self.from_patches.shape[1]  # channels of a head
         taken = self.from_patches.repeat_interleave(repeat, 1) * mean
@@ -137,20 +131,10 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
 
     @abstractmethod
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """MACs of one output head, without the output projection.
-
-        Args:
-            dims (int): D.
-            tokens (int): N.
-            patches (int): P.
-        """
+        """MACs of one output head, without the output projection, by D, N and P."""
 
     def folded(self, derived: Derived) -> 'HeadOperator':
-        """This operator with plain weights, for a network that is no longer trained like this.
-
-        Args:
-            derived (dict): Result of :meth:`derive`, detached.
-        """
+        """This operator with plain weights, made of the result of :meth:`derive`, detached."""
         return self
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
@@ -183,17 +167,14 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def select(self, index: Tensor) -> 'HeadOperator':
         """Keep only the given heads, int64 of shape (s',), in place."""
         self.heads = len(index)
-        if self.ensembled:  # one output head: only the logits exist once per replaced head
-            slice_parameter(self, 'logits', {0: index})
-        else:
-            self._select(index)
-            if self.exchange is not None:
-                for name in ('from_patches', 'to_patches'):
-                    slice_parameter(self.exchange, name, {1: index})
+        axes = [Axis(self.exchange, name, 1) for name in ('from_patches', 'to_patches')]
+        # of one output head only the logits exist once per replaced head
+        slice_axes([Axis(self, 'logits')] if self.ensembled else [*axes, *self.axes()], index)
         return self
 
-    def _select(self, index: Tensor) -> None:
-        """Slice the parameters that exist once per head."""
+    @abstractmethod
+    def axes(self) -> list[Axis]:
+        """Axes along the output heads, without those of the exchange."""
 
     def shares(self, chosen: Tensor | None) -> Tensor:
         """Share of every head in the ensemble, shape (s, *logits_shape), with sum 1 over heads."""
@@ -234,9 +215,9 @@ class DepthwiseHeads(HeadOperator):
             self.conv.weight.copy_(gaussian_taps().expand_as(self.conv.weight))
             self.conv.bias.zero_()
 
-    def _select(self, index: Tensor) -> None:
-        slice_axes([Axis(self.conv, 'weight'), Axis(self.conv, 'bias')],
-                   channels_of_heads(index, self.head_dims))
+    def axes(self) -> list[Axis]:
+        """Of the convolution."""
+        return [Axis(self.conv, name, inner=self.head_dims) for name in ('weight', 'bias')]
 
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
@@ -299,8 +280,9 @@ class ConvHeads(HeadOperator):
         super().__init__(heads, head_dims, extra)
         self.taps = nn.Parameter(gaussian_taps().repeat(self.out_heads, 1, 1))
 
-    def _select(self, index: Tensor) -> None:
-        slice_parameter(self, 'taps', {0: index})
+    def axes(self) -> list[Axis]:
+        """Of the taps."""
+        return [Axis(self, 'taps')]
 
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
@@ -369,15 +351,16 @@ class SPViTHeads(ConvHeads):
         shares = self.shares(chosen)  # (s, 9)
         taps = self.taps.flatten()
         mean = shares.mean(1)  # for what has no taps: exchanged values and the projection
-        kernel = torch.stack([tap * _mix(share, weight, 0)
-                              for tap, share in zip(taps, shares.T)], -1)
+
+        def by_tap(tensor: Tensor) -> Tensor:
+            mixed = [tap * _mix(share, tensor, 0) for tap, share in zip(taps, shares.T)]
+            return torch.stack(mixed, -1).unflatten(-1, (3, 3))
+
         derived = dict(value=_mix(mean, weight, 0), columns=_mix(mean, columns, 1), bias=None,
-                       bias_taps=None, kernel=kernel.unflatten(-1, (3, 3)),
+                       bias_taps=None, kernel=by_tap(weight),
                        taps=self.taps.expand(self.head_dims, 3, 3))
         if bias is not None:
-            bias_taps = torch.stack([tap * _mix(share, bias, 0)
-                                     for tap, share in zip(taps, shares.T)], -1)
-            derived.update(bias=_mix(mean, bias, 0), bias_taps=bias_taps.unflatten(-1, (3, 3)))
+            derived.update(bias=_mix(mean, bias, 0), bias_taps=by_tap(bias))
         return derived
 
     def activate(self, maps: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class HeadOperatorSite(AttentionSite):
         owner = self.owner
         self.detach()
         self.host.set_submodule(self.path, OperatorAttention(
-            owner, kept, operator or self.operator, self.grid))
+            owner, kept.tolist(), operator or self.operator, self.grid))
         self._kept = kept
 
     @property
