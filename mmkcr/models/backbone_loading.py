@@ -145,7 +145,7 @@ def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) 
 
     Args:
         space (SearchSpace): Search space of the backbone that loads.
-        state_dict (dict): Changed in place: a record has this network's form afterwards.
+        state_dict (dict): Gets a record if it has none.
         prefix (str): Prefix of the backbone's keys.
 
     Raises:
@@ -155,13 +155,9 @@ def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) 
     if ours is None:
         return
     theirs = state_dict.setdefault(f'{prefix}{KEPT}', ours)
-    # files of before 2026-11-27 list the units of each site
-    listed = {name: state_dict.pop(f'{prefix}{name}.kept', None) for name in space.decided()}
-    other = next((name for name, kept in listed.items() if kept is not None and
-                  kept.tolist() != list(space.decided()[name].kept)), None)
-    if other is not None or not torch.equal(ours.cpu(), theirs.cpu()):
+    if not torch.equal(ours.cpu(), theirs.cpu()):
         raise ValueError('expected a checkpoint of the subnet in the structure, found other kept '
-                         f'units{"" if other is None else f" at site `{other}`"}')
+                         'units')
 
 
 def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from mmkcr.core import BaseGate, Structure
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
-from .counting import compared
-from .head_choice import is_choice
+from .counting import check_recorded
 from .search_space import SearchSpace, StructureLike, method_of
 from .sites import QKMaskSite
 from .sites.base import KindConfig
@@ -56,9 +55,9 @@ class SearchableBackbone:
         super().__init__(*args, **kwargs)
         plain_drop_rates(self)
         described = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
-        with compared(self, recorded := _recorded(gates, structure)):
-            SearchSpace(self, self._chosen_kinds(), described, gates, recorded or structure,
-                        self.method, self.optional_keys)
+        space = SearchSpace(self, self._chosen_kinds(), described, gates, structure, self.method,
+                            self.optional_keys)
+        check_recorded(self, space.structure)
 
     def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The host's arguments by name."""
@@ -167,16 +166,10 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
     described = dict(type='mmkcr.Searchable', sites=list(sites),
                      backbone=recorded or dict(type=f'{type(backbone).__module__}.'
                                                f'{type(backbone).__qualname__}'))
-    with compared(backbone, found := _recorded(gates, structure)):
-        SearchSpace(backbone, sites, copy.deepcopy(described), gates, found or structure,
-                    method_of(sites), optional_keys)
+    space = SearchSpace(backbone, sites, copy.deepcopy(described), gates, structure,
+                        method_of(sites), optional_keys)
+    check_recorded(backbone, space.structure)
     return backbone
-
-
-def _recorded(gates: Mapping[str, Any] | None, structure: StructureLike) -> Structure | None:
-    """The structure of a subnet; None of a supernet, or for heads that are chosen."""
-    return Structure.load(structure) if gates is None and structure is not None and \
-        not is_choice(structure) else None
 
 
 def plain_drop_rates(host: nn.Module) -> None:
