@@ -1,7 +1,7 @@
 """Loading a checkpoint into a model: whole, or not at all."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -125,35 +125,30 @@ def _try(model: nn.Module, state: Mapping[str, Tensor],
     except ValueError as error:  # a searchable backbone says itself what is wrong
         error.args = (f'{error} of `{path}`', )
         raise
-    except AssertionError as error:  # how hosts refuse position tables
-        raise _of_another(model, path, error) from error
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError) as error:  # hosts assert the sizes of position tables
         # torch reports differing shapes as text only
         shaped = _SIZE.findall(str(error))
         if not shaped:
-            raise _of_another(model, path, error) from error
+            raise ValueError(
+                f'expected a checkpoint of the {type(find_task(model)).__name__}, found `{path}` '
+                f'of another ({" ".join(str(error).split()):.300})') from error
     bare = 'architecture.'  # of our wrappers, not in checkpoints
     return ([name.removeprefix(bare) for name in missing if not RECOMPUTED.match(name)], surplus,
             [(name.removeprefix(bare), *shapes) for name, *shapes in shaped])
 
 
-def _of_another(model: nn.Module, path: str, error: Exception) -> ValueError:
-    return ValueError(f'expected a checkpoint of the {type(find_task(model)).__name__}, found '
-                      f'`{path}` of another ({" ".join(str(error).split()):.300})')
-
-
-def _refuse(task: nn.Module, path: str, missing: Iterable[str],
-            shaped: Iterable[tuple[str, str, str]], surplus: Iterable[str] = ()) -> None:
-    where = f'{type(task).__name__} in `{path}`'
-    missing, shaped, surplus = list(missing), list(shaped), list(surplus)
+def _refuse(task: nn.Module, path: str, missing: Sequence[str],
+            shaped: Sequence[tuple[str, str, str]], surplus: Sequence[str] = ()) -> None:
     if shaped:
         name, shape, wanted = shaped[0]
-        raise ValueError(f'expected a checkpoint of the {where}, found `{name}` of shape '
-                         f'{shape}, not {wanted}, and {len(shaped) - 1} more that differ')
-    if missing:
+        found = (f'`{name}` of shape {shape}, not {wanted}, and {len(shaped) - 1} more that '
+                 'differ')
+    elif missing:
         has = f', but `{surplus[0]}` and {len(surplus) - 1} others' if surplus else ''
-        raise ValueError(f'expected a checkpoint of the {where}, found none of its entry '
-                         f'`{missing[0]}` and of {len(missing) - 1} others{has}')
-    if surplus:
-        raise ValueError(f'expected a checkpoint of the {where}, found the entry `{surplus[0]}` '
-                         f'and {len(surplus) - 1} others that it does not have')
+        found = f'none of its entry `{missing[0]}` and of {len(missing) - 1} others{has}'
+    elif surplus:
+        found = f'the entry `{surplus[0]}` and {len(surplus) - 1} others that it does not have'
+    else:
+        return
+    raise ValueError(f'expected a checkpoint of the {type(task).__name__} in `{path}`, found '
+                     f'{found}')
