@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import eval_mode
-from mmkcr.models.tasks import task_forward, unwrap
+from mmkcr.models.tasks import find_task, task_forward, unwrap
 
 
 def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
@@ -51,16 +51,12 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
     Raises:
         ValueError: No such layer.
     """
-    model = unwrap(model)
-    while True:
-        modules = dict(model.named_modules())
+    for root in (unwrap(model), find_task(model)):
+        modules = dict(root.named_modules())
         if layer in modules:
             return modules[layer]
-        if not isinstance(getattr(model, 'architecture', None), nn.Module):
-            break
-        model = model.architecture
-    children = ', '.join(name for name, _ in model.named_children())
-    raise ValueError(f'expected a layer of {type(model).__name__} (with children {children}), '
+    children = ', '.join(name for name, _ in root.named_children())
+    raise ValueError(f'expected a layer of {type(root).__name__} (with children {children}), '
                      f'found `{layer}`')
 
 
@@ -125,7 +121,6 @@ def feature_width(model: nn.Module, layer: str = 'backbone', size: int = 224) ->
         model (nn.Module): A task model.
         layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
         size (int): Height and width of the image, unless the backbone has an ``img_size``.
-            Defaults to 224.
     """
     found = getattr(getattr(model, 'backbone', None), 'img_size', size)
     height, width = (found, found) if isinstance(found, int) else found

@@ -181,7 +181,12 @@ def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[
         whole = dict(mask=None) if 'mask' in inspect.signature(model.forward).parameters else {}
         return lambda: model(inputs, **whole)
     task = find_task(model)
-    samples = [_detection_sample(input_shape[-2:])] if is_detector(task) else None
+    samples = None
+    if is_detector(task):
+        from mmdet.structures import DetDataSample
+        shape = tuple(input_shape[-2:])
+        samples = [DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape, pad_shape=shape,
+                                               batch_input_shape=shape, scale_factor=(1., 1.)))]
     proposals = most_proposals(task)
     if proposals is not None:
         side = min(input_shape[-2:]) / 2
@@ -238,21 +243,23 @@ def is_self_supervised(task: nn.Module) -> bool:
     return is_of(task, 'mmpretrain.models.BaseSelfSupervisor')
 
 
+def _of_library(task: nn.Module, *libraries: str) -> bool:
+    return any(cls.__module__.startswith(libraries) for cls in type(task).__mro__)
+
+
 def is_detector(task: nn.Module) -> bool:
     """Whether a task model is one of mmdet."""
-    return any(cls.__module__.startswith('mmdet.') for cls in type(task).__mro__)
+    return _of_library(task, 'mmdet.')
 
 
 def is_segmentor(task: nn.Module) -> bool:
     """Whether a task model is one of mmseg."""
-    return any(cls.__module__.startswith('mmseg.') for cls in type(task).__mro__)
+    return _of_library(task, 'mmseg.')
 
 
 def is_dense_task(task: nn.Module) -> bool:
     """Whether a task model is a detector or a segmentor: its backbone is not the whole of it."""
-    libraries = ('mmdet.', 'mmseg.')
-    return any(cls.__module__.startswith(libraries) for cls in type(task).__mro__) and \
-        hasattr(task, 'backbone')
+    return _of_library(task, 'mmdet.', 'mmseg.') and hasattr(task, 'backbone')
 
 
 def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
@@ -274,9 +281,3 @@ def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
         is_detector(task) or getattr(task, 'counts_backbone', False))
     return task if whole else find_backbone(task)
 
-
-def _detection_sample(shape: Sequence[int]) -> Any:
-    from mmdet.structures import DetDataSample
-    shape = tuple(shape)
-    return DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape, pad_shape=shape,
-                                       batch_input_shape=shape, scale_factor=(1., 1.)))

@@ -60,12 +60,6 @@ class ViTStream(StreamView):
         return found + [axis for owner, name, _ in self.norms(host)
                         for axis in _outputs(getattr(owner, name), owner is embed)]
 
-    def resize(self, host: nn.Module, units: int) -> None:
-        """See :class:`StreamView`."""
-        host.patch_embed.embed_dims = units
-        for layer in host.layers:
-            layer.attn.input_dims = layer.ffn.embed_dims = units
-
     def outputs(self, host: nn.Module) -> Sequence[int]:
         """See :class:`StreamView`."""
         return range(len(host.out_indices))

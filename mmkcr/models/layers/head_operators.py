@@ -85,6 +85,8 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
 
     #: Whether the heads are mixed into one.
     ensembled: bool = False
+    #: Whether its weights are as it applies them, and not derived from others.
+    plain: bool = False
     #: Whether it works on the heads' values, by ``mix(values, hw)``, and not on their weights.
     reads_values: bool = False
     #: Shape of each head's ensemble logits: () for one logit, (9,) for one per tap.
@@ -134,8 +136,8 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
         """MACs of one output head, without the output projection, by D, N and P."""
 
     def folded(self, derived: Derived) -> 'HeadOperator':
-        """This operator with plain weights, made of the result of :meth:`derive`, detached."""
-        return self
+        """An operator with plain weights, made of the result of :meth:`derive`, detached."""
+        raise NotImplementedError
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Parameters that folding adds if ``heads`` heads are replaced; negative if it saves.
@@ -205,7 +207,7 @@ class DepthwiseHeads(HeadOperator):
     normalised Gaussian of sigma 1 with bias 0. Arguments as in :class:`HeadOperator`.
     """
 
-    reads_values = True
+    plain = reads_values = True
 
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__(heads, head_dims, extra)
@@ -248,7 +250,7 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
     The mixture is a softmax over the heads at temperature 0.01, uniform at the start.
     """
 
-    ensembled, reads_values = True, False
+    ensembled, plain, reads_values = True, False, False
 
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
@@ -279,6 +281,8 @@ class ConvHeads(HeadOperator):
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__(heads, head_dims, extra)
         self.taps = nn.Parameter(gaussian_taps().repeat(self.out_heads, 1, 1))
+        self.kernel: nn.Parameter | None = None  # these two once it is folded
+        self.bias_taps: nn.Parameter | None = None
 
     def axes(self) -> list[Axis]:
         """Of the taps."""
@@ -287,6 +291,9 @@ class ConvHeads(HeadOperator):
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
         """The folded kernels, and the taps of each output channel."""
+        if self.plain:  # `weight` is None without extra tokens
+            return dict(value=weight, bias=bias, columns=columns, taps=self.taps,
+                        kernel=self.kernel, bias_taps=self.bias_taps)
         taps = self.taps.repeat_interleave(self.head_dims, 0)  # (C, 3, 3)
         return dict(value=weight, bias=bias, columns=columns, taps=taps,
                     kernel=weight[..., None, None] * taps[:, None],
@@ -314,9 +321,16 @@ class ConvHeads(HeadOperator):
         """The identity; a subclass may have an activation."""
         return maps
 
-    def folded(self, derived: Derived) -> 'FoldedConvHeads':
-        """The kernels themselves, without the values and taps that they come from."""
-        return FoldedConvHeads(self, derived)
+    def folded(self, derived: Derived) -> 'ConvHeads':
+        """This operator with the kernels themselves, without what they come from."""
+        self.kernel = nn.Parameter(derived['kernel'])
+        if derived['bias_taps'] is not None:
+            self.bias_taps = nn.Parameter(derived['bias_taps'])
+        # what the patches add from the extra tokens is convolved by the taps alone
+        self.taps = None if self.exchange is None else nn.Parameter(derived['taps'].clone())
+        self.heads, self.ensembled, self.plain = self.out_heads, False, True
+        self._parameters.pop('logits', None)
+        return self
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Kernels of nine taps for the values; the values stay if they are exchanged."""
@@ -348,6 +362,8 @@ class SPViTHeads(ConvHeads):
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
         """One head's kernel, tap by tap."""
+        if self.plain:
+            return super().derive(weight, bias, columns)
         shares = self.shares(chosen)  # (s, 9)
         taps = self.taps.flatten()
         mean = shares.mean(1)  # for what has no taps: exchanged values and the projection
@@ -366,38 +382,6 @@ class SPViTHeads(ConvHeads):
     def activate(self, maps: Tensor) -> Tensor:
         """ReLU."""
         return maps.relu()
-
-
-class FoldedConvHeads(ConvHeads):
-    """Full 3 x 3 convolutions with kernels of their own: folded Conv[all] or SPViT-style.
-
-    Args:
-        source (ConvHeads): Its exchange with the extra tokens is taken over.
-        derived (dict): Result of its ``derive``, detached.
-    """
-
-    def __init__(self, source: ConvHeads, derived: Derived) -> None:
-        super().__init__(source.out_heads, source.head_dims)
-        self.exchange, self.relu = source.exchange, isinstance(source, SPViTHeads)
-        self.kernel = nn.Parameter(derived['kernel'])
-        taps = derived['bias_taps']
-        self.bias_taps = None if taps is None else nn.Parameter(taps)
-        # what the patches add from the extra tokens is convolved by the taps alone
-        self.taps = None if self.exchange is None else nn.Parameter(derived['taps'].clone())
-
-    def derive(self, weight: Tensor | None, bias: Tensor | None, columns: Tensor,
-               chosen: Tensor | None = None) -> Derived:
-        """The weights as they are; ``weight`` is None without extra tokens."""
-        return dict(value=weight, bias=bias, columns=columns, taps=self.taps, kernel=self.kernel,
-                    bias_taps=self.bias_taps)
-
-    def folded(self, derived: Derived) -> 'FoldedConvHeads':
-        """Itself."""
-        return self
-
-    def activate(self, maps: Tensor) -> Tensor:
-        """ReLU if SPViT-style, else the identity."""
-        return maps.relu() if self.relu else maps
 
 
 def _mix(shares: Tensor, weight: Tensor, dim: int) -> Tensor:
@@ -426,7 +410,7 @@ FOLDED = '-folded'
 
 def folded_name(name: str) -> str:
     """Name of an operator once it is folded; that of DW[all] stays, its weights are plain."""
-    plain = OPERATORS.get(name.removesuffix(FOLDED), HeadOperator).reads_values
+    plain = OPERATORS.get(name.removesuffix(FOLDED), HeadOperator).plain
     return name if plain or name.endswith(FOLDED) else f'{name}{FOLDED}'
 
 

@@ -153,14 +153,11 @@ class OperatorAttention(_AttentionParts):
         Ensembled DW becomes a depthwise convolution of one head, Conv[all] and SPViT-style full
         convolutions. Folding twice is folding once. Training goes on from the plain weights.
         """
-        if self.operator is None:
+        if self.operator is None or self.operator.plain:
             return self
         derived = {key: None if value is None else value.detach().clone()
                    for key, value in self._derive().items()}
-        operator = self.operator.folded(derived)
-        if operator is self.operator:
-            return self
-        self.operator = operator.train(self.training)
+        self.operator = operator = self.operator.folded(derived).train(self.training)
         values = operator.reads_values or operator.exchange is not None
         weight, bias = self._rows(True)
         if values:
