@@ -50,7 +50,7 @@ def count_macs(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> 
 
 def check_built(promises: Sequence[CostModel], promised: Sequence[int],
                 input_shape: Sequence[int]) -> None:
-    """Compare what a built network costs with what was promised of it.
+    """Refuse a built network that costs more than was promised of it.
 
     Args:
         promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network before it
@@ -58,9 +58,6 @@ def check_built(promises: Sequence[CostModel], promised: Sequence[int],
         promised (Sequence[int]): What each said of the chosen sizes before the slicing: some count
             on the layers themselves.
         input_shape (Sequence[int]): (C, H, W).
-
-    Raises:
-        ValueError: It costs more.
     """
     model = promises[0].model
     copies = sum(map(state_bytes, momentum_copies(model)))

@@ -114,15 +114,16 @@ class FeatureTap:
         self._runs = [*self._runs, features] if self.every else [features]
 
 
-def feature_width(model: nn.Module, layer: str = 'backbone', size: int = 224) -> int:
+def feature_width(model: nn.Module, layer: str = 'backbone') -> int:
     """Width d of a layer's pooled features, found by one forward of zeros in eval mode.
+
+    The image has the backbone's ``img_size``, or 224 x 224.
 
     Args:
         model (nn.Module): A task model.
         layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
-        size (int): Height and width of the image, unless the backbone has an ``img_size``.
     """
-    found = getattr(getattr(model, 'backbone', None), 'img_size', size)
+    found = getattr(getattr(model, 'backbone', None), 'img_size', 224)
     height, width = (found, found) if isinstance(found, int) else found
     with eval_mode(model), torch.no_grad(), FeatureTap(model, layer) as tap:
         first = next((module for module in getattr(model, 'backbone', model).modules()

@@ -102,10 +102,6 @@ class SearchSpace:
     def of_dense(cls, host: nn.Module, kinds: Sequence[KindConfig]) -> 'SearchSpace':
         """Give a dense host a search space with some kinds, in place of one that it may have.
 
-        Args:
-            host (nn.Module): The network; its attribute ``search_space`` is set.
-            kinds (Sequence[str | dict]): Kinds of site.
-
         Raises:
             ValueError: The host is a supernet or a subnet, or does not have a kind.
         """
@@ -161,7 +157,7 @@ class SearchSpace:
 
     def gates(self) -> dict[str, BaseGate]:
         """The gates of a supernet by site; empty in the other states."""
-        return {name: site.gate for name, site in self._sites.items() if site.gate is not None}
+        return {name: site.gate for name, site in self.gated_sites().items()}
 
     def gated_sites(self) -> dict[str, HostSite]:
         """The sites that have a gate."""
@@ -254,12 +250,7 @@ class SearchSpace:
         return self.type_name
 
     def slice_to(self, structure: Structure) -> None:
-        """Slice the dense network or the supernet to a structure, in place.
-
-        Weights are inherited: the kept entries stay as they are.
-
-        Args:
-            structure (Structure): A structure of this backbone.
+        """Slice the dense network or the supernet to a structure, in place, with its weights.
 
         Raises:
             ValueError: The structure belongs to another backbone, or this one is a subnet already.
@@ -273,8 +264,8 @@ class SearchSpace:
         if other is not None:
             raise ValueError(f'expected site `{other}` as the supernet has it, found another in '
                              'the structure')
-        self.structure = structure
         self._slice_all(structure.sites)
+        self.structure = structure
 
     def _slice_all(self, sites: Mapping[str, SiteEntry]) -> None:
         """Slice sites, and put a digest of the kept units into the state, for strict loading."""
@@ -320,12 +311,7 @@ class SearchSpace:
     # ---- slicing while it trains (Once for Both, section 3.3) -----------------------------------
 
     def attach_axis(self, name: str, axis: Axis) -> None:
-        """Let a parameter outside the host, such as a mask token, be sliced with a gated site.
-
-        Args:
-            name (str): The site.
-            axis (Axis): The axis of the parameter.
-        """
+        """Let a parameter outside the host, such as a mask token, be sliced with a gated site."""
         self._attached.setdefault(name, []).append(axis)
 
     def slice_units(self, name: str, kept: Tensor, optimizer: Optimizer | None = None) -> bool:
@@ -334,7 +320,7 @@ class SearchSpace:
         Args:
             name (str): The site.
             kept (Tensor): Original units to keep, ascending, among those still there.
-            optimizer (Optimizer, optional): Its moments are sliced as well.
+            optimizer (Optimizer, optional): Holds this backbone's parameters.
 
         Returns:
             bool: Whether anything changed.
@@ -360,11 +346,7 @@ class SearchSpace:
     def apply_decisions(self, optimizer: Optimizer | None = None) -> bool:
         """Slice units that no option can keep and fold decided masks; outputs do not change.
 
-        Args:
-            optimizer (Optimizer, optional): Its moments follow.
-
-        Returns:
-            bool: Whether any tensor changed.
+        The optimizer's moments follow. Returns whether any tensor changed.
         """
         changed = False
         for name, gate in self._sliceable():
@@ -392,11 +374,8 @@ class SearchSpace:
 
         So a momentum copy averages the weights of a network, and has that network's channels.
 
-        Args:
-            other (SearchSpace): The search space of that network.
-
         Raises:
-            ValueError: Its gates slice it while it trains.
+            ValueError: Gates slice the network while it trains.
         """
         if self._sliceable():
             raise ValueError('expected gates that leave the tensors whole while they train (such '
@@ -408,10 +387,10 @@ class SearchSpace:
 
     def take_shape(self, state: Mapping[str, Tensor], prefix: str = '',
                    optimizer: Optimizer | None = None) -> bool:
-        """Slice a supernet to the sizes of a state_dict that is to be loaded.
+        """Slice a supernet to the sizes of the state of one that was sliced while it trained.
 
         Args:
-            state (Mapping[str, Tensor]): State of a supernet that was sliced during training.
+            state (Mapping[str, Tensor]): To be loaded afterwards.
             prefix (str): Prefix of the backbone's keys. Defaults to ''.
             optimizer (Optimizer, optional): Holds this backbone's parameters.
 

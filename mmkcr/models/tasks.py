@@ -115,9 +115,6 @@ def search_space(model: nn.Module) -> SearchSpace:
 
     Momentum copies are ignored.
 
-    Args:
-        model (nn.Module): A backbone, a task model or a wrapper around one.
-
     Raises:
         ValueError: There is none, or more than one side by side.
     """
@@ -145,16 +142,15 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
     """Make a function that runs a model once on zeros, without a data set.
 
     Args:
-        model (nn.Module): A backbone, or a classifier, detector or segmentor
-            of the host libraries.
+        model (nn.Module): A backbone, or a task model of the host libraries.
         input_shape (Sequence[int]): Shape (C, H, W) of one image.
 
     Returns:
         Callable: Runs the model on a batch of one, in the model's precision and on its device. A
         task model runs with its head, but without losses or post-processing. A backbone for masked
         image modelling sees the whole image. A two-stage detector runs on :func:`most_proposals`
-        proposals, independent of what its weights would propose. It raises a ValueError where the
-        model does not run on one image of this shape, or not without labels.
+        proposals, whatever its weights would propose. It raises a ValueError where the model does
+        not run on one image of this shape, or not without labels.
     """
     if hasattr(find_task(model), 'language_model'):
         raise ValueError('expected a model that reads images alone, found '
@@ -223,10 +219,6 @@ def deciding_scores(task: nn.Module, outputs: Any) -> Any:
 
     They are the outputs themselves, except for a Conformer: its head gives the scores of both
     branches, and adds them up to predict.
-
-    Args:
-        task (nn.Module): A task model; of others the outputs are returned as they are.
-        outputs (Any): What its head, or a file of it, returns.
     """
     summed = is_of(getattr(task, 'head', None), 'mmpretrain.models.ConformerHead')
     return sum(outputs) if summed else outputs

@@ -70,15 +70,12 @@ def pointwise_pair(module: nn.Module) -> dict[str, Any]:
 
 def plain_bottleneck(block: nn.Module, convs: Sequence[int] = (1, 2, 3),
                      norms: Sequence[int] = (1, 2)) -> None:
-    """Refuse a block of a ResNet that is no bottleneck of ordinary layers.
+    """Refuse a block of a ResNet that is no bottleneck of ordinary layers, without groups.
 
     Args:
         block (nn.Module): The block.
         convs (Sequence[int]): Numbers of the convolutions that are looked at. Defaults to all.
         norms (Sequence[int]): Numbers of the norms. Defaults to those of the inner widths.
-
-    Raises:
-        Unsupported: It is another block, has groups, or its layers mix the channels.
     """
     groups = getattr(getattr(block, 'conv2', None), 'groups', 1)
     if type(block).__name__ != 'Bottleneck' or groups > 1:
@@ -91,28 +88,14 @@ def plain_bottleneck(block: nn.Module, convs: Sequence[int] = (1, 2, 3),
 
 
 def plain_conv(layer: nn.Module) -> None:
-    """Refuse a layer whose weights depend on each other, such as mmcv's ``ConvWS2d``.
-
-    Args:
-        layer (nn.Module): In place of a linear layer or convolution.
-
-    Raises:
-        Unsupported: Its class is not PyTorch's, or mmcv's under the same name.
-    """
+    """Refuse a layer whose weights depend on each other, such as mmcv's ``ConvWS2d``."""
     name = type(layer).__name__
     if name not in ('Linear', 'Conv2d', 'ConvTranspose2d'):
         raise Unsupported(f'`{name}` has no adapter')
 
 
 def plain_norm(norm: nn.Module) -> None:
-    """Refuse a norm whose statistics are over several channels.
-
-    Args:
-        norm (nn.Module): Of a map.
-
-    Raises:
-        Unsupported: It is no batch norm.
-    """
+    """Refuse a norm of a map whose statistics are over several channels."""
     if not isinstance(norm, _BatchNorm):
         raise Unsupported(f'a `{type(norm).__name__}` mixes the channels')
 

@@ -5,6 +5,7 @@ the qualified name of the module's class, so no host library has to be imported.
 known class uses the same adapter unless it has its own.
 """
 
+import copy
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, Unsupported
@@ -364,6 +366,18 @@ def of_library(module: nn.Module) -> bool:
     return False
 
 
+@torch.no_grad()
+def keeps_zero(part: nn.Module) -> bool:
+    """Whether a layer maps 0 to 0, whatever it learns; layers with weights count as such."""
+    parameters = list(part.parameters())
+    if parameters:  # a single entry may be that of an activation that learns to shift
+        return isinstance(part, nn.PReLU) or any(one.numel() > 1 for one in parameters)
+    try:  # a copy in evaluation mode, which draws no random numbers
+        return not copy.deepcopy(part).eval()(torch.zeros(1)).any()
+    except Exception:  # of whatever module
+        return False
+
+
 def shared_parameters(root: nn.Module) -> set[int]:
     """``id`` of the parameters that a network reads at several places."""
     count = Counter(id(value) for _, value in root.named_parameters(remove_duplicate=False))
@@ -380,13 +394,12 @@ def channel_views(host: nn.Module) -> list[Any]:
     return _views(host, _CHANNELS, ChannelView)
 
 
-def stream_views(host: nn.Module) -> list[StreamView]:
-    """The residual streams of a host, in forward order.
-
-    Raises:
-        Unsupported: There is no adapter for the streams of this class of host.
-    """
+def stream_views(host: nn.Module) -> list[Any]:
+    """The residual streams of a host, in forward order, or the reason why there is none."""
     adapter = _found(_STREAMS, host)
-    if adapter is None:
-        raise Unsupported(f'the residual width of `{type(host).__name__}` has no adapter')
-    return adapter(host)
+    try:
+        if adapter is None:
+            raise Unsupported(f'the residual width of `{type(host).__name__}` has no adapter')
+        return adapter(host)
+    except Unsupported as reason:
+        return [reason]

@@ -10,7 +10,8 @@ from mmpretrain.models.backbones.base_backbone import BaseBackbone
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmkcr.models.layers import DSConv, LiteMLA, MBConv
+from mmkcr.models.layers.lite_mla import LiteMLA
+from mmkcr.models.layers.mbconv import DSConv, MBConv
 from mmkcr.registry import MODELS
 
 
@@ -20,7 +21,7 @@ class EfficientViTBlock(BaseModule):
     Args:
         channels (int): Channels.
         expand_ratio (float): Expansion of the bottleneck.
-        attention (dict): Arguments of :class:`~mmkcr.models.layers.LiteMLA`.
+        attention (dict): Arguments of :class:`~mmkcr.models.layers.lite_mla.LiteMLA`.
         norm_cfg (dict): Norms of both parts.
         act_cfg (dict): Activation of the bottleneck.
     """
@@ -57,7 +58,7 @@ class EfficientViT(BaseBackbone):
             ``2 ** (i + 2)``, negative ones count from the last. Defaults to (-1, ).
         frozen_stages (int): 0 freezes the stem, i the stem and i stages. Defaults to -1, none.
         norm_eval (bool): Keep batch norms in eval mode. Defaults to False.
-        eps (float): See :class:`~mmkcr.models.layers.LiteMLA`. Defaults to 1e-5.
+        eps (float): See :class:`~mmkcr.models.layers.lite_mla.LiteMLA`. Defaults to 1e-5.
         quadratic (bool): Likewise. Defaults to False.
         norm_cfg (dict): Defaults to batch norm.
         act_cfg (dict): Defaults to Hardswish.
@@ -112,23 +113,20 @@ class EfficientViT(BaseBackbone):
         if isinstance(arch, str) and arch.lower() in cls.arch_zoo:
             return cls.arch_zoo[arch.lower()]
         needed, known = {'widths', 'depths', 'head_dim'}, {'attention_stages', 'expand_ratio'}
-        if not isinstance(arch, Mapping) or not needed <= set(arch) <= needed | known:
+        if not isinstance(arch, Mapping) or not needed <= set(arch) <= needed | known or \
+                not 2 <= len(arch['widths']) == len(arch['depths']):
             raise ValueError(f'expected `arch` of an `{cls.__name__}` among {sorted(cls.arch_zoo)} '
-                             f'or a dict with {sorted(needed)} (and of {sorted(known)}), found '
-                             f'{arch!r}')
-        if len(arch['widths']) != len(arch['depths']) or len(arch['widths']) < 2:
-            raise ValueError('expected as many `depths` as `widths` in `arch`, for the stem and at '
-                             f'least one stage, found {len(arch["depths"])} and '
-                             f'{len(arch["widths"])}')
+                             f'or a dict with {sorted(needed)} (and of {sorted(known)}), with as '
+                             'many `depths` as `widths`, for the stem and at least one stage, '
+                             f'found {arch!r}')
         return arch
 
     @staticmethod
     def _indices(indices: Sequence[int], stages: int) -> list[int]:
         indices = [indices] if isinstance(indices, int) else list(indices)
-        for index in indices:
-            if not -stages <= index < stages:
-                raise ValueError(f'expected `out_indices` within [{-stages}, {stages - 1}], found '
-                                 f'{index}')
+        if not -stages <= min(indices) <= max(indices) < stages:
+            raise ValueError(f'expected `out_indices` within [{-stages}, {stages - 1}], found '
+                             f'{indices}')
         return [index % stages for index in indices]
 
     def _stage(self, index: int, attention: bool) -> Sequential:

@@ -23,11 +23,8 @@ class ViTKeys:
 
     @property
     def optional_keys(self) -> str:
-        """What an output type decides; never the final norm of a network that has one.
-
-        The norm of pooled patches, ``ln2``, exists for ``out_type='avg_featmap'`` alone and is new
-        there, as a classifier is. The final norm ``ln1``, the class token and the mask token of a
-        pre-training may be surplus where the arguments say that the network has none.
+        """The norm of pooled patches ``ln2``, which ``out_type='avg_featmap'`` alone has; what the
+        arguments say that the network has none of: final norm, class token, mask token.
         """
         keys = [r'ln2\.', 'mask_token$']
         keys += [] if self.final_norm else [r'ln1\.']

@@ -22,9 +22,9 @@ ENSEMBLE_TEMPERATURE = 0.01
 Derived = dict[str, Tensor | None]
 
 
-def gaussian_taps(sigma: float = 1.) -> Tensor:
-    """Normalised 3 x 3 Gaussian, shape (3, 3), sum 1."""
-    line = torch.exp(-torch.tensor([-1., 0., 1.]).square() / (2 * sigma**2))
+def gaussian_taps() -> Tensor:
+    """Normalised 3 x 3 Gaussian of sigma 1, shape (3, 3), sum 1."""
+    line = torch.exp(-torch.tensor([-1., 0., 1.]).square() / 2)
     return torch.outer(line, line) / line.sum()**2
 
 

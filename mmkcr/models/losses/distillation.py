@@ -109,11 +109,7 @@ class DistillationLoss(nn.Module):
         self._agreement: Tensor | None = None
 
     def bind(self, student: nn.Module) -> None:
-        """Note how the student's images are normalised; the wrapper calls it.
-
-        Args:
-            student (BaseModel): The task model.
-        """
+        """Note how the student's images are normalised; the wrapper calls it."""
         preprocessor = student.data_preprocessor
         self._scale = [getattr(preprocessor, name, None) for name in ('mean', 'std')]
         self._to_rgb = bool(getattr(preprocessor, 'to_rgb', False))

@@ -52,11 +52,7 @@ class FeatureDistillationLoss(nn.Module):
         self._maps: list[Tensor] = []
 
     def bind(self, student: nn.Module) -> None:
-        """Note the student's backbone; the wrapper calls it.
-
-        Args:
-            student (BaseModel): The task model.
-        """
+        """Note the student's backbone; the wrapper calls it."""
         self._student = [find_task(student).backbone]
 
     @contextmanager

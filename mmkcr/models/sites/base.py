@@ -186,21 +186,15 @@ def _parse(config: KindConfig) -> tuple[type[HostSite], str, dict[str, Any]]:
 def _sites_of(host: nn.Module, cls: type[HostSite],
               options: Mapping[str, Any]) -> tuple[dict[str, HostSite], list[str]]:
     found, reasons = {}, []
-    try:
-        views = cls.views(host)
-    except Unsupported as reason:
-        return {}, [str(reason)]
-    for view in views:
-        if isinstance(view, Unsupported):  # the adapter already knows why not
-            reasons.append(str(view))
-            continue
-        _check_owned(host, view)
+    for view in cls.views(host):
         try:
+            if isinstance(view, Unsupported):  # the adapter already knows why not
+                raise view
+            _check_owned(host, view)
             site = cls.of(host, view, **options)
+            found[site.name] = site
         except Unsupported as reason:
             reasons.append(str(reason))
-        else:
-            found[site.name] = site
     return found, reasons
 
 

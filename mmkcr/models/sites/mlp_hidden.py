@@ -1,15 +1,14 @@
 """Hidden width of an MLP (Once for Both, section 3)."""
 
-import copy
 import functools
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported
 from mmkcr.models.adapters import mlp_views
+from mmkcr.models.adapters.views import keeps_zero
 from mmkcr.models.layers.norms import MaskedLayerNorm
 from mmkcr.models.layers.take_over import take_over
 from .base import HostSite, register_kind
@@ -52,7 +51,7 @@ class MLPHidden(HostSite):
         """Whether all activations of the MLP map 0 to 0, whatever they learn."""
         # what computes by itself, and does not only contain others; gates and selections of ours
         # are inside too
-        return all(_maps_zero_to_zero(part) for part in self.module(self.view.path).modules()
+        return all(keeps_zero(part) for part in self.module(self.view.path).modules()
                    if (part._parameters or not part._modules)
                    and not type(part).__module__.startswith('mmkcr.'))
 
@@ -98,14 +97,3 @@ class MLPHidden(HostSite):
         """Update the host's own record of the width."""
         if self.view.width:
             setattr(self.module(self.view.path), self.view.width, units)
-
-
-@torch.no_grad()
-def _maps_zero_to_zero(part: nn.Module) -> bool:
-    parameters = list(part.parameters())
-    if parameters:  # a layer or a layer scale; one entry may be that of an activation that shifts
-        return isinstance(part, nn.PReLU) or any(one.numel() > 1 for one in parameters)
-    try:  # a copy in evaluation mode, which draws no random numbers
-        return not copy.deepcopy(part).eval()(torch.zeros(1)).any()
-    except Exception:  # of whatever module
-        return False

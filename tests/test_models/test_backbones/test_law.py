@@ -17,7 +17,8 @@ from mmkcr.core import MacsModel, Structure, count_params
 from mmkcr.core.added import added_layers
 from mmkcr.core.sites import holders
 from mmkcr.models import EfficientViT, KCRSwinTransformer, KCRVisionTransformer
-from mmkcr.models.layers import Put, SlicedLayerNorm
+from mmkcr.models.layers.norms import SlicedLayerNorm
+from mmkcr.models.layers.selection import Put
 from mmkcr.models.tasks import task_forward
 from mmkcr.registry import MODELS
 from .law import (

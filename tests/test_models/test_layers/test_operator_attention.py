@@ -14,8 +14,12 @@ from mmkcr.apis import count_macs
 from mmkcr.core import SiteHolder, count_params
 from mmkcr.methods.dwconv.top_k import RelaxedTopKGate
 from mmkcr.methods.search.gumbel import GumbelChannelGate
-from mmkcr.models.layers import MixedAttention, OperatorAttention, TokenGrid
 from mmkcr.models.layers.head_operators import OPERATORS, border_sums, gaussian_taps
+from mmkcr.models.layers.operator_attention import (
+    MixedAttention,
+    OperatorAttention,
+    TokenGrid,
+)
 from mmkcr.models.sites import find_sites
 
 D, H = 12, 3
