@@ -36,11 +36,6 @@ _BIASES = ('q_bias', 'k_bias', 'v_bias')
 _UNCALLED = 'its projections are not called as modules'
 
 
-def _of_mmpretrain(name: str) -> type[nn.Module]:
-    """A class of ours that is a layer of mmpretrain, which is imported for it."""
-    return getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), name)
-
-
 def _is(module: nn.Module, name: str) -> bool:
     """Whether a module is of a class of that name, or of a subclass."""
     return any(cls.__name__ == name for cls in type(module).__mro__)
@@ -72,32 +67,7 @@ def reduced_attention(module: nn.Module) -> dict[str, Any]:
     """Attention to a downsampled map (Twins, timm's PVT v2); the reduction has no heads."""
     if getattr(module, 'v_shortcut', False):
         raise Unsupported('a shortcut adds the values to the output of the attention')
-    return dict(projections=('q', 'kv'), fused=(1, 2), output='proj', heads=module.num_heads,
-                width=module.q.out_features // module.num_heads,
-                resize=partial(_exchange, SizedReducedAttention))
-
-
-@attention_adapter('mmpretrain.models.backbones.twins.LocallyGroupedSelfAttention',
-                   'mmseg.models.backbones.twins.LocallyGroupedSelfAttention')
-def grouped_attention(module: nn.Module) -> dict[str, Any]:
-    """Attention within windows of Twins' SVT."""
-    return dict(_fused(module), resize=partial(_exchange, _of_mmpretrain('SizedGroupedAttention')))
-
-
-@attention_adapter('mmpretrain.models.backbones.xcit.ClassAttntion')
-def class_attention(module: nn.Module) -> dict[str, Any]:
-    """XCiT's attention of the class token to all tokens."""
-    return dict(projections=('q', 'k', 'v'), fused=(1, 1, 1), output='proj',
-                heads=module.num_heads, width=module.q.out_features // module.num_heads,
-                resize=partial(_exchange, _of_mmpretrain('SizedClassAttention')))
-
-
-@attention_adapter('mmpretrain.models.backbones.xcit.XCA')
-def cross_covariance(module: nn.Module) -> dict[str, Any]:
-    """XCiT's attention among the channels of a head, with a temperature for every head."""
-    return dict(_fused(module), extra=partial(_by_head, 'temperature', 0),
-                resize=partial(_exchange, _of_mmpretrain('SizedCrossCovariance')),
-                why_no_width='its softmax is over the channels of a head')
+    return _usual(module, SizedReducedAttention, ('q', 'kv'), (1, 2))
 
 
 @attention_adapter('mmpretrain.models.backbones.levit.Attention',
@@ -136,58 +106,17 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return layer
 
 
-@attention_adapter('mmpretrain.models.backbones.vit_sam.Attention',
-                   f'{_HF}.sam.modeling_sam.SamVisionAttention',
-                   f'{_HF}.vitdet.modeling_vitdet.VitDetAttention')
-def sam_attention(module: nn.Module) -> dict[str, Any]:
-    """ViT-SAM's attention, whose relative positions have channels that all heads share."""
-    return dict(_fused(module), why_no_width='its positions have channels that all heads share')
-
-
-@attention_adapter(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
-                   'mmseg.models.backbones.swin.WindowMSA')
-def window_msa(module: nn.Module) -> dict[str, Any]:
-    """``WindowMSA`` of Swin in the three hosts, with a table of positions per head."""
-    # MixMIM's has a mask of its own in pre-training
-    sized = _of_mmpretrain('SizedMixMIMAttention' if _is(module, 'MixMIMWindowAttention')
-                           else 'SizedWindowMSA')
-    return dict(_fused(module), resize=partial(_exchange, sized), extra=_along_table)
-
-
-@attention_adapter(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention')
-def window_msa_v2(module: nn.Module) -> dict[str, Any]:
-    """Swin V2's window attention: cosine products, a temperature and positions for every head."""
-    sized = _of_mmpretrain('SizedWindowMSAV2') if _is(module, 'WindowMSAV2') \
-        else SizedWindowAttentionV2
-    return dict(_fused(module), resize=partial(_exchange, sized), why_uncalled=_UNCALLED,
-                extra=_along_cosine, why_no_width='its products are cosines over the whole head')
-
-
 def _along_cosine(layer: nn.Module) -> list[Axis]:
     return [*_along_biases(layer), *_by_head('logit_scale', 0, layer),
             *_by_head('weight', 0, layer, list(layer.cpb_mlp.modules())[-1])]
 
 
-@attention_adapter(f'{_UTILS}.BEiTAttention')
+@attention_adapter(f'{_UTILS}.BEiTAttention', 'timm.models.beit.Attention')
 def beit_attention(module: nn.Module) -> dict[str, Any]:
-    """mmpretrain's ``BEiTAttention``; biases of queries and values are parameters of their own."""
-    return dict(_fused(module), extra=_along_table,
-                resize=partial(_exchange, _of_mmpretrain('SizedBEiTAttention')),
-                why_uncalled=_UNCALLED if module.bias == 'qv_bias' else '')
-
-
-@attention_adapter('timm.models.beit.Attention')
-def timm_beit_attention(module: nn.Module) -> dict[str, Any]:
-    """timm's attention of BEiT."""
-    return dict(_fused(module), resize=partial(_exchange, SizedTimmBEiTAttention),
-                extra=_along_table, why_uncalled='' if module.q_bias is None else _UNCALLED)
-
-
-@attention_adapter('mmpretrain.models.backbones.vit_eva02.AttentionWithRoPE')
-def rope_attention(module: nn.Module) -> dict[str, Any]:
-    """EVA-02's attention; its positions turn the two channels of a pair by different angles."""
-    return dict(_fused(module),
-                why_no_width='its positions are no rotations of pairs of channels')
+    """BEiT's attention, whose biases of queries and values may be parameters of their own."""
+    sized = 'SizedBEiTAttention' if _is(module, 'BEiTAttention') else SizedTimmBEiTAttention
+    biased = getattr(module, 'q_bias', None) is not None
+    return _usual(module, sized, extra=_along_table, why_uncalled=_UNCALLED if biased else '')
 
 
 @attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope',
@@ -226,12 +155,6 @@ def _open_rotary(cls: type[nn.Module], layout: str, layer: nn.Module) -> nn.Modu
 def _resize_opened(opened: Callable[[nn.Module], nn.Module], layer: nn.Module, heads: int,
                    width: int) -> nn.Module:
     return record(opened(layer), heads, width)
-
-
-@attention_adapter('timm.models.swin_transformer.WindowAttention')
-def timm_window_attention(module: nn.Module) -> dict[str, Any]:
-    """timm's window attention of Swin."""
-    return dict(_fused(module), extra=_along_table)
 
 
 @attention_adapter(f'{_HF}.vit.modeling_vit.ViTAttention',
@@ -317,9 +240,8 @@ def _open_torch(layer: nn.Module) -> nn.Module:
 @attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
 def deformable_attention(module: nn.Module) -> dict[str, Any]:
     """mmcv's deformable attention, whose heads sample the values at their own places."""
-    return dict(projections=('value_proj', ), fused=(1, ), output='output_proj',
-                heads=module.num_heads, width=module.value_proj.out_features // module.num_heads,
-                of_heads=_along_samples, why_no_width='its heads have no queries and keys')
+    return _usual(module, None, ('value_proj', ), (1, ), output='output_proj',
+                  of_heads=_along_samples, why_no_width='its heads have no queries and keys')
 
 
 def _along_samples(layer: nn.Module) -> list[Axis]:
@@ -330,11 +252,27 @@ def _along_samples(layer: nn.Module) -> list[Axis]:
         for name in ('weight', 'bias')]
 
 
-def _fused(module: nn.Module) -> dict[str, Any]:
-    """Arguments of a view with one layer ``qkv`` and the output projection ``proj``."""
+def _usual(module: nn.Module, sized: type[nn.Module] | str | None = None,
+           projections: tuple[str, ...] = ('qkv', ), fused: tuple[int, ...] = (3, ),
+           **others: Any) -> dict[str, Any]:
+    """Arguments of a view of layers that hold all heads, one after the other.
+
+    Args:
+        module (nn.Module): The attention.
+        sized (type | str, optional): Class of ours that computes with any number of heads; a name
+            if it is a layer of mmpretrain, too. Defaults to None: the host's own does.
+        projections (tuple[str, ...]): See :class:`AttentionView`.
+        fused (tuple[int, ...]): Likewise.
+        **others: Likewise.
+    """
     heads = getattr(module, 'num_heads', None) or module.num_attention_heads
-    return dict(projections=('qkv', ), output='proj', heads=heads,
-                width=module.qkv.out_features // 3 // heads)
+    if isinstance(sized, str):
+        sized = getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), sized)
+    if sized is not None:
+        others['resize'] = partial(_exchange, sized)
+    width = module.get_submodule(projections[0]).out_features // fused[0] // heads
+    return dict(dict(projections=projections, fused=fused, output='proj', heads=heads, width=width),
+                **others)
 
 
 def _by_head(name: str, dim: int, layer: nn.Module, owner: nn.Module | None = None) -> list[Axis]:
@@ -357,3 +295,36 @@ def _exchange(cls: type[nn.Module], layer: nn.Module, heads: int, width: int) ->
     layer = layer if isinstance(layer, cls) else take_over(cls, layer)
     layer.num_heads = heads
     return layer
+
+
+def simple_attention(*names: str, **arguments: Any) -> None:
+    """Register attention whose view has always the same arguments, see :func:`_usual`."""
+    attention_adapter(*names)(lambda module: _usual(module, **arguments))
+
+
+_MM = 'mmpretrain.models.backbones'
+_COSINES = dict(extra=_along_cosine, why_uncalled=_UNCALLED,
+                why_no_width='its products are cosines over the whole head')
+simple_attention(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
+                 'mmseg.models.backbones.swin.WindowMSA', sized='SizedWindowMSA',
+                 extra=_along_table)
+# in pre-training it has a mask of its own
+simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized='SizedMixMIMAttention',
+                 extra=_along_table)
+simple_attention(f'{_UTILS}.WindowMSAV2', sized='SizedWindowMSAV2', **_COSINES)
+simple_attention('timm.models.swin_transformer_v2.WindowAttention', sized=SizedWindowAttentionV2,
+                 **_COSINES)
+simple_attention('timm.models.swin_transformer.WindowAttention', extra=_along_table)
+simple_attention(f'{_MM}.twins.LocallyGroupedSelfAttention',
+                 'mmseg.models.backbones.twins.LocallyGroupedSelfAttention',
+                 sized='SizedGroupedAttention')
+simple_attention(f'{_MM}.xcit.ClassAttntion', sized='SizedClassAttention',
+                 projections=('q', 'k', 'v'), fused=(1, 1, 1))
+simple_attention(f'{_MM}.xcit.XCA', sized='SizedCrossCovariance',
+                 extra=partial(_by_head, 'temperature', 0),
+                 why_no_width='its softmax is over the channels of a head')
+simple_attention(f'{_MM}.vit_sam.Attention', f'{_HF}.sam.modeling_sam.SamVisionAttention',
+                 f'{_HF}.vitdet.modeling_vitdet.VitDetAttention',
+                 why_no_width='its positions have channels that all heads share')
+simple_attention(f'{_MM}.vit_eva02.AttentionWithRoPE',
+                 why_no_width='its positions are no rotations of pairs of channels')
