@@ -38,14 +38,11 @@ def read_backbone(checkpoint: str, prefix: str | None = None,
     """Read the backbone's part of a checkpoint of a classifier, detector or segmentor.
 
     Args:
-        checkpoint (str): A file or URL. A checkpoint that MMEngine's ``EMAHook`` wrote
-            holds the averaged weights there.
-        prefix (str, optional): Where the backbone's keys start. Defaults to
-            None: ``'backbone.'`` if there are such keys, else all keys.
+        checkpoint (str): A file or URL. One that MMEngine's ``EMAHook`` wrote holds the averaged
+            weights.
+        prefix (str, optional): Where the backbone's keys start, which are returned without it.
+            Defaults to None: ``'backbone.'`` if there are such keys, else all keys.
         map_location (str): See ``torch.load``. Defaults to ``'cpu'``.
-
-    Returns:
-        dict[str, Tensor]: Without the prefix.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -69,14 +66,12 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
 
     Args:
         backbone (SearchableBackbone): In any of its states.
-        checkpoint (str): See :func:`read_backbone`.
-        prefix (str, optional): As there.
-        map_location (str): As there.
+        checkpoint, prefix, map_location: See :func:`read_backbone`.
 
     Raises:
         FileNotFoundError: As in :func:`read_backbone`.
-        ValueError: As in :func:`read_backbone`, or the keys are not those of
-            the backbone.
+        ValueError: As there, or the keys are not those of the backbone; missing, unexpected and
+            mis-shaped ones are listed.
     """
     state = read_backbone(str(checkpoint), prefix, map_location)
     check_finite_state(state, str(checkpoint), backbone.state_dict())

@@ -31,11 +31,7 @@ def head_sites(space: 'SearchSpace') -> dict[str, Any]:
 
 
 def set_operator(space: 'SearchSpace', operator: str) -> None:
-    """What computes replaced heads in new structures.
-
-    Raises:
-        ValueError: No operator has this name.
-    """
+    """Set what computes replaced heads in new structures; an unknown name is refused."""
     head_operator(operator)
     for site in head_sites(space).values():
         site.operator = operator

@@ -65,13 +65,7 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
     """Load a run's whole model, including the state of its training wrapper.
 
-    Args:
-        model (nn.Module): As the run's config builds it.
-        state (Mapping[str, Tensor]): See :func:`weights_of`.
-        path (str): The file, for the message.
-
-    Raises:
-        ValueError: As in :func:`load_task`.
+    Arguments and errors are those of :func:`load_task`.
     """
     model = unwrap(model)
     missing, _, shaped = _try(model, state, path)
@@ -85,10 +79,7 @@ def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None
     the file has gates. A head for other classes may differ. Missing entries keep their initial
     values, as in the host libraries.
 
-    Args:
-        model (nn.Module): A task model, possibly wrapped.
-        state (Mapping[str, Tensor]): See :func:`weights_of`.
-        path (str): The file, for the message.
+    Arguments are those of :func:`load_task`.
 
     Raises:
         ValueError: An entry of the backbone has another shape, most of them are not there, or

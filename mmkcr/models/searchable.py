@@ -25,8 +25,7 @@ class SearchableBackbone:
 
     Args:
         *args: The host backbone's arguments.
-        gates (dict, optional): See :class:`~mmkcr.models.search_space.SearchSpace`.
-        structure (str | dict | Structure, optional): As there.
+        gates, structure: See :class:`~mmkcr.models.search_space.SearchSpace`.
         **kwargs: The host backbone's arguments.
 
     Raises:
@@ -110,12 +109,8 @@ class SearchableBackbone:
     def init_weights(self) -> None:
         """Initialise as the host does, but load a ``Pretrained`` checkpoint strictly.
 
-        MMEngine's own ``Pretrained`` only warns of entries that do not fit.
-
-        Raises:
-            FileNotFoundError: The checkpoint is not there.
-            ValueError: It holds no backbone, or another one; the message lists missing,
-                unexpected and mis-shaped keys.
+        MMEngine's own only warns of entries that do not fit; see
+        :func:`~mmkcr.models.backbone_loading.load_pretrained` for what is raised.
         """
         pretrained, others = split_pretrained(self.init_cfg)
         if pretrained is None or self.is_init:
@@ -142,9 +137,7 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
         backbone (dict | nn.Module): Config of the backbone, or the module itself.
         sites (Sequence[str | dict]): Kinds of site, such as ``('mlp_channels', 'heads')``, see
             :func:`~mmkcr.models.sites.find_sites`.
-        gates (dict, optional): See :class:`~mmkcr.models.search_space.SearchSpace`.
-        structure (str | dict | Structure, optional): As there.
-        optional_keys (str): As there.
+        gates, structure, optional_keys: See :class:`~mmkcr.models.search_space.SearchSpace`.
         **arguments: Merged into the backbone's config. Inheriting configs can so change single
             arguments, such as ``out_indices``. A ``data_preprocessor`` of the config stays, as the
             runner passes the run's.

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,18 +92,15 @@ def held_copies(model: nn.Module) -> Iterator[None]:
     Self-supervised models update their copies in every training forward. A copy that was never
     updated still becomes equal to the model, as in its first update.
     """
-    def hold(copy: nn.Module) -> None:
-        def begin(online: nn.Module) -> None:
-            if copy.steps == 0:
-                # the method of the class: the attribute of the instance is this very function
-                type(copy).update_parameters(copy, online)
-                copy.steps.zero_()
-
-        copy.update_parameters = begin
+    def begin(copy: nn.Module, online: nn.Module) -> None:
+        if copy.steps == 0:
+            # the method of the class: the attribute of the instance is this very function
+            type(copy).update_parameters(copy, online)
+            copy.steps.zero_()
 
     copies = momentum_copies(model)
     for averaged in copies:
-        hold(averaged)
+        averaged.update_parameters = partial(begin, averaged)
     try:
         yield
     finally:

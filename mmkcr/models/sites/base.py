@@ -1,16 +1,18 @@
 """The kinds by name, and their sites in a host network."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, Site, Unsupported
+from mmkcr.core import Axis, BaseGate, Site, Unsupported
 from mmkcr.core.words import did_you_mean
 from mmkcr.lazy import is_of
 from mmkcr.models.adapters import attention_views
 from mmkcr.models.adapters.views import LIBRARIES, known_hosts
+from mmkcr.models.layers.norms import MaskedLayerNorm
+from mmkcr.models.layers.take_over import take_over
 
 KindConfig = str | Mapping[str, Any]
 #: Kinds of site by their names.
@@ -57,6 +59,24 @@ class HostSite(Site):
     def claims(self) -> list[Axis]:
         """The axes that no other site may lie along: by default its own."""
         return self.axes()
+
+    def norms(self) -> Iterable[tuple[nn.Module, str, int]]:
+        """Layer norms over the units: owner, attribute name, entries per unit. Defaults to none."""
+        return ()
+
+    def attach(self, gate: BaseGate) -> None:
+        """Attach the gate, and make the norms over the units follow its mask."""
+        super().attach(gate)
+        for owner, name, inner in list(self.norms()):
+            norm = take_over(MaskedLayerNorm, getattr(owner, name), shared=(gate, ), inner=inner)
+            setattr(owner, name, norm)
+
+    def detach(self) -> None:
+        """Undo :meth:`attach`."""
+        for owner, name, _ in list(self.norms()) if self.gate is not None else ():
+            norm = take_over(nn.LayerNorm, getattr(owner, name), ('shared', 'inner'))
+            setattr(owner, name, norm)
+        super().detach()
 
     @classmethod
     def of(cls, host: nn.Module, view: Any, **options: Any) -> 'HostSite':

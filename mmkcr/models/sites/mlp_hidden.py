@@ -6,11 +6,9 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported
+from mmkcr.core import Axis, MaskPoint, Unsupported
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import keeps_zero
-from mmkcr.models.layers.norms import MaskedLayerNorm
-from mmkcr.models.layers.take_over import take_over
 from .base import HostSite, register_kind
 
 
@@ -77,21 +75,10 @@ class MLPHidden(HostSite):
             return [MaskPoint(self.module(masked), 'output', self.view.dim)]
         return [MaskPoint(self.module(self.view.output), 'input', self.view.dim)]
 
-    def attach(self, gate: BaseGate) -> None:
-        """Attach the gate, and make a norm over the hidden layer follow its mask."""
-        super().attach(gate)
-        self._exchange_norm(MaskedLayerNorm, shared=(gate, ))
-
-    def detach(self) -> None:
-        """Undo :meth:`attach`."""
-        if self.gate is not None:
-            self._exchange_norm(nn.LayerNorm, ('shared', ))
-        super().detach()
-
-    def _exchange_norm(self, cls: type, without: tuple = (), **attributes: Any) -> None:
-        path = self.view.hidden_norm
-        if path:
-            self.host.set_submodule(path, take_over(cls, self.module(path), without, **attributes))
+    def norms(self) -> list[tuple[nn.Module, str, int]]:
+        """The norm over the hidden layer, if there is one."""
+        owner, _, name = self.view.hidden_norm.rpartition('.')
+        return [(self.module(owner), name, 1)] if name else []
 
     def resized(self, units: int) -> None:
         """Update the host's own record of the width."""
