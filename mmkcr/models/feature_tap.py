@@ -12,16 +12,13 @@ from mmkcr.models.tasks import find_task, task_forward, unwrap
 
 
 def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
-    """Pool a layer's output to one vector per sample.
+    """Pool a layer's output to one vector per sample, (B, d).
 
     Args:
         output (Tensor | Sequence): (B, C) as it is, (B, N, C) averaged over tokens,
             (B, C, H, W) averaged over positions. In a tuple or list (stages, or patch
             tokens beside a class token) the last item counts.
         layer (str): The layer's path, for the message. Defaults to 'backbone'.
-
-    Returns:
-        Tensor: Features (B, d).
 
     Raises:
         TypeError: The output holds no such tensor.
@@ -91,11 +88,7 @@ class FeatureTap:
 
     @property
     def features(self) -> Tensor:
-        """Tensor: The features (B, d) of the last forward pass, or of all since the block began.
-
-        Raises:
-            RuntimeError: The layer has not run inside the block.
-        """
+        """Tensor: The features (B, d) of the last forward pass, or of all since the block began."""
         if not self._runs:
             raise RuntimeError('expected a forward pass through the tapped layer, found none: '
                                f'`{self.layer}` has not run')

@@ -134,15 +134,17 @@ def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> dict[str, Ten
 
 def _read_scores(sites: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     content = read_json(Path(path), 'a scores')
-    scores = content.get('scores') if isinstance(content, dict) else None
-    wanted = {name: site.total for name, site in sites.items()}
-    found = {name: len(score) if isinstance(score, list) and all(
-        type(value) in (int, float) for value in score) else score
-             for name, score in scores.items()} if isinstance(scores, dict) else scores
-    if found != wanted:
-        site = next((name for name in wanted if not isinstance(found, dict)
-                     or found.get(name) != wanted[name]), None)
-        scored = f'{wanted[site]} numbers at site `{site}`' if site else f'{len(wanted)} sites only'
+    try:
+        scores = {name: torch.tensor(content['scores'][name], dtype=torch.float64)
+                  for name in content['scores']}
+    except (KeyError, TypeError, ValueError):
+        scores = {}
+    wanted = {name: (site.total, ) for name, site in sites.items()}
+    if {name: tuple(score.shape) for name, score in scores.items()} != wanted:
+        site = next((name for name, shape in wanted.items()
+                     if name not in scores or tuple(scores[name].shape) != shape), None)
+        scored = f'{wanted[site][0]} numbers at site `{site}`' if site else \
+            f'{len(wanted)} sites only'
         raise ValueError(f'expected `scores` of the heads of this network, {scored}, found others '
                          f'in `{path}`')
-    return {name: torch.tensor(scores[name], dtype=torch.float64) for name in wanted}
+    return {name: scores[name] for name in wanted}

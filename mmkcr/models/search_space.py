@@ -479,14 +479,10 @@ def leave_ordinary(model: nn.Module) -> None:
     """Take the search spaces off a model's subnets: plain modules without hooks of ours are left.
 
     Selections of channels, and attention that the host cannot compute, become graphs of torch's
-    operators, see :func:`~mmkcr.models.layers.plain.make_plain`.
-
-    Left as they are: named classes (``KCRSwinTransformer``), and subnets with parts that the hosts
-    do not have: narrower residual streams, which are widened behind the network, heads replaced by
-    other operators, and masks on queries and keys.
-
-    Args:
-        model (nn.Module): Changed in place.
+    operators, see :func:`~mmkcr.models.layers.plain.make_plain`. Left as they are: named classes
+    (``KCRSwinTransformer``), and subnets with parts that the hosts do not have: narrower residual
+    streams, which are widened behind the network, heads replaced by other operators, and masks on
+    queries and keys.
     """
     for module in model.modules():
         space = getattr(module, 'search_space', None)

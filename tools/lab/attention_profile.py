@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from mmkcr.core import count_forward_macs, count_params
 from mmkcr.deploy.latency import AMP_DTYPES, torch_call
-from mmkcr.models.backbones import DWConvVisionTransformer
+from mmkcr.models import DWConvVisionTransformer
 from mmkcr.models.layers.operator_attention import OperatorAttention, TokenGrid
 from .model_zoo import uninitialized
 

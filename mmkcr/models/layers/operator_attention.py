@@ -53,14 +53,13 @@ def others(kept: Tensor, heads: int) -> Tensor:
 def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:
     """Where the entries of an :class:`OperatorAttention` are in the dense attention.
 
+    They are rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns of the dense
+    ``proj``, shape (H d,).
+
     Args:
         kept (Tensor): Heads that stay attention, int64, ascending, shape (a,).
         heads (int): H.
         head_dims (int): d.
-
-    Returns:
-        tuple[Tensor, Tensor]: Rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns
-        of the dense ``proj``, shape (H d,).
     """
     dims = heads * head_dims
     stay, leave = (channels_of_heads(some, head_dims) for some in (kept, others(kept, heads)))

@@ -68,14 +68,11 @@ class FeatureDistillationLoss(nn.Module):
             handle.remove()
 
     def forward(self, _: Tensor, inputs: Tensor) -> Tensor:
-        """Computes the weighted loss of a batch.
+        """The weighted loss of a batch, a scalar in fp32 or fp64.
 
         Args:
             _ (Tensor): The pooled features, which are not needed.
             inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
-
-        Returns:
-            Tensor: Scalar, fp32 or fp64.
 
         Raises:
             ValueError: The outputs of student and teacher differ in shape.
