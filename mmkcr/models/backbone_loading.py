@@ -88,12 +88,8 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
 def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Let heads that a config chose by blocks or scores start from a dense network's weights.
 
-    What the dense layer does not have, the operator, keeps its values.
-
-    Args:
-        space (SearchSpace): Search space of the backbone that loads.
-        state_dict (dict): Changed in place: the entries of dense layers are cut.
-        prefix (str): Prefix of the backbone's keys.
+    The entries of dense layers are cut in place. What these do not have, the operator, keeps its
+    values. Arguments are those of :func:`check_state`.
     """
     inherited = False
     for site in space.sites.values():
@@ -119,15 +115,8 @@ def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: s
 def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
 
-    A file without a record of its units is taken at its word: that of an ordinary network.
-
-    Args:
-        space (SearchSpace): Search space of the backbone that loads.
-        state_dict (dict): Gets a record if it has none.
-        prefix (str): Prefix of the backbone's keys.
-
-    Raises:
-        ValueError: The file records other units.
+    A file without a record of its units, that of an ordinary network, is taken at its word: it
+    gets ours. Arguments are those of :func:`check_state`.
     """
     ours = getattr(space.host, KEPT, None)
     if ours is None:

@@ -110,9 +110,9 @@ def build_model(config: Config) -> nn.Module:
         nn.Module: In eval mode.
 
     Raises:
+        FileNotFoundError: A file that the model needs is missing.
+        ImportError: A package, or mmcv's compiled operators.
         ValueError: The config has no ``model``, or that is not what its structure file says.
-        ImportError: The model needs mmcv's compiled operators, which are not
-            there.
     """
     if not isinstance(config.get('model'), Mapping):
         raise ValueError('expected a config with a `model`, found the keys '

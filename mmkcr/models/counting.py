@@ -107,8 +107,7 @@ def count_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
 def known_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
     """As :func:`count_parts`, but empty, with a warning, if the whole model cannot be counted.
 
-    Some detectors do not run without labels (Sparse R-CNN), and some segmentors not as tensors
-    (PointRend). Their backbones may be compressed all the same.
+    Of some detectors and segmentors (Sparse R-CNN, PointRend) the backbones alone can be.
     """
     try:
         return count_parts(model, input_shape)
@@ -125,8 +124,7 @@ def part_rows(parts: Parts) -> list[tuple[str, ...]]:
 
 
 def counted_proposals(model: nn.Module) -> str | None:
-    """A sentence on the number of proposals in the MACs of a two-stage detector, None for others.
-    """
+    """A sentence on the number of proposals in a two-stage detector's MACs, None for others."""
     count = most_proposals(find_task(model))
     return None if count is None else (
         f'The second stage is counted for {count} proposals (`test_cfg.rpn.max_per_img`), its '

@@ -81,8 +81,7 @@ class FeatureTap:
         path, _, side = layer.partition(':')
         if side not in ('', 'input'):
             raise ValueError(f"expected a layer path with or without ':input', found `{layer}`")
-        self._module = find_layer(model, path)
-        self._takes_input = side == 'input'
+        self._module, self._takes_input = find_layer(model, path), side == 'input'
         self._runs: list[Tensor] = []
         self._handle = None
 

@@ -51,9 +51,6 @@ def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowes
 
     Returns:
         dict[str, Tensor]: Kept heads by site, int64, ascending.
-
-    Raises:
-        ValueError: Another selection, or more than there are.
     """
     if which not in SELECTIONS:
         raise ValueError(f'expected a selection among {SELECTIONS}, found {which!r}')
@@ -93,8 +90,7 @@ def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
             and optionally ``operator`` (str), which takes their place. Defaults to that of the
             backbone.
 
-    Returns:
-        Structure: Sites other than heads are whole.
+    Sites other than heads are whole.
 
     Raises:
         FileNotFoundError: There are no scores at that place.

@@ -47,8 +47,7 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
         path (str): The file, for the message.
 
     Raises:
-        ValueError: It does not fit, or holds values that are not finite; the message names the
-            first entry.
+        ValueError: It does not fit, or has values that are not finite; the first entry is named.
     """
     task = find_task(model)
     kept = {key: value for key, value in state.items() if not key.startswith(TRAINING_STATE)}

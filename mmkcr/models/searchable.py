@@ -63,13 +63,12 @@ class SearchableBackbone:
         # the first `__init__` of the MRO behind our mixins: its signature names the arguments
         host = next(cls for cls in type(self).__mro__
                     if '__init__' in vars(cls) and not issubclass(cls, SearchableBackbone))
-        given = inspect.signature(host.__init__).bind(self, *args, **kwargs)
-        found = {**given.arguments, **given.arguments.get('kwargs', {})}
+        given = inspect.signature(host.__init__).bind(self, *args, **kwargs).arguments
+        found = {**given, **given.get('kwargs', {})}
+        if 'args' in given:  # a host with `*args`, whose parent takes `arch` first
+            found['arch'] = given['args'][0]
         names = ('self', 'init_cfg', 'args', 'kwargs')
-        found = {key: value for key, value in found.items() if key not in names}
-        if 'args' in given.arguments:  # a host with `*args`, whose parent takes `arch` first
-            found['arch'] = given.arguments['args'][0]
-        return copy.deepcopy(found)
+        return copy.deepcopy({key: value for key, value in found.items() if key not in names})
 
     def _chosen_kinds(self) -> Sequence[KindConfig]:
         """Kinds of site of an instance, which may depend on its arguments."""

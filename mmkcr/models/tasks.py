@@ -20,20 +20,14 @@ from .two_stage import most_proposals, two_stage_outputs
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside wrappers: distributed, compiled, or for test-time augmentation."""
-    while True:
-        if _is_wrapper(model):
-            model = model.module
-        elif '_orig_mod' in model._modules:  # of `torch.compile`
-            model = model._orig_mod
-        else:
-            return model
-
-
-def _is_wrapper(model: nn.Module) -> bool:
-    if 'mmengine.model' not in sys.modules:
-        return isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
-    from mmengine.model import BaseTTAModel, is_model_wrapper
-    return is_model_wrapper(model) or isinstance(model, BaseTTAModel)
+    wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    if 'mmengine.model' in sys.modules:
+        from mmengine.model import BaseTTAModel, is_model_wrapper
+        wrapped = is_model_wrapper(model) or isinstance(model, BaseTTAModel)
+    if wrapped:
+        return unwrap(model.module)
+    # of `torch.compile`
+    return unwrap(model._orig_mod) if '_orig_mod' in model._modules else model
 
 
 @contextmanager

@@ -44,8 +44,8 @@ def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
             in pixels; of every stage of a cascade, or once for all stages.
 
     Returns:
-        tuple: Outputs of the region proposal network, and of the heads on regions. Masks are those
-        of the first 100 proposals (of the last stage), as in mmdet.
+        tuple: Outputs of the region proposal network, and of the heads on regions; masks of the
+        first 100 proposals (of the last stage), as in mmdet.
     """
     from mmengine.structures import InstanceData
     features, stages = task.extract_feat(inputs), cascade_stages(task)

@@ -95,12 +95,7 @@ def _places(host: nn.Module, number: int) -> list[int]:
 
 
 class SwinStream(StreamView):
-    """The stream of one stage of Swin, embedded by the merging before it.
-
-    Args:
-        host (nn.Module): The network.
-        number (int): Number of the stage.
-    """
+    """The stream of one stage of Swin, embedded by the merging before it."""
 
     def __init__(self, host: nn.Module, number: int) -> None:
         path = f'stages.{number - 1}.downsample.reduction' if number else 'patch_embed'
@@ -180,10 +175,6 @@ class ResNetStream(StreamView):
     """The stream of one stage of a ResNet, embedded by its first shortcut.
 
     The mask multiplies what every block adds to the stream. The stem stays.
-
-    Args:
-        host (nn.Module): The network.
-        number (int): Number of the stage.
     """
 
     def __init__(self, host: nn.Module, number: int) -> None:

@@ -18,12 +18,8 @@ from mmkcr.registry import MODELS
 class EfficientViTBlock(BaseModule):
     """Attention for context, then an inverted bottleneck for local information.
 
-    Args:
-        channels (int): Channels.
-        expand_ratio (float): Expansion of the bottleneck.
-        attention (dict): Arguments of :class:`~mmkcr.models.layers.lite_mla.LiteMLA`.
-        norm_cfg (dict): Norms of both parts.
-        act_cfg (dict): Activation of the bottleneck.
+    Arguments are those of :class:`~mmkcr.models.layers.lite_mla.LiteMLA` (``attention``) and
+    :class:`~mmkcr.models.layers.mbconv.MBConv`.
     """
 
     def __init__(self, channels: int, expand_ratio: float, attention: Mapping, norm_cfg: Mapping,
@@ -151,10 +147,10 @@ class EfficientViT(BaseBackbone):
             tuple[Tensor]: (B, width, H / stride, W / stride) each, rounded up.
         """
         x = self.stem(x)
-        outs = {}
-        for index, stage in enumerate(self.stages):
+        outs = []
+        for stage in self.stages:
             x = stage(x)
-            outs[index] = x
+            outs.append(x)
         return tuple(outs[index] for index in sorted(self.out_indices))
 
     def _freeze(self) -> None:

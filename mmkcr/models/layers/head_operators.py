@@ -109,16 +109,15 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
                chosen: Tensor | None = None) -> Derived:
         """Compute the weights that do not depend on the image.
 
+        They are ``value``, ``bias``, ``columns`` (D, C) and, for full convolutions, ``kernel``
+        (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
+
         Args:
             weight (Tensor): Weight of the values, shape (s * d, D).
             bias (Tensor, optional): Bias of the values, shape (s * d,).
             columns (Tensor): Columns of the output projection, shape (D, s * d).
             chosen (Tensor, optional): How far each head is replaced, in [0, 1], shape (s,).
                 An ensemble is over the replaced heads. Defaults to all.
-
-        Returns:
-            dict[str, Tensor]: ``value``, ``bias``, ``columns`` (D, C) and, for full
-            convolutions, ``kernel`` (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
         """
 
     @abstractmethod
@@ -142,15 +141,12 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Parameters that folding adds if ``heads`` heads are replaced; negative if it saves.
 
-        Args:
-            heads (int | Tensor): Replaced heads.
-            row (int): Parameters of one head's values.
-            column (int): Those of one head's columns of the output projection.
+        One head's values have ``row`` parameters, its columns of the output projection ``column``.
         """
         return 0 * heads
 
     def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
-        """MACs if ``heads`` heads are replaced, without the output projection."""
+        """MACs if ``heads`` heads are replaced, see :meth:`macs_per_head`."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
 
     def params(self, heads: Cost) -> Cost:

@@ -22,9 +22,8 @@ class LiteMLA(BaseModule):
     those of the first scale. The products run in fp32 (or fp64), also under autocast.
 
     A mask selects channels of the queries and keys of every scale, before the ReLU (DCS, appendix
-    A). After the ReLU the values would be the same, but not the straight-through gradient. For a
-    query whose channels are all closed, it would be that of a quotient of zeros, 1 / eps times too
-    large, and the digits are not learned. Before the ReLU, closed channels get no gradient.
+    A). After it the values would be the same, but not the straight-through gradient: that of a
+    query whose channels are all closed would be 1 / eps times too large.
 
     Args:
         channels (int): Channels C, a multiple of ``head_dim``.

@@ -71,13 +71,7 @@ def largest_group(kept: Tensor, total: int) -> int:
 
 
 class _Selection(nn.Module):
-    """Channels of a tensor, as a layer.
-
-    Args:
-        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
-        total (int): Number of all channels.
-        dim (int): Dimension of the channels. Defaults to -1.
-    """
+    """Channels of a tensor, as a layer; arguments are those of :func:`put`."""
 
     form: str = 'scatter'
 
