@@ -22,7 +22,7 @@ from mmkcr.deploy.export import export_onnx, export_program
 from mmkcr.deploy.export import export_onnx as export
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
-from mmkcr.models.counting import compared
+from mmkcr.models.counting import check_recorded
 from mmkcr.models.loading import load_task
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.tasks import kept_randomness
@@ -179,9 +179,9 @@ def load(folder: str | Path, model: nn.Module | None = None,
     host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
         model
     space = SearchSpace.of_dense(host, structure.backbone.get('sites') or ())
-    with compared(host, structure, model):
-        space.put_masks()
-        space.slice_to(structure)
+    space.put_masks()
+    space.slice_to(structure)
+    check_recorded(host, structure, model)
     own = model.state_dict(keep_vars=True)
     if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(own))):
         raise ValueError(f'expected entries of the {type(model).__name__} in `{path / WEIGHTS}`, '

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Structure
-from mmkcr.models.counting import compared
+from mmkcr.models.counting import check_recorded
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties
 from mmkcr.models.tasks import search_space
@@ -78,8 +78,8 @@ def refit_structure(model: nn.Module,
                                  for name, site in wanted.sites.items()})
     found.method = wanted.method
     sliced = search_space(copy.deepcopy(networks.slim))
-    with compared(sliced.host, wanted):  # before the images are run
-        sliced.slice_to(found)
+    sliced.slice_to(found)
+    check_recorded(sliced.host, wanted)  # before the images are run
     looked = survey(dense, batches, forward)
     refit_along(networks, found, batches, forward, settings, looked, done)
     return finished(networks, found, macs, input_shape, part, held_out, forward, settings, looked,

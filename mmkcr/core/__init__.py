@@ -11,7 +11,7 @@ from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .modes import eval_mode
 from .options import allowed_ratio_sizes, can_meet, choose_options
 from .selection import TOLERANCE, select_units
-from .sites import Cost, MaskPoint, Site, SiteHolder, UnitMask, Unsupported, block_of
+from .sites import Cost, MaskPoint, Site, SiteHolder, Unsupported, block_of
 from .slicing import slice_parameter, take_entries
 from .structure import KEPT, SiteEntry, Structure, digest
 from .weights import COUNTED, BytesModel, ParamsModel
@@ -19,7 +19,7 @@ from .weights import COUNTED, BytesModel, ParamsModel
 __all__ = [
     'Axis', 'BaseGate', 'BytesModel', 'COUNTED', 'Cost', 'CostModel', 'KEPT', 'LatencyModel',
     'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate', 'NonFiniteError',
-    'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask',
+    'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE',
     'Unsupported', 'allowed_ratio_sizes', 'atomic_folder', 'atomic_write', 'block_of', 'can_meet',
     'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
     'count_forward_macs', 'count_params', 'digest', 'eval_mode', 'load_table', 'locked',

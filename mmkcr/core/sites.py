@@ -6,6 +6,7 @@ where a mask on its units acts. Gates, budget, slicing and the structure file ne
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -35,11 +36,11 @@ class SiteHolder(nn.Module):
 
 
 class MaskPoint(NamedTuple):
-    """Where a site's mask acts, as a forward hook.
+    """Where a site's mask multiplies the inputs or outputs of a module, in the layout of `Axis`.
 
     Args:
-        module (nn.Module): Module whose input or output is masked.
-        side (str): ``'input'`` or ``'output'``: the first of several.
+        module (nn.Module): Module whose first input or output is masked.
+        side (str): ``'input'`` or ``'output'``.
         dim (int): Dimension of the units in the tensor. Defaults to -1.
         repeats (int): Number of blocks along ``dim`` that each hold all units (3 for fused queries,
             keys and values). Defaults to 1.
@@ -52,39 +53,25 @@ class MaskPoint(NamedTuple):
     repeats: int = 1
     inner: int = 1
 
-    def attach(self, gate: BaseGate) -> Any:
-        """Register the hook; returns its handle."""
-        mask = UnitMask(gate, self)
-        if self.side == 'input':
-            return self.module.register_forward_pre_hook(mask.before)
-        return self.module.register_forward_hook(mask.after)
-
-
-class UnitMask:
-    """Multiplies a tensor by a gate's mask of the present units; copies of a network copy it.
-
-    Args:
-        gate (BaseGate): Gives the mask.
-        point (MaskPoint): Layout of the units in the tensor.
-    """
-
-    def __init__(self, gate: BaseGate, point: MaskPoint) -> None:
-        self.gate, (_, _, self.dim, self.repeats, self.inner) = gate, point
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``x`` times the mask."""
-        mask = self.gate().to(x.dtype)
-        mask = mask.repeat_interleave(self.inner).repeat(self.repeats)  # the layout of `Axis`
+    def mask(self, gate: BaseGate, x: Tensor) -> Tensor:
+        """``x`` times the mask of the present units."""
+        mask = gate().to(x.dtype).repeat_interleave(self.inner).repeat(self.repeats)
         trailing = x.ndim - 1 - self.dim if self.dim >= 0 else -1 - self.dim
         return x * mask.view(-1, *[1] * trailing)
 
-    def before(self, _: nn.Module, args: tuple) -> tuple:
-        """Forward pre-hook: masks the first input."""
-        return (self(args[0]), *args[1:])
+    def attach(self, gate: BaseGate) -> Any:
+        """Register the hook; returns its handle."""
+        if self.side == 'input':
+            return self.module.register_forward_pre_hook(partial(self._before, gate))
+        return self.module.register_forward_hook(partial(self._after, gate))
 
-    def after(self, _: nn.Module, args: tuple, out: Any) -> Any:
-        """Forward hook: masks the output, the first of a tuple."""
-        return (self(out[0]), *out[1:]) if isinstance(out, tuple) else self(out)
+    def _before(self, gate: BaseGate, _: nn.Module, args: tuple) -> tuple:
+        return (self.mask(gate, args[0]), *args[1:])
+
+    def _after(self, gate: BaseGate, _: nn.Module, args: tuple, out: Any) -> Any:
+        if isinstance(out, tuple):
+            return (self.mask(gate, out[0]), *out[1:])
+        return self.mask(gate, out)
 
 
 class Unsupported(ValueError):

@@ -23,22 +23,14 @@ InitCfg = Mapping[str, Any] | list[Mapping[str, Any]] | None
 
 
 def split_pretrained(init_cfg: InitCfg) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Take ``Pretrained`` out of an ``init_cfg``.
-
-    Args:
-        init_cfg (dict | list[dict], optional): ``init_cfg`` of a ``BaseModule``.
-
-    Returns:
-        tuple[dict | None, list[dict]]: The arguments of ``Pretrained``, and
-        the other initialisers.
+    """The arguments of ``Pretrained`` in an ``init_cfg`` of MMEngine, and the other initialisers.
     """
     from mmengine.model import PretrainedInit
     configs = [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or [])
     chosen = [config for config in configs if config['type'] in ('Pretrained', PretrainedInit)]
-    others = [config for config in configs if config not in chosen]
     arguments = {key: value for key, value in chosen[-1].items() if key != 'type'} if chosen \
         else None
-    return arguments, others
+    return arguments, [config for config in configs if config not in chosen]
 
 
 def read_backbone(checkpoint: str, prefix: str | None = None,
@@ -46,14 +38,11 @@ def read_backbone(checkpoint: str, prefix: str | None = None,
     """Read the backbone's part of a checkpoint of a classifier, detector or segmentor.
 
     Args:
-        checkpoint (str): A file or URL. A checkpoint that MMEngine's ``EMAHook`` wrote
-            holds the averaged weights there.
-        prefix (str, optional): Where the backbone's keys start. Defaults to
-            None: ``'backbone.'`` if there are such keys, else all keys.
+        checkpoint (str): A file or URL. One that MMEngine's ``EMAHook`` wrote holds the averaged
+            weights.
+        prefix (str, optional): Where the backbone's keys start, which are returned without it.
+            Defaults to None: ``'backbone.'`` if there are such keys, else all keys.
         map_location (str): See ``torch.load``. Defaults to ``'cpu'``.
-
-    Returns:
-        dict[str, Tensor]: Without the prefix.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -77,91 +66,65 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
 
     Args:
         backbone (SearchableBackbone): In any of its states.
-        checkpoint (str): See :func:`read_backbone`.
-        prefix (str, optional): As there.
-        map_location (str): As there.
+        checkpoint, prefix, map_location: See :func:`read_backbone`.
 
     Raises:
         FileNotFoundError: As in :func:`read_backbone`.
-        ValueError: As in :func:`read_backbone`, or the keys are not those of
-            the backbone.
+        ValueError: As there, or the keys are not those of the backbone; missing, unexpected and
+            mis-shaped ones are listed.
     """
-    from mmengine.model import update_init_info
-    from mmengine.runner.checkpoint import load_state_dict
     state = read_backbone(str(checkpoint), prefix, map_location)
     check_finite_state(state, str(checkpoint), backbone.state_dict())
     try:
-        load_state_dict(backbone, state, strict=False, logger='silent')
+        backbone.load_state_dict(state, strict=False)  # a search space refuses what does not fit
     except ValueError as error:
-        wrong = ValueError(f'{error} of `{checkpoint}`')
-        wrong.__notes__ = getattr(error, '__notes__', [])
-        raise wrong from error
+        error.args = (f'{error} of `{checkpoint}`', )
+        raise
     if hasattr(backbone, '_params_init_info'):
+        from mmengine.model import update_init_info
         update_init_info(backbone, f'loaded from {checkpoint}')
 
 
 def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Let heads that a config chose by blocks or scores start from a dense network's weights.
 
-    Args:
-        space (SearchSpace): Search space of the backbone that loads.
-        state_dict (dict): Changed in place, if it is that of a dense network.
-        prefix (str): Prefix of the backbone's keys.
+    The entries of dense layers are cut in place. What these do not have, the operator, keeps its
+    values. Arguments are those of :func:`check_state`.
     """
-    inherited = [_inherit(site, state_dict, prefix) for site in space.sites.values()
-                 if site.kind == 'head_operator']
-    if any(inherited):
+    inherited = False
+    for site in space.sites.values():
+        start = f'{prefix}{site.path}.'
+        dense = state_dict.get(f'{start}qkv.weight')
+        if site.kind != 'head_operator' or dense is None or \
+                dense.shape[0] != 3 * site.total * site.view.width:
+            continue
+        inherited = True
+        rows, columns = dense_places(site.kept.to(dense.device), site.total, site.view.width)
+        for key, dim, places in (('qkv.weight', 0, rows), ('qkv.bias', 0, rows),
+                                 ('proj.weight', 1, columns)):
+            if (value := state_dict.get(f'{start}{key}')) is not None:
+                state_dict[f'{start}{key}'] = value.index_select(dim, places)
+        for key, value in nn.Module.state_dict(site.owner).items():
+            state_dict.setdefault(f'{start}{key}', value)
+    if inherited:
         from mmengine.logging import print_log
         print_log(f'The replaced heads of the `{space.type_name}` start from the values and '
                   'projections of the dense network that is loaded', 'current')
 
 
-def _inherit(site: Any, state_dict: dict[str, Tensor], prefix: str) -> bool:
-    """Cut the entries of a layer with replaced heads out of a dense state, in place.
-
-    What the dense layer does not have, the operator, keeps its values.
-
-    Returns:
-        bool: Whether the state is that of a dense layer.
-    """
-    start = f'{prefix}{site.path}.'
-    dense = state_dict.get(f'{start}qkv.weight')
-    if dense is None or dense.shape[0] != 3 * site.total * site.view.width:
-        return False
-    rows, columns = dense_places(site.kept.to(dense.device), site.total, site.view.width)
-    for key, dim, places in (('qkv.weight', 0, rows), ('qkv.bias', 0, rows),
-                             ('proj.weight', 1, columns)):
-        if f'{start}{key}' in state_dict:
-            state_dict[f'{start}{key}'] = state_dict[f'{start}{key}'].index_select(dim, places)
-    for key, value in nn.Module.state_dict(site.owner).items():
-        state_dict.setdefault(f'{start}{key}', value)
-    return True
-
-
 def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
 
-    A file without a record of its units is taken at its word: that of an ordinary network.
-
-    Args:
-        space (SearchSpace): Search space of the backbone that loads.
-        state_dict (dict): Changed in place: a record has this network's form afterwards.
-        prefix (str): Prefix of the backbone's keys.
-
-    Raises:
-        ValueError: The file records other units.
+    A file without a record of its units, that of an ordinary network, is taken at its word: it
+    gets ours. Arguments are those of :func:`check_state`.
     """
     ours = getattr(space.host, KEPT, None)
     if ours is None:
         return
     theirs = state_dict.setdefault(f'{prefix}{KEPT}', ours)
-    # files of before 2026-11-27 list the units of each site
-    listed = {name: state_dict.pop(f'{prefix}{name}.kept', None) for name in space.decided()}
-    other = next((name for name, kept in listed.items() if kept is not None and
-                  kept.tolist() != list(space.decided()[name].kept)), None)
-    if other is not None or not torch.equal(ours.cpu(), theirs.cpu()):
+    if not torch.equal(ours.cpu(), theirs.cpu()):
         raise ValueError('expected a checkpoint of the subnet in the structure, found other kept '
-                         f'units{"" if other is None else f" at site `{other}`"}')
+                         'units')
 
 
 def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:
@@ -190,28 +153,26 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     # the supernet has these layers in excess of the dense network
     gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
     optional = re.compile(space.optional_keys)
-    missing = [key for key in own if key not in found
-               and not RECOMPUTED.match(key) and not key.startswith(gates)]
-    surplus = [key for key in found if key not in own]
+    kinds = dict(missing=[key for key in own if key not in found and not RECOMPUTED.match(key)
+                          and not key.startswith(gates)],
+                 unexpected=[key for key in found if key not in own])
     # allowed, but said: they are new, or the network does not use them
-    new, unused = ([key for key in keys if optional.match(key)] for keys in (missing, surplus))
-    missing, surplus = ([key for key in keys if key not in allowed]
-                        for keys, allowed in ((missing, new), (surplus, unused)))
-    shaped = [f'{key} {tuple(found[key])} for {tuple(own[key])}' for key in own
-              if key in found and own[key] != found[key]]
-    if missing or surplus or shaped:
-        dense = space.structure is not None and not (missing or surplus) and all(
-            there >= here for key in own if key in found
-            for there, here in zip(found[key], own[key]))
+    new, unused = ([key for key in keys if optional.match(key)] for keys in kinds.values())
+    wrong = {kind: [key for key in keys if not optional.match(key)] for kind, keys in kinds.items()}
+    shapes = {key: (tuple(found[key]), tuple(shape)) for key, shape in own.items()
+              if key in found and found[key] != shape}
+    as_dense = space.structure is not None and not any(wrong.values()) and all(
+        there >= here for both in shapes.values() for there, here in zip(*both))
+    wrong['mis-shaped'] = [f'{key} {there} for {here}' for key, (there, here) in shapes.items()]
+    if any(wrong.values()):
+        listed = [_listing(kind, keys) for kind, keys in wrong.items()]
         error = ValueError(
             f'expected a checkpoint of the {space.state_name()} `{space.type_name}`'
-            f'{", which is beside its structure" if dense else ""}, found '
-            f'{"another, as of the dense network: " if dense else ""}'
-            f'{_listing("missing", missing)}, {_listing("unexpected", surplus)} and '
-            f'{_listing("mis-shaped", shaped)} keys below `{prefix or "."}`')
+            f'{", which is beside its structure" if as_dense else ""}, found '
+            f'{"another, as of the dense network: " if as_dense else ""}'
+            f'{listed[0]}, {listed[1]} and {listed[2]} keys below `{prefix or "."}`')
         # all of them, with --debug; `add_note` is of Python 3.11
-        error.__notes__ = ['\n'.join([f'{kind}:', *keys]) for kind, keys in (
-            ('missing', missing), ('unexpected', surplus), ('mis-shaped', shaped))]
+        error.__notes__ = ['\n'.join([f'{kind}:', *keys]) for kind, keys in wrong.items()]
         raise error
     if new or unused:
         from mmengine.logging import print_log

@@ -110,9 +110,9 @@ def build_model(config: Config) -> nn.Module:
         nn.Module: In eval mode.
 
     Raises:
+        FileNotFoundError: A file that the model needs is missing.
+        ImportError: A package, or mmcv's compiled operators.
         ValueError: The config has no ``model``, or that is not what its structure file says.
-        ImportError: The model needs mmcv's compiled operators, which are not
-            there.
     """
     if not isinstance(config.get('model'), Mapping):
         raise ValueError('expected a config with a `model`, found the keys '
@@ -152,15 +152,11 @@ def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
 
     Args:
         model (nn.Module): A model as its config builds it.
-        path (str | Path): The checkpoint.
-
-    Returns:
-        dict: The checkpoint.
+        path (str | Path): The checkpoint, which is returned.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, or one that does not fit, see
-            :func:`~mmkcr.models.loading.load_task`.
+        ValueError: It is none, or does not fit, see :func:`~mmkcr.models.loading.load_task`.
     """
     checkpoint = read_checkpoint(path)
     load_task(model, weights_of(checkpoint, str(path)), str(path))

@@ -63,11 +63,7 @@ class Priced(nn.Module):
         self._of: tuple[MacsModel, CostModel] | None = None
 
     def cost_model(self, macs: MacsModel) -> CostModel:
-        """The cost that is priced, and that the target limits.
-
-        Args:
-            macs (MacsModel): MACs of the supernet.
-        """
+        """The cost of a supernet that is priced, and that the target limits."""
         if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
             self._of = macs, self.build_cost(macs)
         return self._of[1]

@@ -1,14 +1,11 @@
 """MACs and parameters of any model of the three task families."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
 
 from mmkcr.core import CostModel, MacsReport, Structure, count_forward_macs, count_params
-from mmkcr.core.added import added_layers
 from mmkcr.core.weights import state_bytes
 from .tasks import (
     counted_part,
@@ -53,7 +50,7 @@ def count_macs(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> 
 
 def check_built(promises: Sequence[CostModel], promised: Sequence[int],
                 input_shape: Sequence[int]) -> None:
-    """Compare what a built network costs with what was promised of it.
+    """Refuse a built network that costs more than was promised of it.
 
     Args:
         promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network before it
@@ -61,9 +58,6 @@ def check_built(promises: Sequence[CostModel], promised: Sequence[int],
         promised (Sequence[int]): What each said of the chosen sizes before the slicing: some count
             on the layers themselves.
         input_shape (Sequence[int]): (C, H, W).
-
-    Raises:
-        ValueError: It costs more.
     """
     model = promises[0].model
     copies = sum(map(state_bytes, momentum_copies(model)))
@@ -106,23 +100,14 @@ def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
 
 
 def count_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
-    """MACs of a whole task model by part.
-
-    Args:
-        model (nn.Module): Task model, not in a training wrapper.
-        input_shape (Sequence[int]): (C, H, W).
-
-    Returns:
-        dict[str, int]: See :func:`macs_by_part`.
-    """
+    """MACs of a whole task model, not in a training wrapper; see :func:`macs_by_part`."""
     return macs_by_part(macs_report(model, input_shape), model)
 
 
 def known_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
     """As :func:`count_parts`, but empty, with a warning, if the whole model cannot be counted.
 
-    Some detectors do not run without labels (Sparse R-CNN), and some segmentors not as tensors
-    (PointRend). Their backbones may be compressed all the same.
+    Of some detectors and segmentors (Sparse R-CNN, PointRend) the backbones alone can be.
     """
     try:
         return count_parts(model, input_shape)
@@ -139,11 +124,7 @@ def part_rows(parts: Parts) -> list[tuple[str, ...]]:
 
 
 def counted_proposals(model: nn.Module) -> str | None:
-    """A sentence on the number of proposals in the MACs of a two-stage detector, None for others.
-
-    Args:
-        model (nn.Module): Task model.
-    """
+    """A sentence on the number of proposals in a two-stage detector's MACs, None for others."""
     count = most_proposals(find_task(model))
     return None if count is None else (
         f'The second stage is counted for {count} proposals (`test_cfg.rpn.max_per_img`), its '
@@ -170,80 +151,43 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None
     elif counted and search_space(subnet).host is subnet:
         structure.macs['backbone'] = structure.macs['subnet']
     else:
-        structure.macs['backbone'] = backbone_macs(search_space(subnet).host,
-                                                   structure.macs['input_shape'])
+        structure.macs['backbone'] = count_macs(search_space(subnet).host,
+                                                structure.macs['input_shape'])
 
 
-def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool = True) -> int:
-    """MACs of a backbone for one image.
-
-    Args:
-        backbone (nn.Module): A backbone.
-        input_shape (Sequence[int]): (C, H, W).
-        added (bool): Include the layers that a method adds, such as masks. Defaults to True.
-    """
-    report = count_forward_macs(backbone, task_forward(backbone, input_shape))
-    layers = () if added else added_layers(backbone)
-    return report.total - sum(report.modules.get(name, 0) for name in layers)
-
-
-@contextmanager
-def compared(host: nn.Module, structure: Structure | None,
-             model: nn.Module | None = None) -> Iterator[None]:
+def check_recorded(host: nn.Module, structure: Structure | None,
+                   model: nn.Module | None = None) -> None:
     """Compare the MACs and parameters that a structure records with those of the built network.
 
-    A dense host becomes the subnet within. What lies outside of it, such as another head than the
-    one that was searched, is taken from the structure.
-
     Args:
-        host (nn.Module): Dense backbone, or a whole model that is compressed as one.
+        host (nn.Module): The subnet: a backbone, or a whole model that was compressed as one.
         structure (Structure, optional): One without ``macs`` and ``params``, or None, is not
             compared.
-        model (nn.Module, optional): The network that was compressed, around the host or the host
-            itself: then nothing lies outside. Defaults to None: it is not known.
+        model (nn.Module, optional): The network around the host, or the host itself, that was
+            compressed. Defaults to None: it is not known, and parameters, which are those of the
+            whole network, are not compared.
 
     Raises:
         ValueError: They differ: the structure or the backbone's arguments were altered.
     """
-    recorded = structure is not None and (structure.macs or structure.params)
-    dense = _counts(host, structure.macs) if recorded else ()
-    yield
-    if not recorded:
+    if structure is None:
         return
-    slim = _counts(host, structure.macs, added=True)
-    # of a search whose heads were replaced before, the dense counts are those that it began with
-    replaced = any(entry.operator for entry in structure.sites.values())
-    for what, told, before, after in zip(('MACs', 'parameters'), (structure.macs, structure.params),
-                                         dense, slim):
-        if not told or None in (before, after):
-            continue
-        at = f' at {tuple(told["input_shape"])}' if 'input_shape' in told else ''
-        alone = told['subnet'] if 'part' in told else told.get('backbone', after)
-        if model is not None and what == 'parameters':
-            alone = told['subnet'] - count_params(model) + after
-        elif model is host:
-            alone = told['subnet']
-        pairs = [('', alone, after)]
-        if not replaced:
-            pairs.append(('dense ', told['dense'], told['subnet'] - after + before))
-        for state, promised, found in pairs:
-            if promised != found:
-                raise ValueError(
-                    f'expected a {state}`{type(host).__name__}` of {promised} {what}{at}, as its '
-                    f'structure says, found one of {found}: the structure or the arguments of '
-                    'the backbone were altered since it was searched (a structure without `macs` '
-                    'and `params` is not compared)')
-
-
-def _counts(host: nn.Module, macs: Mapping[str, Any],
-            added: bool = False) -> tuple[int | None, int]:
-    """MACs, None if the host does not run on one image, and parameters."""
-    layers = {} if added else added_layers(host)
-    params = count_params(host) - sum(map(count_params, layers.values()))
-    with kept_randomness():
+    macs, counts = structure.macs, []
+    promised = macs.get('subnet' if 'part' in macs or model is host else 'backbone')
+    if promised is not None:
         try:
-            return backbone_macs(host, macs['input_shape'], added) if macs else None, params
+            with kept_randomness():
+                found = count_macs(host, macs['input_shape'])
+            counts.append((f'MACs at {tuple(macs["input_shape"])}', promised, found))
         except ValueError:
-            if added and {'part', 'backbone'} & set(macs):  # it was counted like this
-                raise
-            return None, params  # another network, or one that only a `forward` of its own runs
+            if 'part' in macs or 'backbone' in macs:
+                raise  # it was counted like this; otherwise only a `forward` of its own runs it
+    if structure.params and model is not None:
+        counts.append(('parameters', structure.params['subnet'], count_params(model)))
+    for what, promised, found in counts:
+        if promised != found:
+            raise ValueError(
+                f'expected a `{type(host).__name__}` of {promised} {what}, as its structure says, '
+                f'found one of {found}: the structure or the arguments of the backbone were '
+                'altered since it was searched (a structure without `macs` and `params` is not '
+                'compared)')

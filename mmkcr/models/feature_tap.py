@@ -8,20 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import eval_mode
-from mmkcr.models.tasks import task_forward, unwrap
+from mmkcr.models.tasks import find_task, task_forward, unwrap
 
 
 def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
-    """Pool a layer's output to one vector per sample.
+    """Pool a layer's output to one vector per sample, (B, d).
 
     Args:
         output (Tensor | Sequence): (B, C) as it is, (B, N, C) averaged over tokens,
             (B, C, H, W) averaged over positions. In a tuple or list (stages, or patch
             tokens beside a class token) the last item counts.
         layer (str): The layer's path, for the message. Defaults to 'backbone'.
-
-    Returns:
-        Tensor: Features (B, d).
 
     Raises:
         TypeError: The output holds no such tensor.
@@ -51,16 +48,12 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
     Raises:
         ValueError: No such layer.
     """
-    model = unwrap(model)
-    while True:
-        modules = dict(model.named_modules())
+    for root in (unwrap(model), find_task(model)):
+        modules = dict(root.named_modules())
         if layer in modules:
             return modules[layer]
-        if not isinstance(getattr(model, 'architecture', None), nn.Module):
-            break
-        model = model.architecture
-    children = ', '.join(name for name, _ in model.named_children())
-    raise ValueError(f'expected a layer of {type(model).__name__} (with children {children}), '
+    children = ', '.join(name for name, _ in root.named_children())
+    raise ValueError(f'expected a layer of {type(root).__name__} (with children {children}), '
                      f'found `{layer}`')
 
 
@@ -88,18 +81,13 @@ class FeatureTap:
         path, _, side = layer.partition(':')
         if side not in ('', 'input'):
             raise ValueError(f"expected a layer path with or without ':input', found `{layer}`")
-        self._module = find_layer(model, path)
-        self._takes_input = side == 'input'
+        self._module, self._takes_input = find_layer(model, path), side == 'input'
         self._runs: list[Tensor] = []
         self._handle = None
 
     @property
     def features(self) -> Tensor:
-        """Tensor: The features (B, d) of the last forward pass, or of all since the block began.
-
-        Raises:
-            RuntimeError: The layer has not run inside the block.
-        """
+        """Tensor: The features (B, d) of the last forward pass, or of all since the block began."""
         if not self._runs:
             raise RuntimeError('expected a forward pass through the tapped layer, found none: '
                                f'`{self.layer}` has not run')
@@ -118,16 +106,16 @@ class FeatureTap:
         self._runs = [*self._runs, features] if self.every else [features]
 
 
-def feature_width(model: nn.Module, layer: str = 'backbone', size: int = 224) -> int:
+def feature_width(model: nn.Module, layer: str = 'backbone') -> int:
     """Width d of a layer's pooled features, found by one forward of zeros in eval mode.
+
+    The image has the backbone's ``img_size``, or 224 x 224.
 
     Args:
         model (nn.Module): A task model.
         layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
-        size (int): Height and width of the image, unless the backbone has an ``img_size``.
-            Defaults to 224.
     """
-    found = getattr(getattr(model, 'backbone', None), 'img_size', size)
+    found = getattr(getattr(model, 'backbone', None), 'img_size', 224)
     height, width = (found, found) if isinstance(found, int) else found
     with eval_mode(model), torch.no_grad(), FeatureTap(model, layer) as tap:
         first = next((module for module in getattr(model, 'backbone', model).modules()

@@ -31,11 +31,7 @@ def head_sites(space: 'SearchSpace') -> dict[str, Any]:
 
 
 def set_operator(space: 'SearchSpace', operator: str) -> None:
-    """What computes replaced heads in new structures.
-
-    Raises:
-        ValueError: No operator has this name.
-    """
+    """Set what computes replaced heads in new structures; an unknown name is refused."""
     head_operator(operator)
     for site in head_sites(space).values():
         site.operator = operator
@@ -55,9 +51,6 @@ def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowes
 
     Returns:
         dict[str, Tensor]: Kept heads by site, int64, ascending.
-
-    Raises:
-        ValueError: Another selection, or more than there are.
     """
     if which not in SELECTIONS:
         raise ValueError(f'expected a selection among {SELECTIONS}, found {which!r}')
@@ -97,8 +90,7 @@ def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
             and optionally ``operator`` (str), which takes their place. Defaults to that of the
             backbone.
 
-    Returns:
-        Structure: Sites other than heads are whole.
+    Sites other than heads are whole.
 
     Raises:
         FileNotFoundError: There are no scores at that place.
@@ -138,15 +130,17 @@ def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> dict[str, Ten
 
 def _read_scores(sites: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     content = read_json(Path(path), 'a scores')
-    scores = content.get('scores') if isinstance(content, dict) else None
-    wanted = {name: site.total for name, site in sites.items()}
-    found = {name: len(score) if isinstance(score, list) and all(
-        type(value) in (int, float) for value in score) else score
-             for name, score in scores.items()} if isinstance(scores, dict) else scores
-    if found != wanted:
-        site = next((name for name in wanted if not isinstance(found, dict)
-                     or found.get(name) != wanted[name]), None)
-        scored = f'{wanted[site]} numbers at site `{site}`' if site else f'{len(wanted)} sites only'
+    try:
+        scores = {name: torch.tensor(content['scores'][name], dtype=torch.float64)
+                  for name in content['scores']}
+    except (KeyError, TypeError, ValueError):
+        scores = {}
+    wanted = {name: (site.total, ) for name, site in sites.items()}
+    if {name: tuple(score.shape) for name, score in scores.items()} != wanted:
+        site = next((name for name, shape in wanted.items()
+                     if name not in scores or tuple(scores[name].shape) != shape), None)
+        scored = f'{wanted[site][0]} numbers at site `{site}`' if site else \
+            f'{len(wanted)} sites only'
         raise ValueError(f'expected `scores` of the heads of this network, {scored}, found others '
                          f'in `{path}`')
-    return {name: torch.tensor(scores[name], dtype=torch.float64) for name in wanted}
+    return {name: scores[name] for name in wanted}

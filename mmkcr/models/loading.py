@@ -1,7 +1,7 @@
 """Loading a checkpoint into a model: whole, or not at all."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -47,8 +47,7 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
         path (str): The file, for the message.
 
     Raises:
-        ValueError: It does not fit, or holds values that are not finite; the message names the
-            first entry.
+        ValueError: It does not fit, or has values that are not finite; the first entry is named.
     """
     task = find_task(model)
     kept = {key: value for key, value in state.items() if not key.startswith(TRAINING_STATE)}
@@ -65,13 +64,7 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
     """Load a run's whole model, including the state of its training wrapper.
 
-    Args:
-        model (nn.Module): As the run's config builds it.
-        state (Mapping[str, Tensor]): See :func:`weights_of`.
-        path (str): The file, for the message.
-
-    Raises:
-        ValueError: As in :func:`load_task`.
+    Arguments and errors are those of :func:`load_task`.
     """
     model = unwrap(model)
     missing, _, shaped = _try(model, state, path)
@@ -85,10 +78,7 @@ def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None
     the file has gates. A head for other classes may differ. Missing entries keep their initial
     values, as in the host libraries.
 
-    Args:
-        model (nn.Module): A task model, possibly wrapped.
-        state (Mapping[str, Tensor]): See :func:`weights_of`.
-        path (str): The file, for the message.
+    Arguments are those of :func:`load_task`.
 
     Raises:
         ValueError: An entry of the backbone has another shape, most of them are not there, or
@@ -125,35 +115,30 @@ def _try(model: nn.Module, state: Mapping[str, Tensor],
     except ValueError as error:  # a searchable backbone says itself what is wrong
         error.args = (f'{error} of `{path}`', )
         raise
-    except AssertionError as error:  # how hosts refuse position tables
-        raise _of_another(model, path, error) from error
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError) as error:  # hosts assert the sizes of position tables
         # torch reports differing shapes as text only
         shaped = _SIZE.findall(str(error))
         if not shaped:
-            raise _of_another(model, path, error) from error
+            raise ValueError(
+                f'expected a checkpoint of the {type(find_task(model)).__name__}, found `{path}` '
+                f'of another ({" ".join(str(error).split()):.300})') from error
     bare = 'architecture.'  # of our wrappers, not in checkpoints
     return ([name.removeprefix(bare) for name in missing if not RECOMPUTED.match(name)], surplus,
             [(name.removeprefix(bare), *shapes) for name, *shapes in shaped])
 
 
-def _of_another(model: nn.Module, path: str, error: Exception) -> ValueError:
-    return ValueError(f'expected a checkpoint of the {type(find_task(model)).__name__}, found '
-                      f'`{path}` of another ({" ".join(str(error).split()):.300})')
-
-
-def _refuse(task: nn.Module, path: str, missing: Iterable[str],
-            shaped: Iterable[tuple[str, str, str]], surplus: Iterable[str] = ()) -> None:
-    where = f'{type(task).__name__} in `{path}`'
-    missing, shaped, surplus = list(missing), list(shaped), list(surplus)
+def _refuse(task: nn.Module, path: str, missing: Sequence[str],
+            shaped: Sequence[tuple[str, str, str]], surplus: Sequence[str] = ()) -> None:
     if shaped:
         name, shape, wanted = shaped[0]
-        raise ValueError(f'expected a checkpoint of the {where}, found `{name}` of shape '
-                         f'{shape}, not {wanted}, and {len(shaped) - 1} more that differ')
-    if missing:
+        found = (f'`{name}` of shape {shape}, not {wanted}, and {len(shaped) - 1} more that '
+                 'differ')
+    elif missing:
         has = f', but `{surplus[0]}` and {len(surplus) - 1} others' if surplus else ''
-        raise ValueError(f'expected a checkpoint of the {where}, found none of its entry '
-                         f'`{missing[0]}` and of {len(missing) - 1} others{has}')
-    if surplus:
-        raise ValueError(f'expected a checkpoint of the {where}, found the entry `{surplus[0]}` '
-                         f'and {len(surplus) - 1} others that it does not have')
+        found = f'none of its entry `{missing[0]}` and of {len(missing) - 1} others{has}'
+    elif surplus:
+        found = f'the entry `{surplus[0]}` and {len(surplus) - 1} others that it does not have'
+    else:
+        return
+    raise ValueError(f'expected a checkpoint of the {type(task).__name__} in `{path}`, found '
+                     f'{found}')

@@ -1,8 +1,23 @@
 """Everything that configs name in the registry of models: imported when the first is asked for."""
 
-from mmkcr import registry  # noqa: F401  (before any host library)
-from .backbones import *  # noqa: F401,F403
-from .heads import *  # noqa: F401,F403
-from .losses import *  # noqa: F401,F403
-from .search_space import SearchSpace  # noqa: F401
-from .searchable import Searchable, SearchableBackbone  # noqa: F401
+# ruff: noqa: F401
+from mmkcr import registry  # before any host library
+from .backbones.efficientvit import EfficientViT
+from .backbones.named import (
+    DCSEfficientViT,
+    DCSMobileViT,
+    DWConvVisionTransformer,
+    KCRDWConvVisionTransformer,
+    KCREfficientViT,
+    KCRSwinTransformer,
+    KCRVisionTransformer,
+    OFBResNet,
+    OFBSwinTransformer,
+    OFBVisionTransformer,
+)
+from .backbones.register_vit import RegisterVisionTransformer
+from .heads.efficientvit_head import EfficientViTClsHead
+from .losses.distillation import DistillationLoss
+from .losses.feature_distillation import FeatureDistillationLoss
+from .search_space import SearchSpace
+from .searchable import Searchable, SearchableBackbone

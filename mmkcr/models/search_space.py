@@ -30,7 +30,7 @@ from mmkcr.lazy import is_of
 from .backbone_loading import check_state, inherit_dense, take_kept
 from .head_choice import choose_heads, is_choice
 from .layers.plain import make_plain
-from .sites import find_sites
+from .sites import QKMaskSite, find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
 StructureLike = str | Mapping[str, Any] | Structure | None
@@ -66,21 +66,25 @@ class SearchSpace:
                  gates: Mapping[str, Any] | None = None, structure: StructureLike = None,
                  method: str = '', optional_keys: str = r'$^') -> None:
         self.host, self.kinds, self.method = host, tuple(kinds), method
-        self.backbone = dict(backbone or dict(
-            type=f'{type(host).__module__}.{type(host).__qualname__}'))
+        self.backbone = dict(backbone or _class_of(host))
         self.optional_keys = optional_keys
         self.structure: Structure | None = None
-        self._fixed: dict[str, SiteEntry] = {}
+        #: Entries of the sites that are sliced for good: all of a subnet's.
+        self.fixed: dict[str, SiteEntry] = {}
         self._attached: dict[str, list[Axis]] = {}
         self._sites: dict[str, HostSite] = {}
-        #: Sites without gates that are applied: masks on queries and keys.
-        self._masks: dict[str, HostSite] = {}
-        #: Sites without gates that are not applied yet, of a dense host.
-        self._waiting: dict[str, HostSite] = {}
+        #: Sites without gates, masks on queries and keys, that are not applied yet.
+        self._waiting: list[HostSite] = []
         self._dense_params = count_params(host)
-        searched = gates is not None or structure is not None
         # before the gates: they are built with the number of units that the kinds find
-        self._prepare(searched)
+        for name, site in find_sites(host, kinds).items() if kinds else ():
+            if site.gated:
+                site.open()
+                self._sites[name] = site
+            else:
+                self._waiting.append(site)
+        if gates is not None or structure is not None or not self._sites:
+            self.put_masks()
         configs = {} if gates is None else self._gate_configs(gates)
         #: Whether heads were chosen without a file: they may start from a dense network's weights.
         self.chosen = is_choice(structure)
@@ -88,8 +92,7 @@ class SearchSpace:
             structure = choose_heads(self, structure)
         if structure is not None:
             self._take_structure(Structure.load(structure), configs)
-        if configs:
-            self._add_gates(configs)
+        self._add_gates(configs)
         host.search_space = self
         self._handles = [host._register_load_state_dict_pre_hook(self._before_loading),
                          host.register_forward_pre_hook(self._begin),
@@ -99,34 +102,29 @@ class SearchSpace:
     def of_dense(cls, host: nn.Module, kinds: Sequence[KindConfig]) -> 'SearchSpace':
         """Give a dense host a search space with some kinds, in place of one that it may have.
 
-        Args:
-            host (nn.Module): The network; its attribute ``search_space`` is set.
-            kinds (Sequence[str | dict]): Kinds of site.
-
         Raises:
             ValueError: The host is a supernet or a subnet, or does not have a kind.
         """
+        backbone, optional = _class_of(host), r'$^'
         before: SearchSpace | None = getattr(host, 'search_space', None)
-        backbone = dict(type=f'{type(host).__module__}.{type(host).__qualname__}')
-        optional = r'$^'
         if before is not None:
             if before.state_name() != 'dense':
                 raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
             # a `Searchable` describes its host below `backbone`, a named class itself
-            inner = before.backbone.get('backbone', before.backbone)
-            backbone, optional = inner, before.optional_keys
+            backbone = before.backbone.get('backbone', before.backbone)
+            optional = before.optional_keys
         described = dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone)
         space = cls(host, kinds, described, method=method_of(kinds), optional_keys=optional)
         # the former space would check and rename what this one loads
-        if before is not None:
-            for handle in before._handles:
-                handle.remove()
+        for handle in before._handles if before is not None else ():
+            handle.remove()
         return space
 
     def leave(self) -> None:
         """Take the search space and its hooks off a host that computes the same without them."""
-        if self._masks or any(site.kind == 'head_operator' or site.kind == 'embedding'
-                              and site.present < site.total for site in self._sites.values()):
+        kinds = {site.kind for site in self._sites.values()
+                 if site.kind != 'embedding' or site.present < site.total}
+        if kinds & {'head_operator', 'embedding'} or QKMaskSite.masks(self.host):
             return
         for handle in self._handles:
             handle.remove()
@@ -136,25 +134,10 @@ class SearchSpace:
 
     # ---- sites ----------------------------------------------------------------------------------
 
-    def _prepare(self, searched: bool) -> None:
-        """Apply the kinds without gates; if there are no others, also to a dense host."""
-        selecting = any(KINDS[_kind(config)].gated for config in self.kinds
-                        if _kind(config) in KINDS)
-        for name, site in find_sites(self.host, self.kinds).items() if self.kinds else ():
-            if site.gated:
-                site.open()
-                self._sites[name] = site
-            else:
-                self._waiting[name] = site
-                if searched or not selecting:
-                    self.put_masks()
-
     def put_masks(self) -> None:
         """Put the masks on queries and keys on a dense host, with their initial values."""
-        for site in self._waiting.values():
-            site.prepare()
-        self._masks.update(self._waiting)  # no other kind is without gates
-        self._waiting = {}
+        while self._waiting:
+            self._waiting.pop(0).prepare()
 
     @property
     def sites(self) -> dict[str, HostSite]:
@@ -174,7 +157,7 @@ class SearchSpace:
 
     def gates(self) -> dict[str, BaseGate]:
         """The gates of a supernet by site; empty in the other states."""
-        return {name: site.gate for name, site in self._sites.items() if site.gate is not None}
+        return {name: site.gate for name, site in self.gated_sites().items()}
 
     def gated_sites(self) -> dict[str, HostSite]:
         """The sites that have a gate."""
@@ -202,32 +185,32 @@ class SearchSpace:
                              f'found {sorted(gates)}')
         configs = {}
         for name, site in self.sites.items():
-            if 'type' in common or site.kind in given:
-                config = {**common, **given.get(site.kind, {})}
-                cls = MODELS.get(config['type'])
-                # the gate class's own search space for this kind, such as the steps of its options
-                defaults = getattr(cls, 'space', {}).get(site.kind, {})
-                grouped = {'groups': site.groups} if getattr(cls, 'grouped', False) else {}
-                if cls is not None and site.rows > 1 and not grouped:
-                    # the selection would be refused after the search
-                    raise ValueError(
-                        'expected gates that keep equally many units of every head at sites of '
-                        f'kind `{site.kind}`, such as `mmkcr.BiMaskGate`, found '
-                        f'`{config["type"]}`; sites of kind `heads` take any gate')
-                configs[name] = {**defaults, **config, **grouped}
+            if 'type' not in common and site.kind not in given:
+                continue
+            config = {**common, **given.get(site.kind, {})}
+            cls = MODELS.get(config['type'])
+            # the gate class's own search space for this kind, such as the steps of its options
+            defaults = getattr(cls, 'space', {}).get(site.kind, {})
+            grouped = {'groups': site.groups} if getattr(cls, 'grouped', False) else {}
+            if cls is not None and site.rows > 1 and not grouped:
+                # the selection would be refused after the search
+                raise ValueError(
+                    'expected gates that keep equally many units of every head at sites of '
+                    f'kind `{site.kind}`, such as `mmkcr.BiMaskGate`, found '
+                    f'`{config["type"]}`; sites of kind `heads` take any gate')
+            configs[name] = {**defaults, **config, **grouped, 'total': site.total}
         return configs
 
     def _add_gates(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        if not configs:
+            return
         from mmkcr.registry import MODELS
-        gates = []
         for name, config in configs.items():
             site = self.sites[name]
             # gates live where their site's weights do
-            parameter = next(site.owner.parameters())
-            gate = MODELS.build(dict(config, total=site.total)).to(parameter.device)
-            site.attach(gate)
-            gates.append(gate)
+            site.attach(MODELS.build(config).to(next(site.owner.parameters()).device))
         # some choose together, such as the k best of all
+        gates = list(self.gates().values())
         for gate in gates:
             gate.join(gates)
 
@@ -245,36 +228,29 @@ class SearchSpace:
         # only the part of the structure that is fixed has to fit
         dataclasses.replace(structure, sites=fixed).validate(
             {name: total for name, total in self.totals().items() if name not in gated},
-            self._accepted_types(structure))
-        for name, entry in fixed.items():
-            self._slice(name, entry)
-        self._fixed = fixed
-        self._record(fixed)
+            self._accepted_type(structure))
+        self._slice_all(fixed)
 
     @property
     def type_name(self) -> str:
         """Registered name of the backbone, without a scope."""
         return self.backbone['type'].split('.')[-1]
 
-    def _accepted_types(self, structure: Structure) -> str:
+    def _accepted_type(self, structure: Structure) -> str:
         """The type that a structure must name: our own, a parent class's, or the class's alias."""
         found = structure.backbone['type'].split('.')[-1]
-        parents = {cls.__name__ for cls in type(self.host).__mro__}
-        alias = None
-        if found not in parents and found != self.type_name == 'Searchable':
+        classes, alias = [cls.__name__ for cls in type(self.host).__mro__], None
+        if self.type_name == 'Searchable' != found:
             from mmkcr.registry import MODELS
             alias = MODELS.get(f'mmkcr.{found}')
-        if inspect.isclass(alias) and hasattr(alias, 'kinds'):  # a class of its own, see searchable
-            parents.update([found] if issubclass(type(self.host), alias.__bases__[-1]) else [])
-        return found if found in parents else self.type_name
+        # a named class, see `searchable`, is another name of the host behind its mixins
+        if found in classes or inspect.isclass(alias) and hasattr(alias, 'kinds') and \
+                isinstance(self.host, alias.__bases__[-1]):
+            return found
+        return self.type_name
 
     def slice_to(self, structure: Structure) -> None:
-        """Slice the dense network or the supernet to a structure, in place.
-
-        Weights are inherited: the kept entries stay as they are.
-
-        Args:
-            structure (Structure): A structure of this backbone.
+        """Slice the dense network or the supernet to a structure, in place, with its weights.
 
         Raises:
             ValueError: The structure belongs to another backbone, or this one is a subnet already.
@@ -282,25 +258,24 @@ class SearchSpace:
         if self.structure is not None:
             raise ValueError('expected a dense backbone or a supernet to slice, found a subnet of '
                              f'`{self.type_name}`')
-        structure.validate(self.totals(), self._accepted_types(structure))
-        for name, entry in structure.sites.items():
-            if name not in self._fixed:
-                self._slice(name, entry)
-            elif entry != self._fixed[name]:
-                raise ValueError(f'expected site `{name}` as the supernet has it, found another in '
-                                 'the structure')
+        structure.validate(self.totals(), self._accepted_type(structure))
+        other = next((name for name, entry in self.fixed.items()
+                      if entry != structure.sites[name]), None)
+        if other is not None:
+            raise ValueError(f'expected site `{other}` as the supernet has it, found another in '
+                             'the structure')
+        self._slice_all(structure.sites)
         self.structure = structure
-        self._record(structure.sites)
 
-    def _record(self, sites: Mapping[str, SiteEntry]) -> None:
-        """Put a digest of the kept units into the host's state, for strict loading."""
+    def _slice_all(self, sites: Mapping[str, SiteEntry]) -> None:
+        """Slice sites, and put a digest of the kept units into the state, for strict loading."""
+        for name, entry in sites.items():
+            if name not in self.fixed:
+                self._slice(name, entry)
+        self.fixed = dict(sites)
         if sites:
             device = next(self.host.parameters()).device
             self.host.register_buffer(KEPT, digest(sites).to(device))
-
-    def decided(self) -> Mapping[str, SiteEntry]:
-        """Entries of the sites that are sliced for good: all of a subnet's."""
-        return self._fixed if self.structure is None else self.structure.sites
 
     def _slice(self, name: str, entry: SiteEntry) -> None:
         site, operators = self.sites[name], self.sites[name].operators()
@@ -324,28 +299,19 @@ class SearchSpace:
             replaced = len(units) < site.total and site.operators()
             sites[name] = dict(total=site.total, kept=units,
                                operator=replaced[0] if replaced else None)
-        sites.update({name: entry.to_dict() for name, entry in self._fixed.items()})
+        sites.update({name: entry.to_dict() for name, entry in self.fixed.items()})
         return Structure.load(dict(format_version=1, method=self.method,
                                    backbone=copy.deepcopy(self.backbone), sites=sites))
 
-    def fixed(self) -> Mapping[str, SiteEntry]:
-        """Entries of sites that a structure has decided beside gates at others."""
-        return self._fixed
-
     def fold_fixed(self) -> None:
         """Give heads that a structure replaced, beside sites with gates, plain weights."""
-        self._fixed = {name: self.sites[name].fold(entry) if entry.operator else entry
-                       for name, entry in self._fixed.items()}
+        self.fixed = {name: self.sites[name].fold(entry) if entry.operator else entry
+                      for name, entry in self.fixed.items()}
 
     # ---- slicing while it trains (Once for Both, section 3.3) -----------------------------------
 
     def attach_axis(self, name: str, axis: Axis) -> None:
-        """Let a parameter outside the host, such as a mask token, follow a gated site.
-
-        Args:
-            name (str): The site.
-            axis (Axis): The axis of the parameter that is sliced with the site.
-        """
+        """Let a parameter outside the host, such as a mask token, be sliced with a gated site."""
         self._attached.setdefault(name, []).append(axis)
 
     def slice_units(self, name: str, kept: Tensor, optimizer: Optimizer | None = None) -> bool:
@@ -354,7 +320,7 @@ class SearchSpace:
         Args:
             name (str): The site.
             kept (Tensor): Original units to keep, ascending, among those still there.
-            optimizer (Optimizer, optional): Its moments are sliced as well.
+            optimizer (Optimizer, optional): Holds this backbone's parameters.
 
         Returns:
             bool: Whether anything changed.
@@ -380,11 +346,7 @@ class SearchSpace:
     def apply_decisions(self, optimizer: Optimizer | None = None) -> bool:
         """Slice units that no option can keep and fold decided masks; outputs do not change.
 
-        Args:
-            optimizer (Optimizer, optional): Its moments follow.
-
-        Returns:
-            bool: Whether any tensor changed.
+        The optimizer's moments follow. Returns whether any tensor changed.
         """
         changed = False
         for name, gate in self._sliceable():
@@ -412,27 +374,23 @@ class SearchSpace:
 
         So a momentum copy averages the weights of a network, and has that network's channels.
 
-        Args:
-            other (SearchSpace): The search space of that network.
-
         Raises:
-            ValueError: Its gates slice it while it trains.
+            ValueError: Gates slice the network while it trains.
         """
         if self._sliceable():
             raise ValueError('expected gates that leave the tensors whole while they train (such '
                              f'as `mmkcr.GumbelChannelGate`) of a `{self.type_name}` with a '
-                             'momentum copy, found some that slice them '
-                             f'(`{type(self._sliceable()[0][1]).__name__}`)')
+                             'momentum copy, found some that slice them')
         leaders = other.gates()
         for name, gate in self.gates().items():
             gate.mask_like(leaders[name])
 
     def take_shape(self, state: Mapping[str, Tensor], prefix: str = '',
                    optimizer: Optimizer | None = None) -> bool:
-        """Slice a supernet to the sizes of a state_dict that is to be loaded.
+        """Slice a supernet to the sizes of the state of one that was sliced while it trained.
 
         Args:
-            state (Mapping[str, Tensor]): State of a supernet that was sliced during training.
+            state (Mapping[str, Tensor]): To be loaded afterwards.
             prefix (str): Prefix of the backbone's keys. Defaults to ''.
             optimizer (Optimizer, optional): Holds this backbone's parameters.
 
@@ -496,6 +454,10 @@ class SearchSpace:
         check_state(self, state_dict, prefix)
 
 
+def _class_of(host: nn.Module) -> dict[str, str]:
+    return dict(type=f'{type(host).__module__}.{type(host).__qualname__}')
+
+
 def method_of(kinds: Sequence[KindConfig]) -> str:
     """Method name for structure files of backbones that have none of their own: the kinds."""
     return '+'.join(str(_kind(config)) for config in kinds)
@@ -517,14 +479,10 @@ def leave_ordinary(model: nn.Module) -> None:
     """Take the search spaces off a model's subnets: plain modules without hooks of ours are left.
 
     Selections of channels, and attention that the host cannot compute, become graphs of torch's
-    operators, see :func:`~mmkcr.models.layers.plain.make_plain`.
-
-    Left as they are: named classes (``KCRSwinTransformer``), and subnets with parts that the hosts
-    do not have: narrower residual streams, which are widened behind the network, heads replaced by
-    other operators, and masks on queries and keys.
-
-    Args:
-        model (nn.Module): Changed in place.
+    operators, see :func:`~mmkcr.models.layers.plain.make_plain`. Left as they are: named classes
+    (``KCRSwinTransformer``), and subnets with parts that the hosts do not have: narrower residual
+    streams, which are widened behind the network, heads replaced by other operators, and masks on
+    queries and keys.
     """
     for module in model.modules():
         space = getattr(module, 'search_space', None)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from mmkcr.core import BaseGate, Structure
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
-from .counting import compared
-from .head_choice import is_choice
+from .counting import check_recorded
 from .search_space import SearchSpace, StructureLike, method_of
 from .sites import QKMaskSite
 from .sites.base import KindConfig
@@ -26,8 +25,7 @@ class SearchableBackbone:
 
     Args:
         *args: The host backbone's arguments.
-        gates (dict, optional): See :class:`~mmkcr.models.search_space.SearchSpace`.
-        structure (str | dict | Structure, optional): As there.
+        gates, structure: See :class:`~mmkcr.models.search_space.SearchSpace`.
         **kwargs: The host backbone's arguments.
 
     Raises:
@@ -56,22 +54,21 @@ class SearchableBackbone:
         super().__init__(*args, **kwargs)
         plain_drop_rates(self)
         described = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
-        with compared(self, recorded := _recorded(gates, structure)):
-            SearchSpace(self, self._chosen_kinds(), described, gates, recorded or structure,
-                        self.method, self.optional_keys)
+        space = SearchSpace(self, self._chosen_kinds(), described, gates, structure, self.method,
+                            self.optional_keys)
+        check_recorded(self, space.structure)
 
     def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The host's arguments by name."""
         # the first `__init__` of the MRO behind our mixins: its signature names the arguments
         host = next(cls for cls in type(self).__mro__
                     if '__init__' in vars(cls) and not issubclass(cls, SearchableBackbone))
-        given = inspect.signature(host.__init__).bind(self, *args, **kwargs)
-        found = {**given.arguments, **given.arguments.get('kwargs', {})}
+        given = inspect.signature(host.__init__).bind(self, *args, **kwargs).arguments
+        found = {**given, **given.get('kwargs', {})}
+        if 'args' in given:  # a host with `*args`, whose parent takes `arch` first
+            found['arch'] = given['args'][0]
         names = ('self', 'init_cfg', 'args', 'kwargs')
-        found = {key: value for key, value in found.items() if key not in names}
-        if 'args' in given.arguments:  # a host with `*args`, whose parent takes `arch` first
-            found['arch'] = given.arguments['args'][0]
-        return copy.deepcopy(found)
+        return copy.deepcopy({key: value for key, value in found.items() if key not in names})
 
     def _chosen_kinds(self) -> Sequence[KindConfig]:
         """Kinds of site of an instance, which may depend on its arguments."""
@@ -111,12 +108,8 @@ class SearchableBackbone:
     def init_weights(self) -> None:
         """Initialise as the host does, but load a ``Pretrained`` checkpoint strictly.
 
-        MMEngine's own ``Pretrained`` only warns of entries that do not fit.
-
-        Raises:
-            FileNotFoundError: The checkpoint is not there.
-            ValueError: It holds no backbone, or another one; the message lists missing,
-                unexpected and mis-shaped keys.
+        MMEngine's own only warns of entries that do not fit; see
+        :func:`~mmkcr.models.backbone_loading.load_pretrained` for what is raised.
         """
         pretrained, others = split_pretrained(self.init_cfg)
         if pretrained is None or self.is_init:
@@ -143,9 +136,7 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
         backbone (dict | nn.Module): Config of the backbone, or the module itself.
         sites (Sequence[str | dict]): Kinds of site, such as ``('mlp_channels', 'heads')``, see
             :func:`~mmkcr.models.sites.find_sites`.
-        gates (dict, optional): See :class:`~mmkcr.models.search_space.SearchSpace`.
-        structure (str | dict | Structure, optional): As there.
-        optional_keys (str): As there.
+        gates, structure, optional_keys: See :class:`~mmkcr.models.search_space.SearchSpace`.
         **arguments: Merged into the backbone's config. Inheriting configs can so change single
             arguments, such as ``out_indices``. A ``data_preprocessor`` of the config stays, as the
             runner passes the run's.
@@ -167,16 +158,10 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
     described = dict(type='mmkcr.Searchable', sites=list(sites),
                      backbone=recorded or dict(type=f'{type(backbone).__module__}.'
                                                f'{type(backbone).__qualname__}'))
-    with compared(backbone, found := _recorded(gates, structure)):
-        SearchSpace(backbone, sites, copy.deepcopy(described), gates, found or structure,
-                    method_of(sites), optional_keys)
+    space = SearchSpace(backbone, sites, copy.deepcopy(described), gates, structure,
+                        method_of(sites), optional_keys)
+    check_recorded(backbone, space.structure)
     return backbone
-
-
-def _recorded(gates: Mapping[str, Any] | None, structure: StructureLike) -> Structure | None:
-    """The structure of a subnet; None of a supernet, or for heads that are chosen."""
-    return Structure.load(structure) if gates is None and structure is not None and \
-        not is_choice(structure) else None
 
 
 def plain_drop_rates(host: nn.Module) -> None:

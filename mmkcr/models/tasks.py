@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,14 @@ from .two_stage import most_proposals, two_stage_outputs
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside wrappers: distributed, compiled, or for test-time augmentation."""
-    while True:
-        if _is_wrapper(model):
-            model = model.module
-        elif '_orig_mod' in model._modules:  # of `torch.compile`
-            model = model._orig_mod
-        else:
-            return model
-
-
-def _is_wrapper(model: nn.Module) -> bool:
-    if 'mmengine.model' not in sys.modules:
-        return isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
-    from mmengine.model import BaseTTAModel, is_model_wrapper
-    return is_model_wrapper(model) or isinstance(model, BaseTTAModel)
+    wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    if 'mmengine.model' in sys.modules:
+        from mmengine.model import BaseTTAModel, is_model_wrapper
+        wrapped = is_model_wrapper(model) or isinstance(model, BaseTTAModel)
+    if wrapped:
+        return unwrap(model.module)
+    # of `torch.compile`
+    return unwrap(model._orig_mod) if '_orig_mod' in model._modules else model
 
 
 @contextmanager
@@ -91,18 +86,15 @@ def held_copies(model: nn.Module) -> Iterator[None]:
     Self-supervised models update their copies in every training forward. A copy that was never
     updated still becomes equal to the model, as in its first update.
     """
-    def hold(copy: nn.Module) -> None:
-        def begin(online: nn.Module) -> None:
-            if copy.steps == 0:
-                # the method of the class: the attribute of the instance is this very function
-                type(copy).update_parameters(copy, online)
-                copy.steps.zero_()
-
-        copy.update_parameters = begin
+    def begin(copy: nn.Module, online: nn.Module) -> None:
+        if copy.steps == 0:
+            # the method of the class: the attribute of the instance is this very function
+            type(copy).update_parameters(copy, online)
+            copy.steps.zero_()
 
     copies = momentum_copies(model)
     for averaged in copies:
-        hold(averaged)
+        averaged.update_parameters = partial(begin, averaged)
     try:
         yield
     finally:
@@ -114,9 +106,6 @@ def search_space(model: nn.Module) -> SearchSpace:
     """The search space of the one searchable backbone of a model, or of the whole model.
 
     Momentum copies are ignored.
-
-    Args:
-        model (nn.Module): A backbone, a task model or a wrapper around one.
 
     Raises:
         ValueError: There is none, or more than one side by side.
@@ -145,16 +134,15 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
     """Make a function that runs a model once on zeros, without a data set.
 
     Args:
-        model (nn.Module): A backbone, or a classifier, detector or segmentor
-            of the host libraries.
+        model (nn.Module): A backbone, or a task model of the host libraries.
         input_shape (Sequence[int]): Shape (C, H, W) of one image.
 
     Returns:
         Callable: Runs the model on a batch of one, in the model's precision and on its device. A
         task model runs with its head, but without losses or post-processing. A backbone for masked
         image modelling sees the whole image. A two-stage detector runs on :func:`most_proposals`
-        proposals, independent of what its weights would propose. It raises a ValueError where the
-        model does not run on one image of this shape, or not without labels.
+        proposals, whatever its weights would propose. It raises a ValueError where the model does
+        not run on one image of this shape, or not without labels.
     """
     if hasattr(find_task(model), 'language_model'):
         raise ValueError('expected a model that reads images alone, found '
@@ -181,7 +169,12 @@ def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[
         whole = dict(mask=None) if 'mask' in inspect.signature(model.forward).parameters else {}
         return lambda: model(inputs, **whole)
     task = find_task(model)
-    samples = [_detection_sample(input_shape[-2:])] if is_detector(task) else None
+    samples = None
+    if is_detector(task):
+        from mmdet.structures import DetDataSample
+        shape = tuple(input_shape[-2:])
+        samples = [DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape, pad_shape=shape,
+                                               batch_input_shape=shape, scale_factor=(1., 1.)))]
     proposals = most_proposals(task)
     if proposals is not None:
         side = min(input_shape[-2:]) / 2
@@ -218,10 +211,6 @@ def deciding_scores(task: nn.Module, outputs: Any) -> Any:
 
     They are the outputs themselves, except for a Conformer: its head gives the scores of both
     branches, and adds them up to predict.
-
-    Args:
-        task (nn.Module): A task model; of others the outputs are returned as they are.
-        outputs (Any): What its head, or a file of it, returns.
     """
     summed = is_of(getattr(task, 'head', None), 'mmpretrain.models.ConformerHead')
     return sum(outputs) if summed else outputs
@@ -238,21 +227,23 @@ def is_self_supervised(task: nn.Module) -> bool:
     return is_of(task, 'mmpretrain.models.BaseSelfSupervisor')
 
 
+def _of_library(task: nn.Module, *libraries: str) -> bool:
+    return any(cls.__module__.startswith(libraries) for cls in type(task).__mro__)
+
+
 def is_detector(task: nn.Module) -> bool:
     """Whether a task model is one of mmdet."""
-    return any(cls.__module__.startswith('mmdet.') for cls in type(task).__mro__)
+    return _of_library(task, 'mmdet.')
 
 
 def is_segmentor(task: nn.Module) -> bool:
     """Whether a task model is one of mmseg."""
-    return any(cls.__module__.startswith('mmseg.') for cls in type(task).__mro__)
+    return _of_library(task, 'mmseg.')
 
 
 def is_dense_task(task: nn.Module) -> bool:
     """Whether a task model is a detector or a segmentor: its backbone is not the whole of it."""
-    libraries = ('mmdet.', 'mmseg.')
-    return any(cls.__module__.startswith(libraries) for cls in type(task).__mro__) and \
-        hasattr(task, 'backbone')
+    return _of_library(task, 'mmdet.', 'mmseg.') and hasattr(task, 'backbone')
 
 
 def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
@@ -274,9 +265,3 @@ def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
         is_detector(task) or getattr(task, 'counts_backbone', False))
     return task if whole else find_backbone(task)
 
-
-def _detection_sample(shape: Sequence[int]) -> Any:
-    from mmdet.structures import DetDataSample
-    shape = tuple(shape)
-    return DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape, pad_shape=shape,
-                                       batch_input_shape=shape, scale_factor=(1., 1.)))

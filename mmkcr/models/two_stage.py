@@ -12,12 +12,8 @@ MASKS = 100
 def most_proposals(task: nn.Module) -> int | None:
     """Maximum number of proposals per image that a detector's second stage takes.
 
-    Args:
-        task (nn.Module): A task model.
-
-    Returns:
-        int, optional: ``test_cfg.rpn.max_per_img``, 1000 in mmdet's configs. None if no region
-        proposal network feeds a second stage.
+    It is ``test_cfg.rpn.max_per_img``, 1000 in mmdet's configs; None if no region proposal network
+    feeds a second stage.
     """
     known = {cls.__name__ for cls in type(getattr(task, 'rpn_head', None)).__mro__}
     if 'RPNHead' not in known or getattr(task, 'roi_head', None) is None:
@@ -48,8 +44,8 @@ def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
             in pixels; of every stage of a cascade, or once for all stages.
 
     Returns:
-        tuple: Outputs of the region proposal network, and of the heads on regions. Masks are those
-        of the first 100 proposals (of the last stage), as in mmdet.
+        tuple: Outputs of the region proposal network, and of the heads on regions; masks of the
+        first 100 proposals (of the last stage), as in mmdet.
     """
     from mmengine.structures import InstanceData
     features, stages = task.extract_feat(inputs), cascade_stages(task)
@@ -78,13 +74,13 @@ def refined_boxes(task: nn.Module, features: Sequence[Tensor], boxes: Sequence[T
     """Proposals of all stages of a detector, as its weights refine them.
 
     Args:
-        task (nn.Module): Two-stage detector of mmdet.
+        task (nn.Module): Two-stage detector of mmdet; without a cascade it has one stage.
         features (Sequence[Tensor]): Of :meth:`extract_feat`.
         boxes (Sequence[Tensor]): Proposals of every image for the first stage, equally many.
         samples (Sequence): Data samples of the images.
 
     Returns:
-        list[list[Tensor]]: By stage and image, (P, 4) each; one stage if it is no cascade.
+        list[list[Tensor]]: By stage and image, (P, 4) each.
     """
     from mmdet.structures.bbox import get_box_tensor
     stages, head = [list(boxes)], task.roi_head

@@ -17,8 +17,8 @@ from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.engine.hooks.class_check import check_classes
 from mmkcr.models.head_choice import choose_heads
-from mmkcr.models.layers import MixedAttention, OperatorAttention
 from mmkcr.models.layers.head_operators import OPERATORS
+from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention
 from mmkcr.models.tasks import find_backbone, find_task, search_space
 
 DWCONV = [path for path in CONFIGS if path.startswith('configs/dwconv/')]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mmkcr.core import Axis, MaskPoint, Site, SiteHolder, UnitMask
+from mmkcr.core import Axis, MaskPoint, Site, SiteHolder
 from mmkcr.core.sites import holders
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.methods.search.gumbel import GumbelChannelGate
@@ -30,11 +30,12 @@ def test_mask_against_its_layout_in_words(data):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     shape[dim] = len(layout)
     x = torch.randn(shape)
-    masked = UnitMask(gate_of(mask), MaskPoint(None, 'input', dim, repeats, inner))
+    point, gate = MaskPoint(nn.Identity(), 'output', dim, repeats, inner), gate_of(mask)
+    found = point.mask(gate, x)
     expected = (x.movedim(dim, -1) * torch.tensor(layout)).movedim(-1, dim)
-    assert torch.equal(masked(x), expected)
+    assert torch.equal(found, expected)
     for dtype in (torch.float64, torch.bfloat16):
-        assert masked(x.to(dtype)).dtype == dtype
+        assert point.mask(gate, x.to(dtype)).dtype == dtype
 
 
 class TwoOutputs(nn.Linear):

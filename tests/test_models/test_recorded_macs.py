@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from mmengine.config import Config
 from mmpretrain.models import VisionTransformer
 
@@ -53,23 +51,13 @@ def test_as_it_was_written(built, structure):
     built(lambda data: data['macs'].clear())
 
 
-@pytest.mark.parametrize('part', ['macs', 'params'])
-@given(data=st.data())
-@settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
-def test_every_number_is_counted_again(built, structure, part, data):
-    key = data.draw(st.sampled_from([key for key in structure[part] if key != 'input_shape']))
-    off = data.draw(st.sampled_from([-1, 1, 1000]))
-    with pytest.raises(ValueError, match='as its structure says, found one of|with counts as'):
-        built(lambda found: found[part].update({key: found[part][key] + off}))
-
-
 @pytest.mark.parametrize('change', [
     lambda data: data['macs'].update(backbone=data['macs']['backbone'] - 1),
     lambda data: data['macs'].update(part='backbone'),
     lambda data: data['macs'].update(input_shape=[3, 64, 64]),
     lambda data: data['sites']['layers.1.ffn.mlp_channels']['kept'].pop()])
 def test_altered(built, change):
-    with pytest.raises(ValueError, match=r'expected a (dense )?`KCRVisionTransformer` of \d+ MACs '
+    with pytest.raises(ValueError, match=r'expected a `KCRVisionTransformer` of \d+ MACs '
                        r'at .*, as its structure says, found one of \d+'):
         built(change)
 
@@ -83,13 +71,6 @@ def test_altered_in_ones_own_code(build, structure):
     with pytest.raises(ValueError, match=r'VisionTransformer` of \d+ MACs .* found one of \d+'):
         build(dict(structure, macs=dict(structure['macs'],
                                         backbone=structure['macs']['backbone'] - 1)))
-
-
-def test_macs_at_images_that_a_backbone_does_not_take_are_not_compared(built):
-    with pytest.raises(ValueError, match='of .* parameters, as its structure says'):
-        built(lambda found: found.update(
-            macs=dict(dense=2, subnet=1, input_shape=[5, 32, 32]),
-            params=dict(found['params'], dense=found['params']['dense'] + 1)))
 
 
 def test_another_backbone_of_equal_sites(built):

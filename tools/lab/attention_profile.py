@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from mmkcr.core import count_forward_macs, count_params
 from mmkcr.deploy.latency import AMP_DTYPES, torch_call
-from mmkcr.models.backbones import DWConvVisionTransformer
-from mmkcr.models.layers import OperatorAttention, TokenGrid
+from mmkcr.models import DWConvVisionTransformer
+from mmkcr.models.layers.operator_attention import OperatorAttention, TokenGrid
 from .model_zoo import uninitialized
 
 Clock = Callable[[], float]
@@ -76,7 +76,7 @@ def attention_block(mode: str, size: str, hw: Sequence[int]) -> nn.Module:
         attn.scaled_dot_product_attention = stored_attention
     if mode.startswith('mhsa'):
         return attn
-    return OperatorAttention.convert_from(attn, [], mode, TokenGrid(0, tuple(hw)))
+    return OperatorAttention(attn, [], mode, TokenGrid(0, tuple(hw)))
 
 
 @torch.no_grad()

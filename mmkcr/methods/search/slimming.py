@@ -74,7 +74,7 @@ def slim(model: nn.Module,
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)
     task = find_task(model)
-    if search_space(task).fixed():
+    if search_space(task).fixed:
         task = copy.deepcopy(task)
         for one in (search_space(task), *copied_spaces(task)):
             one.fold_fixed()

@@ -1,11 +1,8 @@
 """Adapters: they locate MLPs, attention, channels and residual streams in the host libraries."""
 
 from . import attentions, channels, mlps, streams  # noqa: F401  (they register themselves)
+from .attentions import simple_attention
 from .views import (
-    AttentionView,
-    ChannelView,
-    MLPView,
-    StreamView,
     attention_adapter,
     attention_views,
     channel_adapter,
@@ -18,7 +15,6 @@ from .views import (
 )
 
 __all__ = [
-    'AttentionView', 'ChannelView', 'MLPView', 'StreamView', 'attention_adapter',
-    'attention_views', 'channel_adapter', 'channel_views', 'mlp_adapter', 'mlp_views',
-    'simple_mlp', 'stream_adapter', 'stream_views'
+    'attention_adapter', 'attention_views', 'channel_adapter', 'channel_views', 'mlp_adapter',
+    'mlp_views', 'simple_attention', 'simple_mlp', 'stream_adapter', 'stream_views'
 ]

@@ -7,7 +7,7 @@ a view are ``partial`` of functions of this module, so that networks can be pick
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -26,17 +26,14 @@ from mmkcr.models.layers.sized_attention import (
     SizedWindowAttentionV2,
 )
 from mmkcr.models.layers.take_over import take_over
-from .views import RotaryView, attention_adapter
+from .views import RotaryView, attention_adapter, record
 
 _UTILS = 'mmpretrain.models.utils.attention'
 _HF = 'transformers.models'
 _REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
 _TABLE = 'relative_position_bias_table'
-
-
-def _of_mmpretrain(name: str) -> type[nn.Module]:
-    """A class of ours that is a layer of mmpretrain, which is imported for it."""
-    return getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), name)
+_BIASES = ('q_bias', 'k_bias', 'v_bias')
+_UNCALLED = 'its projections are not called as modules'
 
 
 def _is(module: nn.Module, name: str) -> bool:
@@ -60,8 +57,8 @@ def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:
     if 'scale' in getattr(product, 'keywords', {}):  # the host divides by it
         layer.scaled_dot_product_attention = partial(
             product.func, scale=product.keywords['scale'] * (width / layer.head_dims)**0.5)
-    layer.num_heads, layer.head_dims, layer.embed_dims = heads, width, heads * width
-    return layer
+    layer.embed_dims = heads * width
+    return record(layer, heads, width)
 
 
 @attention_adapter('mmpretrain.models.backbones.twins.GlobalSubsampledAttention',
@@ -70,37 +67,7 @@ def reduced_attention(module: nn.Module) -> dict[str, Any]:
     """Attention to a downsampled map (Twins, timm's PVT v2); the reduction has no heads."""
     if getattr(module, 'v_shortcut', False):
         raise Unsupported('a shortcut adds the values to the output of the attention')
-    return dict(projections=('q', 'kv'), fused=(1, 2), output='proj', heads=module.num_heads,
-                width=module.q.out_features // module.num_heads,
-                resize=partial(_exchange, SizedReducedAttention))
-
-
-@attention_adapter('mmpretrain.models.backbones.twins.LocallyGroupedSelfAttention',
-                   'mmseg.models.backbones.twins.LocallyGroupedSelfAttention')
-def grouped_attention(module: nn.Module) -> dict[str, Any]:
-    """Attention within windows of Twins' SVT."""
-    return dict(_fused(module), resize=partial(_exchange, _of_mmpretrain('SizedGroupedAttention')))
-
-
-@attention_adapter('mmpretrain.models.backbones.xcit.ClassAttntion')
-def class_attention(module: nn.Module) -> dict[str, Any]:
-    """XCiT's attention of the class token to all tokens."""
-    return dict(projections=('q', 'k', 'v'), fused=(1, 1, 1), output='proj',
-                heads=module.num_heads, width=module.q.out_features // module.num_heads,
-                resize=partial(_exchange, _of_mmpretrain('SizedClassAttention')))
-
-
-@attention_adapter('mmpretrain.models.backbones.xcit.XCA')
-def cross_covariance(module: nn.Module) -> dict[str, Any]:
-    """XCiT's attention among the channels of a head, with a temperature for every head."""
-    width = module.qkv.out_features // 3 // module.num_heads
-    return dict(_fused(module, width), of_heads=_temperature,
-                resize=partial(_exchange, _of_mmpretrain('SizedCrossCovariance')),
-                why_no_width='its softmax is over the channels of a head')
-
-
-def _temperature(layer: nn.Module) -> list[Axis]:
-    return [Axis(layer, 'temperature')]
+    return _usual(module, SizedReducedAttention, ('q', 'kv'), (1, 2))
 
 
 @attention_adapter('mmpretrain.models.backbones.levit.Attention',
@@ -115,7 +82,7 @@ def biased_attention(module: nn.Module) -> dict[str, Any]:
     normed = isinstance(module.proj, nn.Sequential)  # an activation, then a layer with its norm
     why = 'its queries, keys and values lie side by side, head by head'
     return dict(projections=(), output='proj.1.linear' if normed else 'proj',
-                heads=module.num_heads, width=module.d, resize=_resize_biased, called=False,
+                heads=module.num_heads, width=module.d, resize=_resize_biased,
                 of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
 
 
@@ -139,138 +106,55 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return layer
 
 
-@attention_adapter('mmpretrain.models.backbones.vit_sam.Attention',
-                   f'{_HF}.sam.modeling_sam.SamVisionAttention',
-                   f'{_HF}.vitdet.modeling_vitdet.VitDetAttention')
-def sam_attention(module: nn.Module) -> dict[str, Any]:
-    """ViT-SAM's attention, whose relative positions have channels that all heads share."""
-    name = 'num_heads' if hasattr(module, 'num_heads') else 'num_attention_heads'
-    heads = getattr(module, name)
-    return dict(projections=('qkv', ), output='proj', heads=heads,
-                width=module.qkv.out_features // 3 // heads, resize=partial(_record, (name, ), ''),
-                why_no_width='its positions have channels that all heads share')
+def _along_cosine(layer: nn.Module) -> list[Axis]:
+    return [*_along_biases(layer), *_by_head('logit_scale', 0, layer),
+            *_by_head('weight', 0, layer, list(layer.cpb_mlp.modules())[-1])]
 
 
-@attention_adapter(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
-                   'mmseg.models.backbones.swin.WindowMSA')
-def window_msa(module: nn.Module) -> dict[str, Any]:
-    """``WindowMSA`` of Swin in the three hosts, with a table of positions per head."""
-    # MixMIM's has a mask of its own in pre-training
-    sized = _of_mmpretrain('SizedMixMIMAttention' if _is(module, 'MixMIMWindowAttention')
-                           else 'SizedWindowMSA')
-    return dict(_fused(module, module.embed_dims // module.num_heads),
-                resize=partial(_exchange, sized), extra=partial(_along, (), _TABLE))
-
-
-@attention_adapter(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention')
-def window_msa_v2(module: nn.Module) -> dict[str, Any]:
-    """Swin V2's window attention: cosine products, a temperature and positions for every head."""
-    sized = _of_mmpretrain('SizedWindowMSAV2') if _is(module, 'WindowMSAV2') \
-        else SizedWindowAttentionV2
-    width = module.qkv.out_features // 3 // module.num_heads
-    return dict(_fused(module, width), resize=partial(_exchange, sized), called=False,
-                extra=partial(_along_cosine, width),
-                why_no_width='its products are cosines over the whole head')
-
-
-def _along_cosine(width: int, layer: nn.Module) -> list[Axis]:
-    return [*_along(('q_bias', 'v_bias', 'k_bias'), '', layer),
-            # entries of a head: unit u, a channel, lies at entry u // width
-            Axis(layer, 'logit_scale', 0, per=width),
-            Axis(list(layer.cpb_mlp.modules())[-1], 'weight', 0, per=width)]
-
-
-@attention_adapter(f'{_UTILS}.BEiTAttention')
+@attention_adapter(f'{_UTILS}.BEiTAttention', 'timm.models.beit.Attention')
 def beit_attention(module: nn.Module) -> dict[str, Any]:
-    """mmpretrain's ``BEiTAttention``; biases of queries and values are parameters of their own."""
-    return dict(_fused(module, module.embed_dims // module.num_heads),
-                extra=partial(_along, ('q_bias', 'v_bias'), _TABLE),
-                resize=partial(_exchange, _of_mmpretrain('SizedBEiTAttention')),
-                called=module.bias != 'qv_bias')
+    """BEiT's attention, whose biases of queries and values may be parameters of their own."""
+    sized = 'SizedBEiTAttention' if _is(module, 'BEiTAttention') else SizedTimmBEiTAttention
+    biased = getattr(module, 'q_bias', None) is not None
+    return _usual(module, sized, extra=_along_table, why_uncalled=_UNCALLED if biased else '')
 
 
-@attention_adapter('timm.models.beit.Attention')
-def timm_beit_attention(module: nn.Module) -> dict[str, Any]:
-    """timm's attention of BEiT."""
-    return dict(_fused(module), extra=partial(_along, ('q_bias', 'k_bias', 'v_bias'), _TABLE),
-                resize=partial(_exchange, SizedTimmBEiTAttention), called=module.q_bias is None)
-
-
-@attention_adapter('mmpretrain.models.backbones.vit_eva02.AttentionWithRoPE')
-def rope_attention(module: nn.Module) -> dict[str, Any]:
-    """EVA-02's attention; its positions turn the two channels of a pair by different angles."""
-    return dict(_fused(module, module.qkv.out_features // 3 // module.num_heads),
-                resize=partial(_record, ('num_heads', ), ''),
-                why_no_width='its positions are no rotations of pairs of channels')
-
-
-@attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope')
+@attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope',
+                   'timm.models.eva.EvaAttention')
 def timm_attention(module: nn.Module) -> dict[str, Any]:
-    """timm's ``Attention`` and ``AttentionRope`` (ViT, DINOv2, DeiT III, SigLIP 2, AIMv2 ...)."""
+    """timm's ``Attention`` and ``AttentionRope`` (ViT, DINOv2, SigLIP 2 ...) and ``EvaAttention``.
+
+    The last one, of EVA-02 and DINOv3, may have biases of queries, keys and values of its own.
+    """
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
     if getattr(module, 'num_kv_groups', 1) > 1:
         raise Unsupported('heads share keys and values')
-    rotary = _is(module, 'AttentionRope')
     split = module._modules.get('qkv') is None
-    return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
-                fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
-                width=module.head_dim, resize=_resize_timm, why_no_width=_normed(module),
-                rotary=_rotary_of_timm(module) if rotary else None)
-
-
-def _normed(module: nn.Module) -> str:
-    """Why heads cannot become narrower where queries have a norm."""
-    plain = isinstance(module.q_norm, nn.Identity)
-    return '' if plain else 'a norm acts over the channels of a head'
-
-
-def _rotary_of_timm(module: nn.Module) -> RotaryView:
     layout = 'half' if getattr(module, 'rotate_half', False) else 'interleaved'
-    return RotaryView(layout, partial(_open_rotary, SizedRotaryAttention, layout))
+    opened, eva = partial(_open_rotary, SizedRotaryAttention, layout), _is(module, 'EvaAttention')
+    # biases of their own are added behind the projection, where its hooks do not see them
+    biased = eva and not split and module.q_bias is not None
+    plain = isinstance(module.q_norm, nn.Identity)
+    return dict(
+        projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
+        fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
+        width=module.head_dim, resize=partial(_resize_opened, opened) if eva else record,
+        extra=_along_biases if eva else None, why_uncalled=_UNCALLED if biased else '',
+        why_no_width='' if plain else 'a norm acts over the channels of a head',
+        rotary=RotaryView(layout, opened) if eva or _is(module, 'AttentionRope') else None)
 
 
 def _open_rotary(cls: type[nn.Module], layout: str, layer: nn.Module) -> nn.Module:
-    layer = _open(cls, layer)
+    layer = layer if isinstance(layer, cls) else take_over(cls, layer)
     if 'rotary' not in layer._modules:
         layer.rotary = Rotary(layout)
     return layer
 
 
-def _resize_timm(layer: nn.Module, heads: int, width: int) -> nn.Module:
-    layer.num_heads, layer.head_dim, layer.attn_dim = heads, width, heads * width
-    if hasattr(layer, 'num_kv_heads'):
-        layer.num_kv_heads, layer.kv_dim = heads, heads * width
-    return layer
-
-
-@attention_adapter('timm.models.eva.EvaAttention')
-def eva_attention(module: nn.Module) -> dict[str, Any]:
-    """timm's ``EvaAttention`` (EVA-02, DINOv3): rotary positions, biases of their own."""
-    if module.gate is not None or not isinstance(module.norm, nn.Identity):
-        raise Unsupported('a gate or norm acts on the heads together')
-    split = module._modules.get('qkv') is None
-    # biases of their own are added behind the projection, where its hooks do not see them
-    called = split or module.q_bias is None
-    return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
-                fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
-                width=module.head_dim, resize=_resize_eva,
-                extra=partial(_along, ('q_bias', 'k_bias', 'v_bias'), ''), called=called,
-                why_no_width=_normed(module), rotary=_rotary_of_timm(module))
-
-
-def _resize_eva(layer: nn.Module, heads: int, width: int) -> nn.Module:
-    layer = _rotary_of_timm(layer).opened(layer)
-    layer.num_heads = heads
-    return layer
-
-
-@attention_adapter('timm.models.swin_transformer.WindowAttention')
-def timm_window_attention(module: nn.Module) -> dict[str, Any]:
-    """timm's window attention of Swin."""
-    width = module.qkv.out_features // 3 // module.num_heads
-    return dict(_fused(module, width), resize=partial(_record, ('num_heads', ), ''),
-                extra=partial(_along, (), _TABLE))
+def _resize_opened(opened: Callable[[nn.Module], nn.Module], layer: nn.Module, heads: int,
+                   width: int) -> nn.Module:
+    return record(opened(layer), heads, width)
 
 
 @attention_adapter(f'{_HF}.vit.modeling_vit.ViTAttention',
@@ -291,14 +175,13 @@ def hugging_face_attention(module: nn.Module) -> dict[str, Any]:
     rotary = _is(module, 'DINOv3ViTAttention')
     output = 'o_proj' if 'o_proj' in module._modules else 'out_proj'
     heads = module.q_proj.out_features // module.head_dim
-    names = tuple(name for name in ('num_heads', 'num_attention_heads') if hasattr(module, name))
-    resize = partial(_record, names, 'head_dim')
+    resize = record
     if hasattr(module, 'embed_dim') and not rotary and _before_v5():  # heads fill the input's width
         resize = partial(_exchange, SizedHuggingFaceAttention)
     view = RotaryView('half', partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half'))
     return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=(1, 1, 1), output=output,
                 heads=heads, width=module.head_dim, resize=resize,
-                extra=partial(_along_bias, module.head_dim, 'relative_position_bias'),
+                extra=_along_hugging_face_table,
                 rotary=view if rotary else None)
 
 
@@ -307,10 +190,13 @@ def _before_v5() -> bool:
     return int(sys.modules['transformers'].__version__.split('.')[0]) < 5
 
 
-def _along_bias(width: int, path: str, layer: nn.Module) -> list[Axis]:
-    """The axis of a Swin's table of positions, with an entry for every head of the dense width."""
-    owner = getattr(layer, path, None) if path else layer
-    return [Axis(owner, _TABLE, 1, per=width)] if hasattr(owner, _TABLE) else []
+def _along_hugging_face_table(layer: nn.Module) -> list[Axis]:
+    """The axis of a Swin's table of positions, since v5 of a child."""
+    owner = getattr(layer, 'relative_position_bias', layer)
+    if not hasattr(owner, _TABLE):
+        return []
+    width = getattr(layer, 'head_dim', None) or layer.attention_head_size
+    return [Axis(owner, _TABLE, 1, per=width)]
 
 
 @attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')
@@ -321,14 +207,7 @@ def _nested_attention(module: nn.Module) -> dict[str, Any]:
     return dict(path=name, fused=(1, 1, 1), output='output.dense',
                 heads=inner.num_attention_heads,
                 projections=tuple(f'{name}.{part}' for part in ('query', 'key', 'value')),
-                extra=partial(_along_bias, inner.attention_head_size, ''),
-                width=inner.attention_head_size, resize=_resize_nested)
-
-
-def _resize_nested(layer: nn.Module, heads: int, width: int) -> nn.Module:
-    layer.num_attention_heads, layer.attention_head_size = heads, width
-    layer.all_head_size = heads * width
-    return layer
+                extra=_along_hugging_face_table, width=inner.attention_head_size)
 
 
 @attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
@@ -342,19 +221,13 @@ def torch_attention(module: nn.Module) -> dict[str, Any]:
         raise Unsupported('an `nn.MultiheadAttention` with other widths of keys and values, keys '
                           'of its own, or the batch first')
     return dict(path='attn', projections=(), output='attn.out_proj', heads=inner.num_heads,
-                width=inner.head_dim, called=False, extra=_along_torch,
-                opened=_open_torch,
-                resize=partial(_record, ('num_heads', ), ''),
-                why_no_width='its queries, keys and values are no layers')
+                width=inner.head_dim, why_uncalled=_UNCALLED, extra=_along_torch,
+                opened=_open_torch, why_no_width='its queries, keys and values are no layers')
 
 
 def _along_torch(layer: nn.Module) -> list[Axis]:
     # q, k and v one after the other in one parameter
     return [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
-
-
-def _open(cls: type[nn.Module], layer: nn.Module) -> nn.Module:
-    return layer if isinstance(layer, cls) else take_over(cls, layer)
 
 
 def _open_torch(layer: nn.Module) -> nn.Module:
@@ -367,10 +240,8 @@ def _open_torch(layer: nn.Module) -> nn.Module:
 @attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
 def deformable_attention(module: nn.Module) -> dict[str, Any]:
     """mmcv's deformable attention, whose heads sample the values at their own places."""
-    return dict(projections=('value_proj', ), fused=(1, ), output='output_proj',
-                heads=module.num_heads, width=module.value_proj.out_features // module.num_heads,
-                of_heads=_along_samples, resize=partial(_record, ('num_heads', ), ''),
-                why_no_width='its heads have no queries and keys')
+    return _usual(module, None, ('value_proj', ), (1, ), output='output_proj',
+                  of_heads=_along_samples, why_no_width='its heads have no queries and keys')
 
 
 def _along_samples(layer: nn.Module) -> list[Axis]:
@@ -381,17 +252,42 @@ def _along_samples(layer: nn.Module) -> list[Axis]:
         for name in ('weight', 'bias')]
 
 
-def _fused(module: nn.Module, width: int = 0) -> dict[str, Any]:
-    """Arguments of a view with one layer ``qkv`` and the output projection ``proj``."""
-    width = width or module.qkv.out_features // 3 // module.num_heads
-    return dict(projections=('qkv', ), output='proj', heads=module.num_heads, width=width)
+def _usual(module: nn.Module, sized: type[nn.Module] | str | None = None,
+           projections: tuple[str, ...] = ('qkv', ), fused: tuple[int, ...] = (3, ),
+           **others: Any) -> dict[str, Any]:
+    """Arguments of a view of layers that hold all heads, one after the other.
+
+    Args:
+        module (nn.Module): The attention.
+        sized (type | str, optional): Class of ours that computes with any number of heads; a name
+            if it is a layer of mmpretrain, too. Defaults to None: the host's own does.
+        projections (tuple[str, ...]): See :class:`AttentionView`.
+        fused (tuple[int, ...]): Likewise.
+        **others: Likewise.
+    """
+    heads = getattr(module, 'num_heads', None) or module.num_attention_heads
+    if isinstance(sized, str):
+        sized = getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), sized)
+    if sized is not None:
+        others['resize'] = partial(_exchange, sized)
+    width = module.get_submodule(projections[0]).out_features // fused[0] // heads
+    return dict(dict(projections=projections, fused=fused, output='proj', heads=heads, width=width),
+                **others)
 
 
-def _along(names: Sequence[str], table: str, layer: nn.Module) -> list[Axis]:
-    """Axes of biases with an entry per channel, and of a table with an entry per head, if any."""
-    width = layer.qkv.out_features // 3 // layer.num_heads if table else 1
-    return [*(Axis(layer, name) for name in names),
-            *([Axis(layer, table, 1, per=width)] if table else [])]
+def _by_head(name: str, dim: int, layer: nn.Module, owner: nn.Module | None = None) -> list[Axis]:
+    """The axis of a tensor, of the layer or of another owner, with an entry for every head."""
+    return [Axis(owner or layer, name, dim, per=layer.qkv.out_features // 3 // layer.num_heads)]
+
+
+def _along_biases(layer: nn.Module) -> list[Axis]:
+    """Axes of biases with an entry for every channel, where they are parameters of the layer."""
+    return [Axis(layer, name) for name in _BIASES]
+
+
+def _along_table(layer: nn.Module) -> list[Axis]:
+    """Axes of such biases, and of a table of positions with an entry for every head."""
+    return [*_along_biases(layer), *_by_head(_TABLE, 1, layer)]
 
 
 def _exchange(cls: type[nn.Module], layer: nn.Module, heads: int, width: int) -> nn.Module:
@@ -401,11 +297,34 @@ def _exchange(cls: type[nn.Module], layer: nn.Module, heads: int, width: int) ->
     return layer
 
 
-def _record(names: Sequence[str], width_name: str, layer: nn.Module, heads: int,
-            width: int) -> nn.Module:
-    """Set the attributes that record the number of heads and their width."""
-    for name in names:
-        setattr(layer, name, heads)
-    if width_name:
-        setattr(layer, width_name, width)
-    return layer
+def simple_attention(*names: str, **arguments: Any) -> None:
+    """Register attention whose view has always the same arguments, see :func:`_usual`."""
+    attention_adapter(*names)(lambda module: _usual(module, **arguments))
+
+
+_MM = 'mmpretrain.models.backbones'
+_COSINES = dict(extra=_along_cosine, why_uncalled=_UNCALLED,
+                why_no_width='its products are cosines over the whole head')
+simple_attention(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
+                 'mmseg.models.backbones.swin.WindowMSA', sized='SizedWindowMSA',
+                 extra=_along_table)
+# in pre-training it has a mask of its own
+simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized='SizedMixMIMAttention',
+                 extra=_along_table)
+simple_attention(f'{_UTILS}.WindowMSAV2', sized='SizedWindowMSAV2', **_COSINES)
+simple_attention('timm.models.swin_transformer_v2.WindowAttention', sized=SizedWindowAttentionV2,
+                 **_COSINES)
+simple_attention('timm.models.swin_transformer.WindowAttention', extra=_along_table)
+simple_attention(f'{_MM}.twins.LocallyGroupedSelfAttention',
+                 'mmseg.models.backbones.twins.LocallyGroupedSelfAttention',
+                 sized='SizedGroupedAttention')
+simple_attention(f'{_MM}.xcit.ClassAttntion', sized='SizedClassAttention',
+                 projections=('q', 'k', 'v'), fused=(1, 1, 1))
+simple_attention(f'{_MM}.xcit.XCA', sized='SizedCrossCovariance',
+                 extra=partial(_by_head, 'temperature', 0),
+                 why_no_width='its softmax is over the channels of a head')
+simple_attention(f'{_MM}.vit_sam.Attention', f'{_HF}.sam.modeling_sam.SamVisionAttention',
+                 f'{_HF}.vitdet.modeling_vitdet.VitDetAttention',
+                 why_no_width='its positions have channels that all heads share')
+simple_attention(f'{_MM}.vit_eva02.AttentionWithRoPE',
+                 why_no_width='its positions are no rotations of pairs of channels')

@@ -11,7 +11,7 @@ from torch import nn
 
 from mmkcr.core import Unsupported
 from .mlps import plain_conv
-from .views import Reads, channel_adapter
+from .views import Reads, channel_adapter, keeps_zero
 
 _MMDET, _MMSEG = 'mmdet.models', 'mmseg.models.decode_heads'
 View = dict[str, Any]
@@ -33,10 +33,7 @@ def _norm(module: nn.Module, path: str) -> str:
 def _keeps_zero(module: nn.Module, path: str) -> None:
     """Refuse a ``ConvModule`` whose activation makes something of a channel that is not there."""
     conv = module.get_submodule(path)
-    if not conv.with_activation:
-        return
-    zeros = conv.conv.weight.new_zeros(1, conv.out_channels, 1, 1)
-    if bool(conv.activate(zeros).any()):
+    if conv.with_activation and not keeps_zero(conv.activate):
         raise Unsupported(f'the activation `{type(conv.activate).__name__}` of `{path}`, which '
                           'does not map 0 to 0,')
 

@@ -13,6 +13,13 @@ _MM = 'mmpretrain.models.backbones'
 _TIMM = 'timm.layers.mlp'
 _HF = 'transformers.models'
 _REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
+_PLAIN = dict(inputs=('fc1', ), output='fc2')
+#: Why channels cannot be selected.
+_IN_BLOCK = dict(why_no_channels='it is part of its block, without a place for a selection')
+_MAPS = dict(why_no_channels='its input is a map, not tokens')
+_NORMED = dict(why_no_channels='a norm follows its last layer')
+_LAST = dict(why_no_channels='nothing stands behind its last layer')
+_TWICE = dict(why_no_channels='its dropout is called twice, which leaves no place behind it')
 
 
 @mlp_adapter('mmcv.cnn.bricks.transformer.FFN', f'{_MM}.deit3.DeiT3FFN')
@@ -39,7 +46,7 @@ def timm_mlp(module: nn.Module) -> dict[str, Any]:
     return dict(inputs=('fc1_g', 'fc1_x') if split else ('fc1', ), output='fc2', after='drop2',
                 parts=2 if hasattr(module, 'gate_last') else 1,
                 hidden_norm=_unless_identity(module, 'norm'), dim=1 if maps else -1,
-                **(dict(why_no_channels='its input is a map, not tokens') if maps else {}))
+                **(_MAPS if maps else {}))
 
 
 @mlp_adapter('mmseg.models.backbones.mit.MixFFN', 'mmdet.models.backbones.pvt.MixFFN')
@@ -57,21 +64,18 @@ def pointwise_pair(module: nn.Module) -> dict[str, Any]:
     if getattr(module, 'grn', None) is not None:
         raise Unsupported('a global response norm mixes the hidden channels')
     maps = isinstance(module.pointwise_conv1, nn.Conv2d)
-    return dict(inputs=('pointwise_conv1', ), output='pointwise_conv2', dim=1 if maps else -1,
-                why_no_channels='it is part of its block, without a place for a selection')
+    return dict(_IN_BLOCK, inputs=('pointwise_conv1', ), output='pointwise_conv2',
+                dim=1 if maps else -1)
 
 
 def plain_bottleneck(block: nn.Module, convs: Sequence[int] = (1, 2, 3),
                      norms: Sequence[int] = (1, 2)) -> None:
-    """Refuse a block of a ResNet that is no bottleneck of ordinary layers.
+    """Refuse a block of a ResNet that is no bottleneck of ordinary layers, without groups.
 
     Args:
         block (nn.Module): The block.
         convs (Sequence[int]): Numbers of the convolutions that are looked at. Defaults to all.
         norms (Sequence[int]): Numbers of the norms. Defaults to those of the inner widths.
-
-    Raises:
-        Unsupported: It is another block, has groups, or its layers mix the channels.
     """
     groups = getattr(getattr(block, 'conv2', None), 'groups', 1)
     if type(block).__name__ != 'Bottleneck' or groups > 1:
@@ -84,28 +88,14 @@ def plain_bottleneck(block: nn.Module, convs: Sequence[int] = (1, 2, 3),
 
 
 def plain_conv(layer: nn.Module) -> None:
-    """Refuse a layer whose weights depend on each other, such as mmcv's ``ConvWS2d``.
-
-    Args:
-        layer (nn.Module): In place of a linear layer or convolution.
-
-    Raises:
-        Unsupported: Its class is not PyTorch's, or mmcv's under the same name.
-    """
+    """Refuse a layer whose weights depend on each other, such as mmcv's ``ConvWS2d``."""
     name = type(layer).__name__
     if name not in ('Linear', 'Conv2d', 'ConvTranspose2d'):
         raise Unsupported(f'`{name}` has no adapter')
 
 
 def plain_norm(norm: nn.Module) -> None:
-    """Refuse a norm whose statistics are over several channels.
-
-    Args:
-        norm (nn.Module): Of a map.
-
-    Raises:
-        Unsupported: It is no batch norm.
-    """
+    """Refuse a norm of a map whose statistics are over several channels."""
     if not isinstance(norm, _BatchNorm):
         raise Unsupported(f'a `{type(norm).__name__}` mixes the channels')
 
@@ -124,9 +114,7 @@ def _unless_identity(module: nn.Module, name: str) -> str:
     return '' if isinstance(module._modules.get(name), (nn.Identity, type(None))) else name
 
 
-_PLAIN = dict(inputs=('fc1', ), output='fc2')
-_TWICE = dict(why_no_channels='its dropout is called twice, which leaves no place behind it')
-simple_mlp(f'{_MM}.mvit.MLP', **_PLAIN, why_no_channels='nothing stands behind its last layer')
+simple_mlp(f'{_MM}.mvit.MLP', **_PLAIN, **_LAST)
 simple_mlp(f'{_MM}.efficientformer.LinearMlp', **_PLAIN, after='drop2')
 simple_mlp(f'{_MM}.efficientformer.ConvMlp', **_PLAIN, between=('norm1', ), dim=1, **_TWICE)
 simple_mlp(f'{_MM}.poolformer.Mlp', **_PLAIN, dim=1, **_TWICE)
@@ -134,22 +122,20 @@ simple_mlp(f'{_MM}.tinyvit.MLP', **_PLAIN, norm='norm', **_TWICE)
 simple_mlp(f'{_MM}.hivit.Mlp', **_PLAIN, after='drop')
 simple_mlp(f'{_MM}.van.MixFFN', **_PLAIN, between=('dwconv', ), dim=1, **_TWICE)
 simple_mlp(f'{_MM}.levit.MLP', inputs=('linear1.linear', ), between=('linear1.bn', ),
-           output='linear2.linear', why_no_channels='a norm follows its last layer')
-simple_mlp(f'{_MM}.hornet.HorNetBlock', inputs=('pwconv1', ), output='pwconv2',
-           why_no_channels='it is part of its block, without a place for a selection')
-simple_mlp(f'{_TIMM}.ConvMlp', **_PLAIN, dim=1, why_no_channels='its input is a map, not tokens')
+           output='linear2.linear', **_NORMED)
+simple_mlp(f'{_MM}.hornet.HorNetBlock', inputs=('pwconv1', ), output='pwconv2', **_IN_BLOCK)
+simple_mlp(f'{_TIMM}.ConvMlp', **_PLAIN, dim=1, **_MAPS)
 simple_mlp('timm.models.pvt_v2.MlpWithDepthwiseConv', **_PLAIN, between=('dwconv', ), **_TWICE)
 simple_mlp('timm.models.levit.LevitMlp', inputs=('ln1.linear', ), between=('ln1.bn', ),
-           output='ln2.linear', why_no_channels='a norm follows its last layer')
+           output='ln2.linear', **_NORMED)
 
 
 @mlp_adapter('mmkcr.models.layers.mbconv.MBConv')
 def mbconv(module: nn.Module) -> dict[str, Any]:
     """EfficientViT's inverted bottleneck; it reads the stream itself, without a norm."""
-    convs = ('inverted_conv', 'depth_conv', 'point_conv')
-    norms = {name: f'{name}.{module.get_submodule(name).norm_name}' for name in convs
-             if module.get_submodule(name).with_norm}
-    for name in convs[:2]:
+    norms = {name: f'{name}.{conv.norm_name}' for name, conv in module.named_children()
+             if getattr(conv, 'with_norm', False)}
+    for name in ('inverted_conv', 'depth_conv'):
         if name in norms:
             plain_norm(module.get_submodule(norms[name]))
     between = (norms.get('inverted_conv'), 'depth_conv.conv', norms.get('depth_conv'))
@@ -163,8 +149,7 @@ def mbconv(module: nn.Module) -> dict[str, Any]:
             plain_norm(module.get_submodule(last))
     except Unsupported as reason:
         return dict(found, why_no_channels=str(reason))
-    return dict(found, norm='before', after='after', scales=(last, ) if last else (),
-                why_no_channels='')
+    return dict(found, norm='before', after='after', scales=(last, ) if last else ())
 
 
 @mlp_adapter(f'{_HF}.vit.modeling_vit.ViTMLP',
@@ -184,8 +169,7 @@ def hugging_face_mlp(module: nn.Module) -> dict[str, Any]:
     names = [name for name in ('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in')
              if name in parts]
     output = next(name for name in ('fc2', 'lin2', 'down_proj', 'weights_out') if name in parts)
-    return dict(inputs=tuple(names), output=output, parts=2 if 'weights_in' in parts else 1,
-                why_no_channels='nothing stands behind its last layer')
+    return dict(_LAST, inputs=tuple(names), output=output, parts=2 if 'weights_in' in parts else 1)
 
 
 @mlp_adapter(f'{_HF}.segformer.modeling_segformer.SegformerMixFFN',
@@ -201,16 +185,14 @@ def hugging_face_mix_ffn(module: nn.Module) -> dict[str, Any]:
              f'{_HF}.d_fine.modeling_d_fine.DFineEncoderLayer')
 def detr_mlp(module: nn.Module) -> Any:
     """MLP of RT-DETR and D-FINE before v5, whose two layers are those of the block."""
-    return dict(_PLAIN, why_no_channels='it is part of its block, without a place for a selection'
-                ) if 'fc1' in module._modules else []
+    return dict(_PLAIN, **_IN_BLOCK) if 'fc1' in module._modules else []
 
 
 @mlp_adapter(f'{_HF}.d_fine.modeling_d_fine.DFineMLP')
 def d_fine_mlp(module: nn.Module) -> Any:
     """D-FINE's MLP of two layers; its heads have more."""
-    return dict(inputs=('layers.0', ), output='layers.1',
-                why_no_channels='nothing stands behind its last layer'
-                ) if len(module.layers) == 2 else []
+    two = len(module.layers) == 2
+    return dict(_LAST, inputs=('layers.0', ), output='layers.1') if two else []
 
 
 @mlp_adapter(f'{_HF}.flava.modeling_flava.FlavaLayer', f'{_HF}.vit.modeling_vit.ViTLayer',
@@ -220,4 +202,4 @@ def split_mlp(module: nn.Module) -> Any:
     if 'intermediate' not in module._modules:
         return []
     return dict(inputs=('intermediate.dense', ), output='output.dense',
-                norm='layernorm_after', after='output.dropout', why_no_channels='')
+                norm='layernorm_after', after='output.dropout')

@@ -8,7 +8,7 @@ from torch import nn
 from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.take_over import take_over
 from . import mlps
-from .views import LinearStream, StreamView, stream_adapter
+from .views import StreamView, stream_adapter
 
 #: Tables of tokens that start a stream, where a host has them: (1, tokens, channels).
 _TOKENS = ('pos_embed', 'cls_token', 'register_tokens', 'mask_token')
@@ -60,30 +60,6 @@ class ViTStream(StreamView):
         return found + [axis for owner, name, _ in self.norms(host)
                         for axis in _outputs(getattr(owner, name), owner is embed)]
 
-    def resize(self, host: nn.Module, units: int) -> None:
-        """See :class:`StreamView`."""
-        host.patch_embed.embed_dims = units
-        for layer in host.layers:
-            layer.attn.input_dims = layer.ffn.embed_dims = units
-
-    def linear(self, host: nn.Module) -> LinearStream | None:
-        """See :class:`StreamView`; only for hosts that return the last features, normed once."""
-        norms = [name for owner, name, _ in self.norms(host) if owner is host]
-        # every norm must be followed by linear layers only, and `ln1` must be the only way out
-        if norms != ['ln1'] or host.patch_embed.norm is not None or \
-                list(host.out_indices) != [len(host.layers) - 1]:
-            return None
-        writers, readers = [('patch_embed.projection', '')], []
-        for number, layer in enumerate(host.layers):
-            path = f'layers.{number}'
-            scales = [f'{path}.{name}' if hasattr(scale, 'weight') else '' for name, scale in (
-                ('attn.gamma1', layer.attn.gamma1), ('ffn.gamma2', layer.ffn.gamma2))]
-            writers += zip((f'{path}.attn.proj', f'{path}.ffn.layers.1'), scales)
-            readers += [(f'{path}.ln1', (f'{path}.attn.qkv', )),
-                        (f'{path}.ln2', (f'{path}.ffn.layers.0.0', ))]
-        tables = tuple(name for name in _TOKENS if getattr(host, name, None) is not None)
-        return LinearStream(tuple(writers), tables, tuple(readers), 'ln1')
-
     def outputs(self, host: nn.Module) -> Sequence[int]:
         """See :class:`StreamView`."""
         return range(len(host.out_indices))
@@ -119,12 +95,7 @@ def _places(host: nn.Module, number: int) -> list[int]:
 
 
 class SwinStream(StreamView):
-    """The stream of one stage of Swin, embedded by the merging before it.
-
-    Args:
-        host (nn.Module): The network.
-        number (int): Number of the stage.
-    """
+    """The stream of one stage of Swin, embedded by the merging before it."""
 
     def __init__(self, host: nn.Module, number: int) -> None:
         path = f'stages.{number - 1}.downsample.reduction' if number else 'patch_embed'
@@ -204,10 +175,6 @@ class ResNetStream(StreamView):
     """The stream of one stage of a ResNet, embedded by its first shortcut.
 
     The mask multiplies what every block adds to the stream. The stem stays.
-
-    Args:
-        host (nn.Module): The network.
-        number (int): Number of the stage.
     """
 
     def __init__(self, host: nn.Module, number: int) -> None:

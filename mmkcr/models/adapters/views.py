@@ -5,20 +5,20 @@ the qualified name of the module's class, so no host library has to be imported.
 known class uses the same adapter unless it has its own.
 """
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import (
-    Any,
-    NamedTuple,
-)
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, Unsupported
 
 #: Packages of which it is known what their modules compute.
-_LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
+LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
 #: Norms in front of an MLP, by the attribute of the MLP in its block.
 _NORMS_BEFORE = {
     'ffn': ('ln2', 'norm2', 'norm_ffn'), 'mlp': ('norm2', 'layernorm_after', 'layer_norm2'),
@@ -58,6 +58,9 @@ class MLPView:
         width (str): Attribute of the module that records the hidden width. Defaults to ''.
     """
 
+    #: Fields with local paths of an adapter, from its module.
+    paths: ClassVar[tuple[str, ...]] = ('path', 'inputs', 'output', 'between', 'hidden_norm',
+                                        'norm', 'after', 'scales')
     path: str
     inputs: tuple[str, ...]
     output: str
@@ -87,6 +90,23 @@ class RotaryView(NamedTuple):
     opened: Callable[[nn.Module], nn.Module]
 
 
+def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
+    """Set the attributes that record the number of heads, their width, and both.
+
+    Args:
+        layer (nn.Module): An attention layer; returned.
+        heads (int): H.
+        width (int): d.
+    """
+    for names, value in ((('num_heads', 'num_attention_heads', 'num_kv_heads'), heads),
+                         (('head_dim', 'head_dims', 'attention_head_size'), width),
+                         (('attn_dim', 'kv_dim', 'all_head_size'), heads * width)):
+        for name in names:
+            if hasattr(layer, name):
+                setattr(layer, name, value)
+    return layer
+
+
 @dataclass(frozen=True)
 class AttentionView:
     """Multi-head attention: queries, keys and values of H heads with d channels each.
@@ -101,13 +121,13 @@ class AttentionView:
             holds, all heads of one after those of the other: (3, ) for one layer ``qkv``, (1, 2)
             for queries alone, keys and values together. Defaults to (3, ).
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
-            module that computes with them, itself or one of another class.
+            module that computes with them, itself or one of another class. Defaults to
+            :func:`record`.
         extra (Callable, optional): Takes the module; returns further axes with channels as units
             (biases, tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to none.
         why_no_width (str): Why heads cannot become narrower, or ''.
-        called (bool): Whether the projections are called as modules, so that hooks see queries
-            and keys. Defaults to True.
-        why_uncalled (str): Why they are not.
+        why_uncalled (str): Why the projections are not called as modules, so that no hook sees
+            queries and keys, or ''.
         of_heads (Callable, optional): Takes the module; returns further axes with heads as units.
             Defaults to none.
         opened (Callable, optional): Takes the module; returns one that computes the same and calls
@@ -115,17 +135,17 @@ class AttentionView:
         rotary (RotaryView, optional): Positions that turn pairs of channels. Defaults to none.
     """
 
+    paths: ClassVar[tuple[str, ...]] = ('path', 'projections', 'output')
     path: str
     projections: tuple[str, ...]
     output: str
     heads: int
     width: int
-    resize: Callable[[nn.Module, int, int], nn.Module]
+    resize: Callable[[nn.Module, int, int], nn.Module] = record
     fused: tuple[int, ...] = (3, )
     extra: Callable[[nn.Module], list[Axis]] | None = None
     why_no_width: str = ''
-    called: bool = True
-    why_uncalled: str = 'its projections are not called as modules'
+    why_uncalled: str = ''
     of_heads: Callable[[nn.Module], list[Axis]] | None = None
     opened: Callable[[nn.Module], nn.Module] | None = None
     rotary: RotaryView | None = None
@@ -161,28 +181,12 @@ class ChannelView:
         path (str): Path of the adapter's module.
     """
 
+    paths: ClassVar[tuple[str, ...]] = ('writers', 'readers', 'norms')
     writers: tuple[str, ...]
     readers: tuple[Reads, ...]
     norms: tuple[str, ...] = ()
     resize: Callable[[nn.Module, int], None] | None = None
     path: str = ''
-
-
-class LinearStream(NamedTuple):
-    """The surroundings of a stream that only linear maps write, and read behind layer norms.
-
-    Args:
-        writers (tuple[tuple[str, str], ...]): Layers, each with the path of the layer scale of its
-            outputs, or ''.
-        tables (tuple[str, ...]): Tables of tokens, channels last.
-        norms (tuple[tuple[str, tuple[str, ...]], ...]): Norms with the layers that read them.
-        last (str): The norm that only layers behind the host read.
-    """
-
-    writers: tuple[tuple[str, str], ...]
-    tables: tuple[str, ...]
-    norms: tuple[tuple[str, tuple[str, ...]], ...]
-    last: str
 
 
 class StreamView:
@@ -212,10 +216,6 @@ class StreamView:
     def resize(self, host: nn.Module, units: int) -> None:
         """Set attributes of the host that record the number of channels."""
 
-    def linear(self, host: nn.Module) -> LinearStream | None:
-        """The stream's surroundings if it may be turned into other bases, else None."""
-        return None
-
     def outputs(self, host: nn.Module) -> Sequence[int]:
         """Positions, in the tuple that the host returns, of features with these channels."""
         raise NotImplementedError
@@ -237,18 +237,14 @@ class StreamView:
 
 
 Adapter = Callable[..., Any]
-_MLPS: dict[str, Adapter] = {}
-_ATTENTIONS: dict[str, Adapter] = {}
-_STREAMS: dict[str, Adapter] = {}
-_CHANNELS: dict[str, Adapter] = {}
+Table = dict[str, Adapter]
+_MLPS: Table = {}
+_ATTENTIONS: Table = {}
+_STREAMS: Table = {}
+_CHANNELS: Table = {}
 
 
-def qualified_names(module: nn.Module) -> list[str]:
-    """Qualified names of a module's class and of its bases, the class first."""
-    return [f'{cls.__module__}.{cls.__qualname__}' for cls in type(module).__mro__]
-
-
-def _register(table: dict[str, Adapter], names: Sequence[str]) -> Callable[[Adapter], Adapter]:
+def _register(table: Table, *names: str) -> Callable[[Adapter], Adapter]:
     def register(adapter: Adapter) -> Adapter:
         table.update(dict.fromkeys(names, adapter))
         return adapter
@@ -256,24 +252,15 @@ def _register(table: dict[str, Adapter], names: Sequence[str]) -> Callable[[Adap
     return register
 
 
-def mlp_adapter(*names: str) -> Callable[[Adapter], Adapter]:
-    """Register ``adapter(module)``, which returns :class:`MLPView` arguments with local paths."""
-    return _register(_MLPS, names)
-
-
-def attention_adapter(*names: str) -> Callable[[Adapter], Adapter]:
-    """Register ``adapter(module)``, which returns :class:`AttentionView` arguments."""
-    return _register(_ATTENTIONS, names)
-
-
-def stream_adapter(*names: str) -> Callable[[Adapter], Adapter]:
-    """Register ``adapter(host)``, which returns a list of :class:`StreamView` of a whole host."""
-    return _register(_STREAMS, names)
-
-
-def channel_adapter(*names: str) -> Callable[[Adapter], Adapter]:
-    """Register ``adapter(module)``, which returns a list of :class:`ChannelView` arguments."""
-    return _register(_CHANNELS, names)
+#: Register ``adapter(module)``, which returns :class:`MLPView` arguments with local paths, for
+#: classes of some qualified names.
+mlp_adapter = partial(_register, _MLPS)
+#: Likewise one that returns :class:`AttentionView` arguments.
+attention_adapter = partial(_register, _ATTENTIONS)
+#: Likewise one that returns a list of :class:`ChannelView` arguments.
+channel_adapter = partial(_register, _CHANNELS)
+#: Likewise ``adapter(host)``, which returns a list of :class:`StreamView` of a whole host.
+stream_adapter = partial(_register, _STREAMS)
 
 
 def simple_mlp(name: str, **arguments: Any) -> None:
@@ -283,22 +270,30 @@ def simple_mlp(name: str, **arguments: Any) -> None:
 
 def known_hosts() -> list[str]:
     """Modules that define the layers with an adapter, such as ``timm.layers.mlp``."""
-    return sorted({name.rpartition('.')[0] for table in (_MLPS, _ATTENTIONS) for name in table})
+    return sorted({name.rpartition('.')[0] for name in (*_MLPS, *_ATTENTIONS)})
 
 
-def _found(table: Mapping[str, Adapter], module: nn.Module) -> Adapter | None:
-    return next((table[name] for name in qualified_names(module) if name in table), None)
+def _names(module: nn.Module) -> list[str]:
+    """Qualified names of a module's class and of its bases, the class first."""
+    return [f'{cls.__module__}.{cls.__qualname__}' for cls in type(module).__mro__]
+
+
+def _found(table: Table, module: nn.Module) -> Adapter | None:
+    return next((table[name] for name in _names(module) if name in table), None)
 
 
 def _absolute(path: str, local: Any) -> Any:
+    """Local paths, also in tuples and in :class:`Reads`, as paths from the host."""
     if isinstance(local, str):
         return '.'.join(filter(None, (path, local))) if local else ''
-    return tuple(_absolute(path, one) for one in local)
+    if isinstance(local, Reads):
+        return local._replace(path=_absolute(path, local.path),
+                              before=_absolute(path, local.before))
+    return tuple(_absolute(path, one) for one in local) if isinstance(local, tuple) else local
 
 
-def _views(host: nn.Module, table: Mapping[str, Adapter],
-           view_of: Callable[[nn.Module, str, dict[str, Any]], Any]) -> list[Any]:
-    """What an adapter of each module of a host gives, by ``view_of`` from local to host paths."""
+def _views(host: nn.Module, table: Table, cls: type[Any]) -> list[Any]:
+    """What the adapters of a host's modules give, as views of a class with paths from the host."""
     views: list[Any] = []
     for path, module in host.named_modules():
         adapter = _found(table, module)
@@ -313,8 +308,10 @@ def _views(host: nn.Module, table: Mapping[str, Adapter],
             raise ValueError('expected layers whose weights are parameters of their own in the '
                              f'`{type(module).__name__}` at `{path}`, found that {error}: merge '
                              'adapters, remove masks and quantise afterwards') from error
-        views += [view_of(host, path, dict(local))
-                  for local in (found if isinstance(found, list) else [found])]
+        for local in found if isinstance(found, list) else [found]:
+            view = {key: _absolute(path, value) if key in cls.paths else value
+                    for key, value in local.items()}
+            views.append(cls(**{**view, 'path': view.get('path') or path}))
     return views
 
 
@@ -324,48 +321,43 @@ def mlp_views(host: nn.Module) -> list[Any]:
     Returns:
         list[MLPView | Unsupported]: An ``Unsupported`` names a known MLP that cannot be seen.
     """
-    return _views(host, _MLPS, _mlp_view)
+    return [view if isinstance(view, Unsupported) or view.norm else _with_norm(host, view)
+            for view in _views(host, _MLPS, MLPView)]
 
 
-def _mlp_view(host: nn.Module, path: str, local: dict[str, Any]) -> MLPView:
-    own = local.pop('path', '')
-    absolute = {key: _absolute(path, value) for key, value in local.items()
-                if key in ('inputs', 'output', 'between', 'hidden_norm', 'after', 'scales', 'norm')}
-    view = dict(local, **absolute, path=_absolute(path, own) or path)
-    before = {} if 'norm' in local else _norm_before(host, path)
-    # an adapter's own reason comes after, so it wins
-    return MLPView(**{**before, **view})
-
-
-def _norm_before(host: nn.Module, path: str) -> dict[str, str]:
-    """The norm in front of an MLP, or why there is none.
-
-    Args:
-        host (nn.Module): The network.
-        path (str): Path of the MLP.
-    """
-    parent, _, name = path.rpartition('.')
+def _with_norm(host: nn.Module, view: MLPView) -> MLPView:
+    """Add the norm in front of an MLP, or why there is none unless its adapter says why."""
+    parent, _, name = view.path.rpartition('.')
     block = host.get_submodule(parent)
-    if _shortcut_reads_norm(block):
-        return dict(why_no_channels='the shortcut reads the norm of the MLP too')
-    for cls in type(block).__mro__:
-        if cls.__name__ in _NO_NORM_BEFORE:
-            return dict(why_no_channels=_NO_NORM_BEFORE[cls.__name__])
-    for norm in _NORMS_BEFORE.get(name, ()):
-        if norm in block._modules:
-            reason = _why_not_alone(host, path, norm)
-            return dict(why_no_channels=reason) if reason else dict(norm=_absolute(parent, norm))
-    return dict(why_no_channels='no norm that only the MLP reads was found')
+    norm = next((norm for norm in _NORMS_BEFORE.get(name, ()) if norm in block._modules), '')
+    known = [cls.__name__ for cls in type(block).__mro__ if cls.__name__ in _NO_NORM_BEFORE]
+    foreign = [one for one in (block, host.get_submodule(view.path))
+               if not _of_library(one) and _names(one)[0] not in _MLPS]
+    # a block of MViT (mmpretrain's or timm's) whose shortcut widens at the MLP
+    widens = getattr(block, 'proj', None) if getattr(
+        block, 'dim_mul_in_attention', True) is False else getattr(block, 'shortcut_proj_mlp', None)
+    if widens is not None:
+        reason = 'the shortcut reads the norm of the MLP too'
+    elif known:
+        reason = _NO_NORM_BEFORE[known[0]]
+    elif not norm:
+        reason = 'no norm that only the MLP reads was found'
+    elif foreign:
+        reason = (f'`{type(foreign[0]).__name__}` is no registered class: nothing says what reads '
+                  f'`{norm}`')
+    else:
+        return replace(view, norm=_absolute(parent, norm))
+    return replace(view, why_no_channels=view.why_no_channels or reason)
 
 
-def of_library(module: nn.Module) -> bool:
+def _of_library(module: nn.Module) -> bool:
     """Whether a module computes as a host library says: its class adds no methods to one of theirs.
 
     Args:
         module (nn.Module): Of any class.
     """
     for cls in type(module).__mro__:
-        if cls.__module__.startswith(_LIBRARIES):
+        if cls.__module__.startswith(LIBRARIES):
             return 'forward' not in vars(module)
         if any(inspect.isroutine(value) and name != '__init__' or isinstance(value, property)
                for name, value in vars(cls).items()):
@@ -373,62 +365,34 @@ def of_library(module: nn.Module) -> bool:
     return False
 
 
-def _why_not_alone(host: nn.Module, path: str, norm: str) -> str:
-    """Why a norm may not be what an MLP's first layers alone read; '' in blocks that are known.
-
-    Args:
-        host (nn.Module): The network.
-        path (str): Path of the MLP.
-        norm (str): Name of the norm in the MLP's block.
-    """
-    module, block = host.get_submodule(path), host.get_submodule(path.rpartition('.')[0])
-    foreign = [one for one in (block, module)
-               if not of_library(one) and qualified_names(one)[0] not in _MLPS]
-    return '' if not foreign else (f'`{type(foreign[0]).__name__}` is no registered class: nothing '
-                                   f'says what reads `{norm}`')
-
-
-def _shortcut_reads_norm(block: nn.Module) -> bool:
-    """Whether it is a block of MViT (mmpretrain's or timm's) whose shortcut widens at the MLP."""
-    if getattr(block, 'dim_mul_in_attention', True) is False:
-        return getattr(block, 'proj', None) is not None
-    return getattr(block, 'shortcut_proj_mlp', None) is not None
+@torch.no_grad()
+def keeps_zero(part: nn.Module) -> bool:
+    """Whether a layer maps 0 to 0, whatever it learns; layers with weights count as such."""
+    parameters = list(part.parameters())
+    if parameters:  # a single entry may be that of an activation that learns to shift
+        return isinstance(part, nn.PReLU) or any(one.numel() > 1 for one in parameters)
+    try:  # a copy in evaluation mode, which draws no random numbers
+        return not copy.deepcopy(part).eval()(torch.zeros(1)).any()
+    except Exception:  # of whatever module
+        return False
 
 
 def attention_views(host: nn.Module) -> list[Any]:
     """Views of the attention layers of a host; see :func:`mlp_views`."""
-    return _views(host, _ATTENTIONS, _attention_view)
-
-
-def _attention_view(_: nn.Module, path: str, local: dict[str, Any]) -> AttentionView:
-    return AttentionView(**{
-        **local, 'path': _absolute(path, local.get('path', '')) or path,
-        'projections': _absolute(path, local['projections']),
-        'output': _absolute(path, local['output'])})
+    return _views(host, _ATTENTIONS, AttentionView)
 
 
 def channel_views(host: nn.Module) -> list[Any]:
     """Views of channels between layers of heads and necks; see :func:`mlp_views`."""
-    return _views(host, _CHANNELS, _channel_view)
+    return _views(host, _CHANNELS, ChannelView)
 
 
-def _channel_view(_: nn.Module, path: str, local: dict[str, Any]) -> ChannelView:
-    readers = tuple(reads._replace(
-        path=_absolute(path, reads.path), before=None if reads.before is None else tuple(
-            item if isinstance(item, int) else _absolute(path, item)
-            for item in reads.before)) for reads in local['readers'])
-    return ChannelView(**{
-        **local, 'path': path, 'readers': readers, 'writers': _absolute(path, local['writers']),
-        'norms': _absolute(path, local.get('norms', ()))})
-
-
-def stream_views(host: nn.Module) -> list[StreamView]:
-    """The residual streams of a host, in forward order.
-
-    Raises:
-        Unsupported: There is no adapter for the streams of this class of host.
-    """
+def stream_views(host: nn.Module) -> list[Any]:
+    """The residual streams of a host, in forward order, or the reason why there is none."""
     adapter = _found(_STREAMS, host)
-    if adapter is None:
-        raise Unsupported(f'the residual width of `{type(host).__name__}` has no adapter')
-    return adapter(host)
+    try:
+        if adapter is None:
+            raise Unsupported(f'the residual width of `{type(host).__name__}` has no adapter')
+        return adapter(host)
+    except Unsupported as reason:
+        return [reason]

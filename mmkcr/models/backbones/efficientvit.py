@@ -10,19 +10,16 @@ from mmpretrain.models.backbones.base_backbone import BaseBackbone
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmkcr.models.layers import DSConv, LiteMLA, MBConv
+from mmkcr.models.layers.lite_mla import LiteMLA
+from mmkcr.models.layers.mbconv import DSConv, MBConv
 from mmkcr.registry import MODELS
 
 
 class EfficientViTBlock(BaseModule):
     """Attention for context, then an inverted bottleneck for local information.
 
-    Args:
-        channels (int): Channels.
-        expand_ratio (float): Expansion of the bottleneck.
-        attention (dict): Arguments of :class:`~mmkcr.models.layers.LiteMLA`.
-        norm_cfg (dict): Norms of both parts.
-        act_cfg (dict): Activation of the bottleneck.
+    Arguments are those of :class:`~mmkcr.models.layers.lite_mla.LiteMLA` (``attention``) and
+    :class:`~mmkcr.models.layers.mbconv.MBConv`.
     """
 
     def __init__(self, channels: int, expand_ratio: float, attention: Mapping, norm_cfg: Mapping,
@@ -57,7 +54,7 @@ class EfficientViT(BaseBackbone):
             ``2 ** (i + 2)``, negative ones count from the last. Defaults to (-1, ).
         frozen_stages (int): 0 freezes the stem, i the stem and i stages. Defaults to -1, none.
         norm_eval (bool): Keep batch norms in eval mode. Defaults to False.
-        eps (float): See :class:`~mmkcr.models.layers.LiteMLA`. Defaults to 1e-5.
+        eps (float): See :class:`~mmkcr.models.layers.lite_mla.LiteMLA`. Defaults to 1e-5.
         quadratic (bool): Likewise. Defaults to False.
         norm_cfg (dict): Defaults to batch norm.
         act_cfg (dict): Defaults to Hardswish.
@@ -112,23 +109,20 @@ class EfficientViT(BaseBackbone):
         if isinstance(arch, str) and arch.lower() in cls.arch_zoo:
             return cls.arch_zoo[arch.lower()]
         needed, known = {'widths', 'depths', 'head_dim'}, {'attention_stages', 'expand_ratio'}
-        if not isinstance(arch, Mapping) or not needed <= set(arch) <= needed | known:
+        if not isinstance(arch, Mapping) or not needed <= set(arch) <= needed | known or \
+                not 2 <= len(arch['widths']) == len(arch['depths']):
             raise ValueError(f'expected `arch` of an `{cls.__name__}` among {sorted(cls.arch_zoo)} '
-                             f'or a dict with {sorted(needed)} (and of {sorted(known)}), found '
-                             f'{arch!r}')
-        if len(arch['widths']) != len(arch['depths']) or len(arch['widths']) < 2:
-            raise ValueError('expected as many `depths` as `widths` in `arch`, for the stem and at '
-                             f'least one stage, found {len(arch["depths"])} and '
-                             f'{len(arch["widths"])}')
+                             f'or a dict with {sorted(needed)} (and of {sorted(known)}), with as '
+                             'many `depths` as `widths`, for the stem and at least one stage, '
+                             f'found {arch!r}')
         return arch
 
     @staticmethod
     def _indices(indices: Sequence[int], stages: int) -> list[int]:
         indices = [indices] if isinstance(indices, int) else list(indices)
-        for index in indices:
-            if not -stages <= index < stages:
-                raise ValueError(f'expected `out_indices` within [{-stages}, {stages - 1}], found '
-                                 f'{index}')
+        if not -stages <= min(indices) <= max(indices) < stages:
+            raise ValueError(f'expected `out_indices` within [{-stages}, {stages - 1}], found '
+                             f'{indices}')
         return [index % stages for index in indices]
 
     def _stage(self, index: int, attention: bool) -> Sequential:
@@ -153,10 +147,10 @@ class EfficientViT(BaseBackbone):
             tuple[Tensor]: (B, width, H / stride, W / stride) each, rounded up.
         """
         x = self.stem(x)
-        outs = {}
-        for index, stage in enumerate(self.stages):
+        outs = []
+        for stage in self.stages:
             x = stage(x)
-            outs[index] = x
+            outs.append(x)
         return tuple(outs[index] for index in sorted(self.out_indices))
 
     def _freeze(self) -> None:

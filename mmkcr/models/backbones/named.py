@@ -23,11 +23,8 @@ class ViTKeys:
 
     @property
     def optional_keys(self) -> str:
-        """What an output type decides; never the final norm of a network that has one.
-
-        The norm of pooled patches, ``ln2``, exists for ``out_type='avg_featmap'`` alone and is new
-        there, as a classifier is. The final norm ``ln1``, the class token and the mask token of a
-        pre-training may be surplus where the arguments say that the network has none.
+        """The norm of pooled patches ``ln2``, which ``out_type='avg_featmap'`` alone has; what the
+        arguments say that the network has none of: final norm, class token, mask token.
         """
         keys = [r'ln2\.', 'mask_token$']
         keys += [] if self.final_norm else [r'ln1\.']
@@ -82,8 +79,8 @@ class KCRSwinTransformer(UpgradedSwinKeys, SearchableBackbone, SwinTransformer):
 
     Args:
         *args: See :class:`mmpretrain.models.SwinTransformer`.
-        fused_attention (bool): Attend by ``scaled_dot_product_attention``, in every state. Equal
-            to the host's up to rounding; keys and an export to ONNX stay. Defaults to False.
+        fused_attention (bool): Attend by ``scaled_dot_product_attention``, see
+            :class:`~mmkcr.models.layers.window_attention.FusedWindowMSA`. Defaults to False.
         **kwargs: See :class:`~mmkcr.models.searchable.SearchableBackbone`.
     """
 
@@ -111,8 +108,7 @@ class DCSBackbone(SearchableBackbone):
 
     The mask is part of both supernet and subnet. The paper's ablations:
 
-    - ``DCS-Arch1`` (mask only): ``outputs=False``. There is nothing to search: the network
-      with masks is trained as it is, without ``gates`` or ``structure``.
+    - ``DCS-Arch1`` (mask only): ``outputs=False``. There is nothing to search.
     - ``DCS-Arch2`` (selected outputs only): ``qk_mask=None``.
     - ``DCS-QK-Mask`` (two masks): ``qk_mask=dict(type='mmkcr.QKMask', separate=True)``.
 
@@ -193,7 +189,7 @@ class DCSMobileViT(DCSBackbone, MobileViT):
 
 
 class OFBBackbone(SearchableBackbone):
-    """Mixin: widths of the stream, channels of all heads, and hidden widths of the MLPs."""
+    """Mixin: widths of the streams, channels of all heads, and hidden widths of the MLPs."""
 
     method, kinds = 'ofb', ('embedding', 'head_channels', 'mlp_hidden')
     unlearned_gates = dict(type='mmkcr.BiMaskGate', init='uniform')
@@ -205,22 +201,16 @@ class _WithTokens:
     #: Site of the width that patches are embedded in.
     embedding_site = 'patch_embed.embedding'
 
-    def _last_width(self) -> Any:
-        return list(self.search_space.sites.values())[0]  # a ViT's only stream
-
     def token_map(self, tokens: Tensor, hw: tuple) -> Tensor:
         """Normalised tokens (B, N, present) as a map (B, dense width, h, w)."""
-        extra = getattr(self, 'num_extra_tokens', 0)
-        patches = self._last_width().widen(tokens[:, extra:])
+        last = [site for site in self.search_space.sites.values() if site.kind == 'embedding'][-1]
+        patches = last.widen(tokens[:, getattr(self, 'num_extra_tokens', 0):])
         return patches.transpose(1, 2).unflatten(2, tuple(hw))
 
 
 @MODELS.register_module()
 class OFBVisionTransformer(ViTKeys, _WithTokens, OFBBackbone, VisionTransformer):
-    """mmpretrain's ``VisionTransformer`` with the search space of Once-for-Both.
-
-    Sites: the embedding, the channels of all heads and the hidden width of every MLP.
-    """
+    """mmpretrain's ``VisionTransformer`` with the search space of Once-for-Both."""
 
     @property
     def last_norm(self) -> Any:
@@ -230,14 +220,7 @@ class OFBVisionTransformer(ViTKeys, _WithTokens, OFBBackbone, VisionTransformer)
 
 @MODELS.register_module()
 class OFBSwinTransformer(_WithTokens, UpgradedSwinKeys, OFBBackbone, SwinTransformer):
-    """mmpretrain's ``SwinTransformer`` with the search space of Once-for-Both.
-
-    Sites: the width of every stage, the channels of all heads (with the heads' position biases),
-    and the hidden width of every MLP.
-    """
-
-    def _last_width(self) -> Any:
-        return [site for site in self.search_space.sites.values() if site.kind == 'embedding'][-1]
+    """mmpretrain's ``SwinTransformer`` with the search space of Once-for-Both."""
 
     @property
     def last_norm(self) -> Any:

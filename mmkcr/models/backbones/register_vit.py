@@ -41,9 +41,6 @@ class RegisterVisionTransformer(VisionTransformer):
             embedding. Defaults to 0.
         with_cp (bool): Gradient checkpointing of every block. Defaults to False.
         **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
-
-    Raises:
-        ValueError: A negative number of registers.
     """
 
     arch_zoo = {

@@ -26,9 +26,6 @@ class EfficientViTClsHead(ClsHead):
         act_cfg (dict): Defaults to Hardswish.
         init_cfg (dict | list, optional): Defaults to a normal of 0.02 for linear layers.
         **kwargs: See :class:`mmpretrain.models.heads.ClsHead`.
-
-    Raises:
-        ValueError: ``widths`` are not two.
     """
 
     def __init__(self,
@@ -44,9 +41,6 @@ class EfficientViTClsHead(ClsHead):
                  **kwargs: Any) -> None:
         super().__init__(
             init_cfg=list(init_cfg) if isinstance(init_cfg, tuple) else init_cfg, **kwargs)
-        if len(widths) != 2:
-            raise ValueError(f'expected two `widths` of a `{self.__class__.__name__}`, found '
-                             f'{list(widths)}')
         self.num_classes, self.in_channels = num_classes, in_channels
         self.in_conv = ConvModule(in_channels, widths[0], 1, norm_cfg=norm_cfg, act_cfg=act_cfg)
         self.hidden = nn.Linear(*widths, bias=False)

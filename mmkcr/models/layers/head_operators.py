@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, Cost, slice_axes, slice_parameter
+from mmkcr.core import Axis, Cost, slice_axes
 from mmkcr.core.added import AddedLayer
 
 #: Softmax temperature of the ensembles over heads.
@@ -22,21 +22,18 @@ ENSEMBLE_TEMPERATURE = 0.01
 Derived = dict[str, Tensor | None]
 
 
-def gaussian_taps(sigma: float = 1.) -> Tensor:
-    """Normalised 3 x 3 Gaussian, shape (3, 3), sum 1."""
-    line = torch.exp(-torch.tensor([-1., 0., 1.]).square() / (2 * sigma**2))
+def gaussian_taps() -> Tensor:
+    """Normalised 3 x 3 Gaussian of sigma 1, shape (3, 3), sum 1."""
+    line = torch.exp(-torch.tensor([-1., 0., 1.]).square() / 2)
     return torch.outer(line, line) / line.sum()**2
 
 
 def border_sums(taps: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Output of 3 x 3 kernels on a map of ones that is padded with zeros.
+    """Output (1, C, h, w) of 3 x 3 kernels on a map of ones that is padded with zeros.
 
     Args:
         taps (Tensor): Kernels, shape (C, 3, 3).
         hw (tuple[int, int]): Size of the map.
-
-    Returns:
-        Tensor: Shape (1, C, h, w): the sum of a kernel's taps that lie within the map.
     """
     height, width = hw
     # a sum over shifts of the map, and no convolution that a count of MACs would see
@@ -65,14 +62,11 @@ class TokenExchange(nn.Module):
         self.to_patches = nn.Parameter(torch.zeros(extra, heads))
 
     def forward(self, extra: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """New extra tokens, and what each patch adds from the old ones.
+        """New extra tokens (B, E, C), and what each patch adds from the old ones, (B, 1, C).
 
         Args:
             extra (Tensor): Values of the extra tokens, shape (B, E, C).
             mean (Tensor): Mean value of the patches, shape (B, 1, C).
-
-        Returns:
-            tuple[Tensor, Tensor]: Shapes (B, E, C) and (B, 1, C).
         """
         repeat = extra.shape[-1] // self.from_patches.shape[1]  # channels of a head
         taken = self.from_patches.repeat_interleave(repeat, 1) * mean
@@ -91,6 +85,8 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
 
     #: Whether the heads are mixed into one.
     ensembled: bool = False
+    #: Whether its weights are as it applies them, and not derived from others.
+    plain: bool = False
     #: Whether it works on the heads' values, by ``mix(values, hw)``, and not on their weights.
     reads_values: bool = False
     #: Shape of each head's ensemble logits: () for one logit, (9,) for one per tap.
@@ -113,16 +109,15 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
                chosen: Tensor | None = None) -> Derived:
         """Compute the weights that do not depend on the image.
 
+        They are ``value``, ``bias``, ``columns`` (D, C) and, for full convolutions, ``kernel``
+        (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
+
         Args:
             weight (Tensor): Weight of the values, shape (s * d, D).
             bias (Tensor, optional): Bias of the values, shape (s * d,).
             columns (Tensor): Columns of the output projection, shape (D, s * d).
             chosen (Tensor, optional): How far each head is replaced, in [0, 1], shape (s,).
                 An ensemble is over the replaced heads. Defaults to all.
-
-        Returns:
-            dict[str, Tensor]: ``value``, ``bias``, ``columns`` (D, C) and, for full
-            convolutions, ``kernel`` (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
         """
 
     @abstractmethod
@@ -137,34 +132,21 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
 
     @abstractmethod
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """MACs of one output head, without the output projection.
-
-        Args:
-            dims (int): D.
-            tokens (int): N.
-            patches (int): P.
-        """
+        """MACs of one output head, without the output projection, by D, N and P."""
 
     def folded(self, derived: Derived) -> 'HeadOperator':
-        """This operator with plain weights, for a network that is no longer trained like this.
-
-        Args:
-            derived (dict): Result of :meth:`derive`, detached.
-        """
-        return self
+        """An operator with plain weights, made of the result of :meth:`derive`, detached."""
+        raise NotImplementedError
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Parameters that folding adds if ``heads`` heads are replaced; negative if it saves.
 
-        Args:
-            heads (int | Tensor): Replaced heads.
-            row (int): Parameters of one head's values.
-            column (int): Those of one head's columns of the output projection.
+        One head's values have ``row`` parameters, its columns of the output projection ``column``.
         """
         return 0 * heads
 
     def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
-        """MACs if ``heads`` heads are replaced, without the output projection."""
+        """MACs if ``heads`` heads are replaced, see :meth:`macs_per_head`."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
 
     def params(self, heads: Cost) -> Cost:
@@ -183,17 +165,14 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def select(self, index: Tensor) -> 'HeadOperator':
         """Keep only the given heads, int64 of shape (s',), in place."""
         self.heads = len(index)
-        if self.ensembled:  # one output head: only the logits exist once per replaced head
-            slice_parameter(self, 'logits', {0: index})
-        else:
-            self._select(index)
-            if self.exchange is not None:
-                for name in ('from_patches', 'to_patches'):
-                    slice_parameter(self.exchange, name, {1: index})
+        axes = [Axis(self.exchange, name, 1) for name in ('from_patches', 'to_patches')]
+        # of one output head only the logits exist once per replaced head
+        slice_axes([Axis(self, 'logits')] if self.ensembled else [*axes, *self.axes()], index)
         return self
 
-    def _select(self, index: Tensor) -> None:
-        """Slice the parameters that exist once per head."""
+    @abstractmethod
+    def axes(self) -> list[Axis]:
+        """Axes along the output heads, without those of the exchange."""
 
     def shares(self, chosen: Tensor | None) -> Tensor:
         """Share of every head in the ensemble, shape (s, *logits_shape), with sum 1 over heads."""
@@ -224,7 +203,7 @@ class DepthwiseHeads(HeadOperator):
     normalised Gaussian of sigma 1 with bias 0. Arguments as in :class:`HeadOperator`.
     """
 
-    reads_values = True
+    plain = reads_values = True
 
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__(heads, head_dims, extra)
@@ -234,9 +213,9 @@ class DepthwiseHeads(HeadOperator):
             self.conv.weight.copy_(gaussian_taps().expand_as(self.conv.weight))
             self.conv.bias.zero_()
 
-    def _select(self, index: Tensor) -> None:
-        slice_axes([Axis(self.conv, 'weight'), Axis(self.conv, 'bias')],
-                   channels_of_heads(index, self.head_dims))
+    def axes(self) -> list[Axis]:
+        """Of the convolution."""
+        return [Axis(self.conv, name, inner=self.head_dims) for name in ('weight', 'bias')]
 
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
@@ -267,7 +246,7 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
     The mixture is a softmax over the heads at temperature 0.01, uniform at the start.
     """
 
-    ensembled, reads_values = True, False
+    ensembled, plain, reads_values = True, False, False
 
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
@@ -298,13 +277,19 @@ class ConvHeads(HeadOperator):
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__(heads, head_dims, extra)
         self.taps = nn.Parameter(gaussian_taps().repeat(self.out_heads, 1, 1))
+        self.kernel: nn.Parameter | None = None  # these two once it is folded
+        self.bias_taps: nn.Parameter | None = None
 
-    def _select(self, index: Tensor) -> None:
-        slice_parameter(self, 'taps', {0: index})
+    def axes(self) -> list[Axis]:
+        """Of the taps."""
+        return [Axis(self, 'taps')]
 
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
         """The folded kernels, and the taps of each output channel."""
+        if self.plain:  # `weight` is None without extra tokens
+            return dict(value=weight, bias=bias, columns=columns, taps=self.taps,
+                        kernel=self.kernel, bias_taps=self.bias_taps)
         taps = self.taps.repeat_interleave(self.head_dims, 0)  # (C, 3, 3)
         return dict(value=weight, bias=bias, columns=columns, taps=taps,
                     kernel=weight[..., None, None] * taps[:, None],
@@ -332,9 +317,16 @@ class ConvHeads(HeadOperator):
         """The identity; a subclass may have an activation."""
         return maps
 
-    def folded(self, derived: Derived) -> 'FoldedConvHeads':
-        """The kernels themselves, without the values and taps that they come from."""
-        return FoldedConvHeads(self, derived)
+    def folded(self, derived: Derived) -> 'ConvHeads':
+        """This operator with the kernels themselves, without what they come from."""
+        self.kernel = nn.Parameter(derived['kernel'])
+        if derived['bias_taps'] is not None:
+            self.bias_taps = nn.Parameter(derived['bias_taps'])
+        # what the patches add from the extra tokens is convolved by the taps alone
+        self.taps = None if self.exchange is None else nn.Parameter(derived['taps'].clone())
+        self.heads, self.ensembled, self.plain = self.out_heads, False, True
+        self._parameters.pop('logits', None)
+        return self
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Kernels of nine taps for the values; the values stay if they are exchanged."""
@@ -366,55 +358,26 @@ class SPViTHeads(ConvHeads):
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
         """One head's kernel, tap by tap."""
+        if self.plain:
+            return super().derive(weight, bias, columns)
         shares = self.shares(chosen)  # (s, 9)
         taps = self.taps.flatten()
         mean = shares.mean(1)  # for what has no taps: exchanged values and the projection
-        kernel = torch.stack([tap * _mix(share, weight, 0)
-                              for tap, share in zip(taps, shares.T)], -1)
+
+        def by_tap(tensor: Tensor) -> Tensor:
+            mixed = [tap * _mix(share, tensor, 0) for tap, share in zip(taps, shares.T)]
+            return torch.stack(mixed, -1).unflatten(-1, (3, 3))
+
         derived = dict(value=_mix(mean, weight, 0), columns=_mix(mean, columns, 1), bias=None,
-                       bias_taps=None, kernel=kernel.unflatten(-1, (3, 3)),
+                       bias_taps=None, kernel=by_tap(weight),
                        taps=self.taps.expand(self.head_dims, 3, 3))
         if bias is not None:
-            bias_taps = torch.stack([tap * _mix(share, bias, 0)
-                                     for tap, share in zip(taps, shares.T)], -1)
-            derived.update(bias=_mix(mean, bias, 0), bias_taps=bias_taps.unflatten(-1, (3, 3)))
+            derived.update(bias=_mix(mean, bias, 0), bias_taps=by_tap(bias))
         return derived
 
     def activate(self, maps: Tensor) -> Tensor:
         """ReLU."""
         return maps.relu()
-
-
-class FoldedConvHeads(ConvHeads):
-    """Full 3 x 3 convolutions with kernels of their own: folded Conv[all] or SPViT-style.
-
-    Args:
-        source (ConvHeads): Its exchange with the extra tokens is taken over.
-        derived (dict): Result of its ``derive``, detached.
-    """
-
-    def __init__(self, source: ConvHeads, derived: Derived) -> None:
-        super().__init__(source.out_heads, source.head_dims)
-        self.exchange, self.relu = source.exchange, isinstance(source, SPViTHeads)
-        self.kernel = nn.Parameter(derived['kernel'])
-        taps = derived['bias_taps']
-        self.bias_taps = None if taps is None else nn.Parameter(taps)
-        # what the patches add from the extra tokens is convolved by the taps alone
-        self.taps = None if self.exchange is None else nn.Parameter(derived['taps'].clone())
-
-    def derive(self, weight: Tensor | None, bias: Tensor | None, columns: Tensor,
-               chosen: Tensor | None = None) -> Derived:
-        """The weights as they are; ``weight`` is None without extra tokens."""
-        return dict(value=weight, bias=bias, columns=columns, taps=self.taps, kernel=self.kernel,
-                    bias_taps=self.bias_taps)
-
-    def folded(self, derived: Derived) -> 'FoldedConvHeads':
-        """Itself."""
-        return self
-
-    def activate(self, maps: Tensor) -> Tensor:
-        """ReLU if SPViT-style, else the identity."""
-        return maps.relu() if self.relu else maps
 
 
 def _mix(shares: Tensor, weight: Tensor, dim: int) -> Tensor:
@@ -443,7 +406,7 @@ FOLDED = '-folded'
 
 def folded_name(name: str) -> str:
     """Name of an operator once it is folded; that of DW[all] stays, its weights are plain."""
-    plain = OPERATORS.get(name.removesuffix(FOLDED), HeadOperator).reads_values
+    plain = OPERATORS.get(name.removesuffix(FOLDED), HeadOperator).plain
     return name if plain or name.endswith(FOLDED) else f'{name}{FOLDED}'
 
 

@@ -22,9 +22,8 @@ class LiteMLA(BaseModule):
     those of the first scale. The products run in fp32 (or fp64), also under autocast.
 
     A mask selects channels of the queries and keys of every scale, before the ReLU (DCS, appendix
-    A). After the ReLU the values would be the same, but not the straight-through gradient. For a
-    query whose channels are all closed, it would be that of a quotient of zeros, 1 / eps times too
-    large, and the digits are not learned. Before the ReLU, closed channels get no gradient.
+    A). After it the values would be the same, but not the straight-through gradient: that of a
+    query whose channels are all closed would be 1 / eps times too large.
 
     Args:
         channels (int): Channels C, a multiple of ``head_dim``.
@@ -64,33 +63,11 @@ class LiteMLA(BaseModule):
                                act_cfg=None)
         self.select = nn.Identity()  # in a subnet: takes the channels that the projection reads
         self.mask: nn.Module | None = None  # of queries and keys, over the C channels of a scale
-        #: Of a folded mask: positions of the queries and keys that are left, see :meth:`narrow`.
-        self.register_buffer('left', None, persistent=False)
 
     @property
     def features(self) -> int:
         """Channels S C of the concatenated scales, before any selection."""
         return (1 + len(self.aggreg)) * self.channels
-
-    def narrow(self, kept: Tensor, shut: Tensor) -> None:
-        """Leave queries and keys without the channels that a mask shuts everywhere.
-
-        The layers before stay whole: a further scale mixes all channels of a head of the first one.
-
-        Args:
-            kept (Tensor): Channels that are left, (H, w), int64, with as many of every head.
-            shut (Tensor): Whether a channel is shut, (C, ), bool. What is kept nevertheless,
-                because another head has more open channels, becomes 0.
-        """
-        heads, scales = len(kept), 1 + len(self.aggreg)
-        # of q, the first d of 3 d channels of a head, and of k, the second
-        within = kept + 2 * self.head_dim * torch.arange(heads, device=kept.device)[:, None]
-        both = torch.stack([within, within + self.head_dim], 1)  # (H, 2, w)
-        first = 3 * self.channels * torch.arange(scales, device=kept.device)
-        left = first[:, None, None, None] + both
-        # behind all channels there is one of zeros
-        left = left.masked_fill(shut[kept][:, None], 3 * self.channels * scales)
-        self.left = left.flatten(0, 1)  # (S H, 2, w)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
@@ -101,25 +78,15 @@ class LiteMLA(BaseModule):
 
     def queries_keys_values(self, qkv: Tensor,
                             theta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys of all scales, masked and rectified, and their values.
+        """Queries and keys of all scales, masked and rectified, and values, (B, S H, d, N) each.
 
         Args:
             qkv (Tensor): (B, 3 C, H, W); a head's 3 d channels are contiguous.
-            theta (Tensor, optional): Output of the mask, (B, R, C, H, W), for every scale; of a
-                folded one, (B, R, H w, H, W).
-
-        Returns:
-            tuple[Tensor, Tensor, Tensor]: (B, S H, d, N) each; of a folded mask, (B, S H, w, N)
-            for queries and keys.
+            theta (Tensor, optional): Output of the mask, (B, R, C, H, W), for every scale.
         """
         scales = [qkv, *(convs(qkv) for convs in self.aggreg)]
-        channels = torch.cat(scales, 1).flatten(2)
-        heads = channels.unflatten(1, (-1, 3, self.head_dim))
+        heads = torch.cat(scales, 1).flatten(2).unflatten(1, (-1, 3, self.head_dim))
         qk, v = heads.split([2, 1], 2)  # (B, S H, 2, d, N) and (B, S H, 1, d, N)
-        if self.left is not None:
-            # `F.pad` lists the last dimension first
-            qk = F.pad(channels, (0, 0, 0, 1)).index_select(1, self.left.flatten())
-            qk = qk.unflatten(1, self.left.shape)
         if theta is not None:
             theta = theta.flatten(3).unflatten(2, (-1, qk.shape[3])).transpose(1, 2)
             qk = qk.unflatten(1, (1 + len(self.aggreg), -1))

@@ -37,8 +37,7 @@ class DSConv(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C', H', W')."""
-        out = self.depth_conv(x)
-        out = self.point_conv(out)
+        out = self.point_conv(self.depth_conv(x))
         return x + out if self.residual else out
 
 
@@ -51,11 +50,9 @@ class MBConv(BaseModule):
         in_channels (int): Input channels.
         out_channels (int): Output channels.
         expand_ratio (float): Ratio of hidden to input channels. Defaults to 4.
-        stride (int): Stride of the depthwise convolution. Defaults to 1.
         fewer_norm (bool): Biases instead of norms after the first two convolutions, as in the
             stages with attention. Defaults to False.
-        residual (bool): Add the input; only where the shape stays. Defaults to False.
-        norm_cfg (dict): Norm after each convolution. Defaults to batch norm.
+        stride, residual, norm_cfg: As of :class:`DSConv`.
         act_cfg (dict): Activation after the first two convolutions. Defaults to Hardswish.
     """
 
@@ -80,6 +77,5 @@ class MBConv(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C', H', W')."""
-        out = self.point_conv(self.depth_conv(self.inverted_conv(self.before(x))))
-        out = self.after(out)
+        out = self.after(self.point_conv(self.depth_conv(self.inverted_conv(self.before(x)))))
         return x + out if self.residual else out

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from .optional import RARE, or_zeros
 from .sized_attention import (
-    CosineWindowAttention,
     Sized,
     SizedAttention,
+    SizedWindowAttentionV2,
     WindowAttention,
     split_heads,
 )
@@ -44,7 +44,7 @@ class SizedMixMIMAttention(SizedWindowMSA):
         return self._attend(x, (alike - 1) * 65500)  # a float16, too, whose exponential is 0
 
 
-class SizedWindowMSAV2(CosineWindowAttention, WindowMSAV2):
+class SizedWindowMSAV2(SizedWindowAttentionV2, WindowMSAV2):
     """mmpretrain's ``WindowMSAV2``."""
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core import BaseGate
-from .selection import take
+from .take_over import take_over
 
 
 class SlicedLayerNorm(nn.LayerNorm):
@@ -25,9 +25,7 @@ class SlicedLayerNorm(nn.LayerNorm):
             norm (nn.LayerNorm): Over D channels.
             kept (Tensor): Kept channels, int64, ascending, shape (K,).
         """
-        new = cls(norm.normalized_shape, norm.eps, norm.elementwise_affine)
-        new.total = norm.normalized_shape[0]
-        new.weight, new.bias, new.training = norm.weight, norm.bias, norm.training
+        new = take_over(cls, norm, total=norm.normalized_shape[0])
         # not in the state_dict: the structure has the kept units
         new.register_buffer('kept', kept.clone(), persistent=False)
         return new
@@ -37,7 +35,7 @@ class SlicedLayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (..., D) and return the kept channels (..., K)."""
-        x = take(F.layer_norm(x, (self.total, ), eps=self.eps), self.kept)
+        x = F.layer_norm(x, (self.total, ), eps=self.eps).index_select(-1, self.kept)
         if self.weight is not None:
             x = x * self.weight
         return x if self.bias is None else x + self.bias

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, slice_axes
-from mmkcr.lazy import is_of
 from .head_operators import FOLDED, Derived, HeadOperator, channels_of_heads, head_operator
+from .take_over import take_over
 
 
 class TokenGrid:
@@ -28,77 +28,53 @@ class TokenGrid:
     """
 
     def __init__(self, extra: int = 0, hw: tuple[int, int] | None = None) -> None:
-        self.extra, self._hw = extra, hw
-
-    @property
-    def hw(self) -> tuple[int, int]:
-        """Height and width in patches.
-
-        Raises:
-            RuntimeError: They have not been set.
-        """
-        if self._hw is None:
-            raise RuntimeError('expected the patch embedding to run before the attention, found '
-                               'no height and width of the token grid')
-        return self._hw
+        self.extra, self.hw = extra, hw
 
     def record(self, module: nn.Module, inputs: tuple, outputs: tuple) -> None:
         """Forward hook of a patch embedding that returns tokens and (h, w)."""
-        self._hw = tuple(outputs[1])
+        self.hw = tuple(outputs[1])
 
     @contextmanager
     def at(self, hw: tuple[int, int]) -> Iterator[None]:
         """Set the grid's size within the block, to recompute something from an earlier batch."""
-        before, self._hw = self._hw, hw
+        before, self.hw = self.hw, hw
         try:
             yield
         finally:
-            self._hw = before
+            self.hw = before
 
 
-def _others(kept: Tensor, heads: int) -> Tensor:
-    return torch.tensor([head for head in range(heads) if head not in set(kept.tolist())],
-                        device=kept.device).long()
+def others(kept: Tensor, heads: int) -> Tensor:
+    """The heads that are not kept, int64, ascending."""
+    rest = torch.ones(heads, dtype=torch.bool, device=kept.device)
+    return rest.index_fill_(0, kept, False).nonzero().flatten()
 
 
 def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:
     """Where the entries of an :class:`OperatorAttention` are in the dense attention.
 
+    They are rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns of the dense
+    ``proj``, shape (H d,).
+
     Args:
         kept (Tensor): Heads that stay attention, int64, ascending, shape (a,).
         heads (int): H.
         head_dims (int): d.
-
-    Returns:
-        tuple[Tensor, Tensor]: Rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns
-        of the dense ``proj``, shape (H d,).
     """
     dims = heads * head_dims
-    stay, leave = (channels_of_heads(some, head_dims) for some in (kept, _others(kept, heads)))
+    stay, leave = (channels_of_heads(some, head_dims) for some in (kept, others(kept, heads)))
     both = torch.cat([stay, leave])
     # rows of the dense qkv: q at 0, k at D, v at 2 D; only v is left of the replaced heads
     return torch.cat([stay, stay + dims, both + 2 * dims]), both
 
 
 class _AttentionParts(nn.Module):
-    """Holds the parts of a dense attention under their own keys."""
+    """A dense attention's parts and attributes, so that the host's keys and callers stay valid."""
 
     def __init__(self, attn: nn.Module, grid: TokenGrid) -> None:
         super().__init__()
-        known = isinstance(attn, MixedAttention) or \
-            is_of(attn, 'mmpretrain.models.utils.MultiheadAttention')
-        if not known or attn.v_shortcut:
-            raise TypeError('expected a `MultiheadAttention` of mmpretrain without a shortcut to '
-                            f'replace heads of, found `{attn.__class__.__name__}`')
-        # attributes and children have the host's names, so that its keys and callers stay valid
-        self.embed_dims, self.num_heads = attn.embed_dims, attn.num_heads
-        self.head_dims, self.v_shortcut = attn.head_dims, False
-        self.scaled_dot_product_attention = attn.scaled_dot_product_attention
-        self.attn_drop = attn.attn_drop
-        self.qkv, self.proj = attn.qkv, attn.proj
-        self.proj_drop, self.out_drop, self.gamma1 = attn.proj_drop, attn.out_drop, attn.gamma1
+        vars(self).update(vars(take_over(nn.Module, attn, ('head_operator', 'operator'))))
         self.grid = grid
-        self.training = attn.training
 
     def _new_operator(self, name: str, heads: int) -> HeadOperator:
         operator = head_operator(name)(heads, self.head_dims, self.grid.extra)
@@ -121,27 +97,28 @@ class OperatorAttention(_AttentionParts):
     """Attention for the kept heads and an operator for the others, with inherited weights.
 
     The rows of ``qkv`` are q, k and v of the kept heads, then v of the replaced heads. The columns
-    of ``proj`` are those of the kept heads, then those of the replaced heads. It is built by
-    :meth:`convert_from`.
+    of ``proj`` are those of the kept heads, then those of the replaced heads.
 
     Args:
-        attn (MultiheadAttention | MixedAttention): Has H heads. Its tensors are taken over.
-        kept (Tensor): Heads that stay attention, int64, ascending, shape (a,); may be empty.
+        attn (MultiheadAttention | MixedAttention): Has H heads. Its tensors are taken over; do not
+            use it afterwards.
+        kept (Sequence[int]): Heads that stay attention; none is blockwise replacement.
         operator (str): Operator of the other heads, see
             :data:`~mmkcr.models.layers.head_operators.OPERATORS`; with ``'-folded'`` behind it,
             its weights are plain, see :meth:`fold`.
         grid (TokenGrid): Token grid of the backbone.
 
     Raises:
-        TypeError: ``attn`` is another module.
         ValueError: The operator is unknown, or is not that of the ``MixedAttention``.
     """
 
-    def __init__(self, attn: nn.Module, kept: Tensor, operator: str, grid: TokenGrid) -> None:
+    def __init__(self, attn: nn.Module, kept: Sequence[int], operator: str,
+                 grid: TokenGrid) -> None:
         super().__init__(attn, grid)
-        replaced = _others(kept, self.num_heads)
+        self.attended = sorted(kept)
+        stay = torch.tensor(self.attended, dtype=torch.int64, device=self.proj.weight.device)
+        replaced = others(stay, self.num_heads)
         operator, plain = operator.removesuffix(FOLDED), operator.endswith(FOLDED)
-        self.attended = kept.tolist()
         self.operator = None
         # a searched operator was trained and is taken over; that of a dense attention is new
         if len(replaced) and isinstance(attn, MixedAttention):
@@ -151,29 +128,12 @@ class OperatorAttention(_AttentionParts):
             self.operator = attn.operator.select(replaced)
         elif len(replaced):
             self.operator = self._new_operator(operator, len(replaced))
-        rows, columns = dense_places(kept, self.num_heads, self.head_dims)
+        rows, columns = dense_places(stay, self.num_heads, self.head_dims)
         slice_axes([Axis(self.qkv, 'weight'), Axis(self.qkv, 'bias')], rows)
         slice_axes([Axis(self.proj, 'weight', 1)], columns)
-        self._attended = 3 * len(kept) * self.head_dims  # rows of qkv that attention uses
+        self._attended = 3 * len(stay) * self.head_dims  # rows of qkv that attention uses
         if plain:
             self.fold()
-
-    @classmethod
-    def convert_from(cls, module: nn.Module, kept: Sequence[int], operator: str = 'dwconv',
-                     grid: TokenGrid | None = None) -> 'OperatorAttention':
-        """Replace the heads of a dense or gated attention, with its weights.
-
-        Args:
-            module (MultiheadAttention | MixedAttention): Its tensors are taken over; do not use it
-                afterwards.
-            kept (Sequence[int]): Heads that stay attention. An empty one is blockwise
-                replacement.
-            operator (str): Operator of the other heads. Defaults to ``'dwconv'``.
-            grid (TokenGrid, optional): Defaults to a grid without extra tokens, whose size must
-                still be set.
-        """
-        kept = torch.tensor(sorted(kept), device=module.proj.weight.device).long()
-        return cls(module, kept, operator, TokenGrid() if grid is None else grid)
 
     def _rows(self, attended: bool) -> tuple[Tensor | None, Tensor | None]:
         """Weight and bias of the rows of ``qkv`` of kept heads, or of the values of the others."""
@@ -190,17 +150,13 @@ class OperatorAttention(_AttentionParts):
         """Replace ensembles and derived kernels by plain weights, for good; outputs stay the same.
 
         Ensembled DW becomes a depthwise convolution of one head, Conv[all] and SPViT-style full
-        convolutions. What is plain already stays: folding twice is folding once. Training goes on
-        from the plain weights.
+        convolutions. Folding twice is folding once. Training goes on from the plain weights.
         """
-        if self.operator is None:
+        if self.operator is None or self.operator.plain:
             return self
         derived = {key: None if value is None else value.detach().clone()
                    for key, value in self._derive().items()}
-        operator = self.operator.folded(derived)
-        if operator is self.operator:
-            return self
-        self.operator = operator.train(self.training)
+        self.operator = operator = self.operator.folded(derived).train(self.training)
         values = operator.reads_values or operator.exchange is not None
         weight, bias = self._rows(True)
         if values:
@@ -267,7 +223,6 @@ class MixedAttention(_AttentionParts):
         grid (TokenGrid): Token grid of the backbone.
 
     Raises:
-        TypeError: ``attn`` is another module.
         ValueError: The operator is unknown.
     """
 

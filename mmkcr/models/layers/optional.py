@@ -18,13 +18,7 @@ def given(value: Any) -> Any:
 
 
 def chosen(condition: Any, one: Any, other: Any) -> Any:
-    """One value or the other; both are computed.
-
-    Args:
-        condition (bool): Whether it is the one.
-        one (Any): A value.
-        other (Any): Another one.
-    """
+    """One value if a condition is true, else the other; both are computed."""
     if isinstance(condition, fx.Proxy):  # a list of the one value or of none, and the reverse
         return ((one, ) * condition + (other, ) * (1 - condition))[0]
     return one if condition else other
@@ -47,25 +41,8 @@ def or_zeros(term: Tensor | None, like: Tensor, edge: float = 0.) -> Tensor:
 
 
 def required(value: Tensor | None, like: Tensor) -> Tensor:
-    """A value that is there, although its type says that it may not be.
-
-    Args:
-        value (Tensor, optional): The value.
-        like (Tensor): Any tensor on the same device.
-    """
+    """A value on the device of ``like`` that is there, although its type says otherwise."""
     if not isinstance(value, fx.Proxy):
         return value
     return torch.clamp(like.new_zeros(1), value, value)
 
-
-def never(flag: bool, name: str) -> bool:
-    """A flag as it is; in a graph False, and one that is set is refused.
-
-    Args:
-        flag (bool): For a kernel of PyTorch.
-        name (str): Of the flag.
-    """
-    if not isinstance(flag, fx.Proxy):
-        return flag
-    torch._assert(flag == False, f'expected attention without `{name}`, found it set')  # noqa: E712
-    return False

@@ -16,26 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FORMS = ('scatter', 'gather', 'elements', 'grouped')
-
 
 def exporting() -> bool:
     """Whether a graph is being recorded for another runtime."""
     return torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting()
-
-
-def take(x: Tensor, kept: Tensor, dim: int = -1) -> Tensor:
-    """The kept channels of a tensor.
-
-    Args:
-        x (Tensor): Has all channels along ``dim``.
-        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
-        dim (int): Dimension of the channels. Defaults to -1.
-
-    Returns:
-        Tensor: With K channels along ``dim``.
-    """
-    return x.index_select(dim, kept)
 
 
 def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
@@ -46,9 +30,6 @@ def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
         kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
         total (int): Number of all channels.
         dim (int): Dimension of the channels. Defaults to -1.
-
-    Returns:
-        Tensor: With ``total`` channels along ``dim``.
     """
     if exporting():
         return _padded(x, dim, 0, 1).index_select(dim, _sources(kept, total))
@@ -70,24 +51,12 @@ def _padded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     return F.pad(x, (0, 0) * behind + (before, after))
 
 
-def is_range(kept: Tensor) -> bool:
-    """Whether channels are all those from the first to the last one.
-
-    Args:
-        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
-    """
-    return len(kept) == 0 or int(kept[-1]) + 1 - int(kept[0]) == len(kept)
-
-
 def largest_group(kept: Tensor, total: int) -> int:
     """The largest power of two such that aligned groups of channels are kept or dropped as one.
 
     Args:
         kept (Tensor): Positions of the kept channels, int64, ascending.
         total (int): Number of all channels.
-
-    Returns:
-        int: g, such that of the channels from one multiple of g to the next all are kept, or none.
     """
     mask = torch.zeros(total, dtype=torch.bool)
     mask[kept.cpu()] = True
@@ -102,13 +71,7 @@ def largest_group(kept: Tensor, total: int) -> int:
 
 
 class _Selection(nn.Module):
-    """Base class of :class:`Take` and :class:`Put`.
-
-    Args:
-        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
-        total (int): Number of all channels.
-        dim (int): Dimension of the channels. Defaults to -1.
-    """
+    """Channels of a tensor, as a layer; arguments are those of :func:`put`."""
 
     form: str = 'scatter'
 
@@ -117,34 +80,21 @@ class _Selection(nn.Module):
         self.total, self.dim = total, dim
         # not in the state_dict: the structure has the kept units
         self.register_buffer('kept', kept.clone(), persistent=False)
-        self.contiguous = is_range(kept)
         self.first, self.count = int(kept[0]) if len(kept) else 0, len(kept)
+        self.contiguous = len(kept) == 0 or int(kept[-1]) + 1 - self.first == len(kept)
 
     def set_form(self, form: str, group: int = 1) -> None:
         """Compute in another form from now on, with the same result.
 
         Args:
-            form (str): One of :data:`FORMS`.
-            group (int): For the form ``'grouped'``: channels per row, see :func:`largest_group`.
-                Defaults to 1.
-
-        Raises:
-            ValueError: The form is unknown, or the channels of a group are not all kept or all
-                dropped.
+            form (str): See this module.
+            group (int): For the form ``'grouped'``: channels per row, a divisor of
+                :func:`largest_group`. Defaults to 1.
         """
-        if form not in FORMS:
-            raise ValueError(f'expected a form of selection among {FORMS}, found {form!r}')
-        if largest_group(self.kept, self.total) % group:
-            raise ValueError(f'expected a `group` of channels that are kept or dropped together, '
-                             f'found {group}')
         self.form, self.group = form, group
         # whole groups are kept, so every group-th kept channel begins a row
         self.register_buffer('index', self._index(self.kept[::group] // group,
                                                   self.total // group), persistent=False)
-
-    def _index(self, kept: Tensor, total: int) -> Tensor:
-        """The index to gather, counted in rows of ``group`` channels."""
-        raise NotImplementedError
 
     def _gather(self, x: Tensor) -> Tensor:
         """Gather the entries of the index along the dimension."""
@@ -158,50 +108,35 @@ class _Selection(nn.Module):
             return found.reshape(*x.shape[:-1], len(self.index))
         return self._with_zero(x, dim).index_select(dim, self.index)
 
-    def _with_zero(self, x: Tensor, dim: int) -> Tensor:
-        """The tensor to gather from; :class:`Put` pads it with a zero."""
-        return x
-
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
         return f'kept={self.count}, total={self.total}, dim={self.dim}, form={self.form}'
 
 
 class Take(_Selection):
-    """The kept channels of a tensor, as a layer.
-
-    Args:
-        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
-        total (int): Number of all channels.
-        dim (int): Dimension of the channels. Defaults to -1.
-    """
+    """The kept channels of a tensor."""
 
     def _index(self, kept: Tensor, total: int) -> Tensor:
         return kept
 
+    def _with_zero(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
     def forward(self, x: Tensor) -> Tensor:
-        """See :func:`take`."""
+        """All channels to the kept ones."""
         if self.contiguous:
             return x.narrow(self.dim, self.first, self.count)
-        if self.form == 'scatter':
-            return take(x, self.kept, self.dim)
-        return self._gather(x)
+        return x.index_select(self.dim, self.kept) if self.form == 'scatter' else self._gather(x)
 
 
 class Put(_Selection):
-    """Channels at their positions among all channels, and zeros elsewhere, as a layer.
-
-    Args:
-        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
-        total (int): Number of all channels.
-        dim (int): Dimension of the channels. Defaults to -1.
-    """
+    """Channels at their positions among all channels, and zeros elsewhere."""
 
     def _index(self, kept: Tensor, total: int) -> Tensor:
         return _sources(kept, total)
 
     def _with_zero(self, x: Tensor, dim: int) -> Tensor:
-        return _padded(x, dim, 0, 1)
+        return _padded(x, dim, 0, 1)  # to gather for dropped channels
 
     def forward(self, x: Tensor) -> Tensor:
         """See :func:`put`."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import channels_of_pairs
-from .optional import RARE, chosen, given, never, or_zeros, required
+from .optional import RARE, chosen, given, or_zeros, required
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -90,7 +90,7 @@ class WindowAttention(SizedAttention):
         return self._attend(x, or_zeros(mask, x)[:, None])
 
 
-class CosineWindowAttention(WindowAttention):
+class SizedWindowAttentionV2(WindowAttention):
     """Swin V2: cosine attention with a learned temperature; an MLP gives the position bias."""
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -101,10 +101,6 @@ class CosineWindowAttention(WindowAttention):
         table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
         table = table[self.relative_position_index.view(-1)].view(tokens, tokens, -1)
         return 16 * table.permute(2, 0, 1).sigmoid()
-
-
-class SizedWindowAttentionV2(CosineWindowAttention):
-    """timm's window attention of Swin V2."""
 
 
 class SizedTimmBEiTAttention(SizedAttention):
@@ -185,8 +181,8 @@ class SizedRotaryAttention(SizedAttention):
         q, k = (self.rotary(part, sin, cos).type_as(v)
                 for part in (self.q_norm(q), self.k_norm(k)))
         drop = self.attn_drop.p if self.training else 0.
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop,
-                                             never(is_causal, 'is_causal'), scale=self.scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop, is_causal,
+                                             scale=self.scale)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
 
 

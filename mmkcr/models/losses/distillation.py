@@ -109,24 +109,17 @@ class DistillationLoss(nn.Module):
         self._agreement: Tensor | None = None
 
     def bind(self, student: nn.Module) -> None:
-        """Note how the student's images are normalised; the wrapper calls it.
-
-        Args:
-            student (BaseModel): The task model.
-        """
+        """Note how the student's images are normalised; the wrapper calls it."""
         preprocessor = student.data_preprocessor
         self._scale = [getattr(preprocessor, name, None) for name in ('mean', 'std')]
         self._to_rgb = bool(getattr(preprocessor, 'to_rgb', False))
 
     def forward(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        """Computes the weighted loss of a batch.
+        """The weighted loss of a batch, a scalar in fp32 or fp64.
 
         Args:
             logits (Tensor): The student's logits (B, C), with gradient.
             inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
-
-        Returns:
-            Tensor: Scalar, fp32 or fp64.
 
         Raises:
             ValueError: Student and teacher have different numbers of classes.

@@ -52,11 +52,7 @@ class FeatureDistillationLoss(nn.Module):
         self._maps: list[Tensor] = []
 
     def bind(self, student: nn.Module) -> None:
-        """Note the student's backbone; the wrapper calls it.
-
-        Args:
-            student (BaseModel): The task model.
-        """
+        """Note the student's backbone; the wrapper calls it."""
         self._student = [find_task(student).backbone]
 
     @contextmanager
@@ -72,14 +68,11 @@ class FeatureDistillationLoss(nn.Module):
             handle.remove()
 
     def forward(self, _: Tensor, inputs: Tensor) -> Tensor:
-        """Computes the weighted loss of a batch.
+        """The weighted loss of a batch, a scalar in fp32 or fp64.
 
         Args:
             _ (Tensor): The pooled features, which are not needed.
             inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
-
-        Returns:
-            Tensor: Scalar, fp32 or fp64.
 
         Raises:
             ValueError: The outputs of student and teacher differ in shape.

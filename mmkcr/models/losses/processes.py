@@ -12,9 +12,6 @@ def mean_over_processes(own: Tensor) -> Tensor:
 
     Args:
         own (Tensor): What this process has, of the same shape on all of them.
-
-    Returns:
-        Tensor: In one process the value itself.
     """
     mean = own.detach().clone()
     all_reduce(mean, 'mean')

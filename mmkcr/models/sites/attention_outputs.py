@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mmkcr.core import Axis, Cost, MaskPoint
-from mmkcr.lazy import is_of
 from mmkcr.models.layers.selection import Take
-from .base import HostSite, register_kind
+from .base import HostSite, linear_paths, register_kind
 
 
 @register_kind
@@ -18,12 +16,7 @@ class AttentionOutputs(HostSite):
     """A unit is a channel of EfficientViT's concatenated scales, which the projection reads."""
 
     kind = 'attention_outputs'
-
-    @classmethod
-    def views(cls, host: nn.Module) -> list[Any]:
-        """Paths of the linear attention layers."""
-        return [path for path, module in host.named_modules()
-                if is_of(module, 'mmkcr.models.layers.lite_mla.LiteMLA')]
+    views = staticmethod(linear_paths)
 
     @classmethod
     def of(cls, host: nn.Module, view: str) -> 'AttentionOutputs':

@@ -23,7 +23,7 @@ class AttentionWidth(AttentionSite):
 
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
-        view, called = self.view, self.view.called
+        view, called = self.view, not self.view.why_uncalled
         # a scale folds where `mask_points` masks: into the projections or into the output's columns
         found = [Axis(self.module(path), name, 0, called, repeats)
                  for path, repeats in zip(view.projections, view.fused)
@@ -47,7 +47,7 @@ class AttentionWidth(AttentionSite):
     def mask_points(self) -> list[MaskPoint]:
         """Queries, keys and values if hooks can see them, else the output projection's input."""
         view = self.view
-        if view.called:
+        if not view.why_uncalled:
             return [MaskPoint(self.module(path), 'output', -1, repeats, self.unit)
                     for path, repeats in zip(view.projections, view.fused)]
         return [MaskPoint(self.module(view.output), 'input', -1, 1, self.unit)]
@@ -98,7 +98,10 @@ class AttentionWidth(AttentionSite):
 
     def _fold_scale(self) -> None:
         if self._factor != 1:
-            _scale_queries(*self._queries(), self._factor)
+            query, rows = self._queries()
+            scale = torch.ones(len(query.weight), dtype=torch.float64)
+            scale[:rows] = self._factor
+            scale_axes([Axis(query, name, folds=True) for name in ('weight', 'bias')], scale)
             self._factor = 1.
 
     def _exchange(self, module: nn.Module) -> None:
@@ -107,12 +110,7 @@ class AttentionWidth(AttentionSite):
 
 
 class QueryScale:
-    """Multiplies queries by a factor, as a forward hook of their projection.
-
-    Args:
-        rows (int): How many of its first outputs are queries.
-        factor (float): The factor.
-    """
+    """Multiplies the first ``rows`` outputs of a projection, the queries, as a forward hook."""
 
     def __init__(self, rows: int, factor: float) -> None:
         self.rows, self.factor = rows, factor
@@ -121,9 +119,3 @@ class QueryScale:
         """The output with scaled queries."""
         return torch.cat([out[..., :self.rows] * self.factor, out[..., self.rows:]], -1)
 
-
-def _scale_queries(projection: nn.Module, rows: int, factor: float) -> None:
-    """Multiply a factor into the first ``rows`` outputs of a layer, the queries, in place."""
-    scale = torch.ones(len(projection.weight), dtype=torch.float64)
-    scale[:rows] = factor
-    scale_axes([Axis(projection, name, folds=True) for name in ('weight', 'bias')], scale)

@@ -1,34 +1,22 @@
 """The kinds by name, and their sites in a host network."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, Site, Unsupported
+from mmkcr.core import Axis, BaseGate, Site, Unsupported
 from mmkcr.core.words import did_you_mean
-from mmkcr.models.adapters import attention_views, mlp_views
-from mmkcr.models.adapters.views import known_hosts
+from mmkcr.lazy import is_of
+from mmkcr.models.adapters import attention_views
+from mmkcr.models.adapters.views import LIBRARIES, known_hosts
+from mmkcr.models.layers.norms import MaskedLayerNorm
+from mmkcr.models.layers.take_over import take_over
 
 KindConfig = str | Mapping[str, Any]
 #: Kinds of site by their names.
 KINDS: dict[str, type['HostSite']] = {}
-
-
-#: What makes an ordinary layer of one with another weight, by what the layer has.
-#: Whose layers compute what their class says.
-_LIBRARIES = ('torch', 'timm', 'transformers', 'mmcv', 'mmengine', 'mmpretrain', 'mmdet', 'mmseg',
-              'mmkcr')
-_REMEDIES = {
-    'parametrizations': '`torch.nn.utils.parametrize.remove_parametrizations` leaves one',
-    'weight_g': '`torch.nn.utils.remove_weight_norm` leaves one',
-    'weight_u': '`torch.nn.utils.remove_spectral_norm` leaves one',
-    'weight_orig': '`torch.nn.utils.prune.remove` makes the masks permanent',
-    'bias_orig': '`torch.nn.utils.prune.remove` makes the masks permanent',
-    'base_layer': 'merge the adapter first (`merge_and_unload()` of PEFT)',
-    'original_layer': 'merge the adapter into the layer first',
-}
 
 
 def register_kind(cls: type['HostSite']) -> type['HostSite']:
@@ -48,6 +36,9 @@ class HostSite(Site):
         groups (int): See :class:`~mmkcr.core.Site`. Defaults to 1.
     """
 
+    #: Takes a host; gives the views of the modules that the kind looks at. An entry may be an
+    #: :class:`~mmkcr.core.Unsupported` with the reason instead of a view.
+    views: ClassVar[Callable[[nn.Module], list[Any]]]
     #: Whether the kind looks at attention layers.
     of_attention: bool = False
     #: Options that a config of the kind may have besides ``kind`` and ``where``.
@@ -69,13 +60,23 @@ class HostSite(Site):
         """The axes that no other site may lie along: by default its own."""
         return self.axes()
 
-    @classmethod
-    def views(cls, host: nn.Module) -> list[Any]:
-        """The views of the modules that the kind looks at.
+    def norms(self) -> Iterable[tuple[nn.Module, str, int]]:
+        """Layer norms over the units: owner, attribute name, entries per unit. Defaults to none."""
+        return ()
 
-        An entry may be an :class:`~mmkcr.core.Unsupported` with the reason instead of a view.
-        """
-        raise NotImplementedError
+    def attach(self, gate: BaseGate) -> None:
+        """Attach the gate, and make the norms over the units follow its mask."""
+        super().attach(gate)
+        for owner, name, inner in list(self.norms()):
+            norm = take_over(MaskedLayerNorm, getattr(owner, name), shared=(gate, ), inner=inner)
+            setattr(owner, name, norm)
+
+    def detach(self) -> None:
+        """Undo :meth:`attach`."""
+        for owner, name, _ in list(self.norms()) if self.gate is not None else ():
+            norm = take_over(nn.LayerNorm, getattr(owner, name), ('shared', 'inner'))
+            setattr(owner, name, norm)
+        super().detach()
 
     @classmethod
     def of(cls, host: nn.Module, view: Any, **options: Any) -> 'HostSite':
@@ -87,24 +88,17 @@ class HostSite(Site):
         raise NotImplementedError
 
 
-class MLPSite(HostSite):
-    """Base class of the kinds that look at MLPs."""
-
-    @classmethod
-    def views(cls, host: nn.Module) -> list[Any]:
-        """Views of the MLPs."""
-        return mlp_views(host)
-
-
 class AttentionSite(HostSite):
     """Base class of the kinds that look at attention layers."""
 
+    views = staticmethod(attention_views)
     of_attention = True
 
-    @classmethod
-    def views(cls, host: nn.Module) -> list[Any]:
-        """Views of the attention layers."""
-        return attention_views(host)
+
+def linear_paths(host: nn.Module) -> list[str]:
+    """Paths of EfficientViT's linear attention layers, which are views of themselves."""
+    return [path for path, module in host.named_modules()
+            if is_of(module, 'mmkcr.models.layers.lite_mla.LiteMLA')]
 
 
 def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSite]:
@@ -153,34 +147,26 @@ def check_layers(model: nn.Module) -> None:
             its weight, a quantised or a sharded one; the message says which, and what to do.
     """
     for path, module in model.named_modules():
-        odd = next((name for name in ('weight', 'bias') if not _owns(module, name)), '')
+        for name in ('weight', 'bias'):
+            value = getattr(module, name, None)
+            if name in module._parameters:
+                own = value is None or type(value) is nn.Parameter
+            else:  # quantised layers have methods of these names
+                own = name in module._buffers or not isinstance(value, Tensor) and (
+                    not callable(value) or isinstance(value, nn.Module))
+            if not own:
+                raise _odd_layer(module, path, f'without such a `{name}`')
         if hasattr(module, '_orig_mod'):
-            odd = 'forward'
-        if odd:
-            raise _odd_layer(module, path, odd)
+            raise _odd_layer(module, path, 'with another `forward`')
 
 
-def _odd_layer(module: nn.Module, path: str, name: str) -> ValueError:
-    remedy = next((text for part, text in _REMEDIES.items() if hasattr(module, part)),
-                  'merge adapters and masks into plain layers first, then quantise, compile or '
-                  'shard the compressed network')
-    found = f'with another `{name}`' if name == 'forward' else f'without such a `{name}`'
-    return ValueError('expected layers whose weights are parameters of their own, found a '
-                      f'`{type(module).__module__}.{type(module).__qualname__}` at `{path}` '
-                      f'{found}: {remedy}')
-
-
-def _owns(module: nn.Module, name: str) -> bool:
-    """Whether an attribute is a parameter of the module's own, a buffer, or no tensor at all."""
-    if name in module._parameters:
-        value = module._parameters[name]
-        return value is None or type(value) is nn.Parameter
-    if name in module._buffers:
-        return True
-    value = getattr(module, name, None)
-    # quantised layers have methods of these names
-    return not isinstance(value, Tensor) and not (callable(value)
-                                                  and not isinstance(value, nn.Module))
+def _odd_layer(module: nn.Module, path: str, found: str) -> ValueError:
+    return ValueError(
+        'expected layers whose weights are parameters of their own, found a '
+        f'`{type(module).__module__}.{type(module).__qualname__}` at `{path}` {found}: merge '
+        'adapters (`merge_and_unload()` of PEFT), masks (`torch.nn.utils.prune.remove`) and norms '
+        '(`torch.nn.utils.parametrize.remove_parametrizations`) into plain layers first, then '
+        'quantise, compile or shard the compressed network')
 
 
 def _check_owned(host: nn.Module, view: Any) -> None:
@@ -190,11 +176,11 @@ def _check_owned(host: nn.Module, view: Any) -> None:
         for path in filter(None, (paths, ) if isinstance(paths, str) else paths):
             layer = host.get_submodule(path)
             if 'weight' not in layer._parameters:
-                raise _odd_layer(layer, path, 'weight')
+                raise _odd_layer(layer, path, 'without such a `weight`')
             # a subclass may compute anything with its weight
-            if 'forward' in vars(layer) or \
-                    type(layer).forward.__module__.partition('.')[0] not in _LIBRARIES:
-                raise _odd_layer(layer, path, 'forward')
+            if 'forward' in vars(layer) or not type(layer).forward.__module__.startswith(
+                    ('torch.', 'mmengine.', *LIBRARIES)):
+                raise _odd_layer(layer, path, 'with another `forward`')
 
 
 def why_not(host: nn.Module, kind: str) -> str:
@@ -220,21 +206,15 @@ def _parse(config: KindConfig) -> tuple[type[HostSite], str, dict[str, Any]]:
 def _sites_of(host: nn.Module, cls: type[HostSite],
               options: Mapping[str, Any]) -> tuple[dict[str, HostSite], list[str]]:
     found, reasons = {}, []
-    try:
-        views = cls.views(host)
-    except Unsupported as reason:
-        return {}, [str(reason)]
-    for view in views:
-        if isinstance(view, Unsupported):  # the adapter already knows why not
-            reasons.append(str(view))
-            continue
-        _check_owned(host, view)
+    for view in cls.views(host):
         try:
+            if isinstance(view, Unsupported):  # the adapter already knows why not
+                raise view
+            _check_owned(host, view)
             site = cls.of(host, view, **options)
+            found[site.name] = site
         except Unsupported as reason:
             reasons.append(str(reason))
-        else:
-            found[site.name] = site
     return found, reasons
 
 

@@ -23,11 +23,7 @@ class Channels(HostSite):
     """
 
     kind = 'channels'
-
-    @classmethod
-    def views(cls, host: nn.Module) -> list[Any]:
-        """Views of channels."""
-        return channel_views(host)
+    views = staticmethod(channel_views)
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'Channels':

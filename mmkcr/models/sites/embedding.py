@@ -1,14 +1,13 @@
 """Width of the residual stream (Once for Both, section 3)."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, BaseGate, MaskPoint
+from mmkcr.core import Axis, MaskPoint
 from mmkcr.models.adapters import stream_views
-from mmkcr.models.layers.norms import MaskedLayerNorm
 from mmkcr.models.layers.selection import put
-from mmkcr.models.layers.take_over import take_over
 from .base import HostSite, register_kind
 
 
@@ -21,11 +20,7 @@ class Embedding(HostSite):
     """
 
     kind = 'embedding'
-
-    @classmethod
-    def views(cls, host: nn.Module) -> list[Any]:
-        """The streams of a host."""
-        return stream_views(host)
+    views = staticmethod(stream_views)
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'Embedding':
@@ -40,20 +35,9 @@ class Embedding(HostSite):
         """See :class:`~mmkcr.core.Site`."""
         return [MaskPoint(self.module(path), 'output', dim) for path, dim in self.view.masked]
 
-    def attach(self, gate: BaseGate) -> None:
-        """Attach the gate, and make the norms over the stream follow its mask."""
-        super().attach(gate)
-        for owner, name, inner in list(self.view.norms(self.host)):
-            norm = take_over(MaskedLayerNorm, getattr(owner, name), shared=(gate, ), inner=inner)
-            setattr(owner, name, norm)
-
-    def detach(self) -> None:
-        """Undo :meth:`attach`."""
-        if self.gate is not None:
-            for owner, name, _ in list(self.view.norms(self.host)):
-                setattr(owner, name, take_over(nn.LayerNorm, getattr(owner, name),
-                                               ('shared', 'inner')))
-        super().detach()
+    def norms(self) -> Iterable[tuple[nn.Module, str, int]]:
+        """Norms over the stream."""
+        return self.view.norms(self.host)
 
     def resized(self, units: int) -> None:
         """Update the host's own record of the width."""

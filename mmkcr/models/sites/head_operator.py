@@ -7,9 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, SiteEntry, Unsupported
-from mmkcr.models.head_counts import head_macs, head_params
-from mmkcr.models.layers.head_operators import OPERATORS, folded_name, head_operator
+from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, SiteEntry, Unsupported, count_params
+from mmkcr.models.layers.head_operators import (
+    OPERATORS,
+    HeadOperator,
+    folded_name,
+    head_operator,
+)
 from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
 from .base import AttentionSite, register_kind
 
@@ -29,14 +33,7 @@ class HeadOperatorSite(AttentionSite):
 
     @classmethod
     def of(cls, host: nn.Module, view: Any, operator: str = 'dwconv') -> 'HeadOperatorSite':
-        """The heads of an attention layer.
-
-        Args:
-            host (nn.Module): The network.
-            view (AttentionView): The layer.
-            operator (str): Operator of replaced heads in a supernet and in new structures.
-                Defaults to ``'dwconv'``.
-        """
+        """The heads of a layer, with the operator of replaced ones in searches and structures."""
         head_operator(operator)
         tells_grid = hasattr(host, 'num_extra_tokens') and hasattr(host, 'patch_embed')
         if not tells_grid or hasattr(host, 'random_masking'):  # MAE computes the visible patches
@@ -69,14 +66,9 @@ class HeadOperatorSite(AttentionSite):
         return []
 
     def operators(self) -> tuple[str, ...]:
-        """Operators that a structure file may name for the dropped heads.
-
-        New structures name the first: after a search the folded operator, which has the weights of
-        a single convolution.
-        """
+        """Operators for the dropped heads, first that of new structures: after a search folded."""
         first = self.operator if self.gate is None else folded_name(self.operator)
-        names = dict.fromkeys([first, *OPERATORS, *map(folded_name, OPERATORS)])
-        return tuple(names)
+        return tuple(dict.fromkeys([first, *OPERATORS, *map(folded_name, OPERATORS)]))
 
     def check(self, kept: Tensor) -> None:
         """Accept any selection of heads, also an empty one."""
@@ -96,16 +88,32 @@ class HeadOperatorSite(AttentionSite):
         owner = self.owner
         self.detach()
         self.host.set_submodule(self.path, OperatorAttention(
-            owner, kept, operator or self.operator, self.grid))
+            owner, kept.tolist(), operator or self.operator, self.grid))
         self._kept = kept
 
+    @property
+    def _counted(self) -> HeadOperator:
+        """The layer's operator; for a dense layer, a new one of all heads, to count with."""
+        return getattr(self.owner, 'operator', None) or head_operator(self.operator)(
+            self.total, self.view.width, self.grid.extra)
+
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """With ``size`` attention heads, see :func:`head_macs`."""
-        return head_macs(self, size, input_shape)
+        """MACs of projections, attention products and operator, with ``size`` attention heads."""
+        (_, tokens, dims), width, operator = input_shape, self.view.width, self._counted
+        patches, replaced = tokens - self.grid.extra, self.total - size
+        attention = size * width * tokens * (3 * dims + 2 * tokens)  # q, k, v, and two products
+        columns = width * (size + operator.count_out(replaced))  # inputs of the output projection
+        return attention + operator.macs(replaced, dims, tokens, patches) + columns * dims * tokens
 
     def params(self, size: Cost) -> Cost:
-        """With ``size`` attention heads, see :func:`head_params`."""
-        return head_params(self, size)
+        """Parameters; a search's operator is counted as slimming leaves it: folded."""
+        owner, operator, replaced = self.owner, self._counted, self.total - size
+        mixed = filter(None, (self.holder, getattr(owner, 'operator', None)))
+        row = count_params(owner.qkv) // (3 * self.total)  # the queries of one head, or its keys
+        column = owner.proj.weight.numel() // self.total
+        folding = 0 if self.gate is None else operator.folded_params(replaced, row, column)
+        return (count_params(owner) - sum(map(count_params, mixed)) - 2 * row * replaced
+                + operator.params(replaced) + folding)
 
     def fold(self, entry: SiteEntry) -> SiteEntry:
         """Give a replaced layer plain weights; returns its entry in a structure."""

@@ -53,7 +53,7 @@ class HeadChannels(AttentionWidth):
             raise Unsupported(f'{view.why_no_width} at `{view.path}`')
         if view.rotary is not None:
             return RotaryPairs(host, view, view.path, view.width // 2)
-        if not view.called:
+        if view.why_uncalled:
             raise Unsupported(f'{view.why_uncalled} at `{view.path}`')
         _check_positions(host, view.path)  # whole heads may go
         return cls(host, view, view.path, view.heads * view.width, view.heads)

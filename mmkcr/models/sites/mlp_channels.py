@@ -9,13 +9,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from mmkcr.core import Axis, Cost, MaskPoint, Unsupported
+from mmkcr.models.adapters import mlp_views
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.selection import Put, Take
-from .base import MLPSite, register_kind
+from .base import HostSite, register_kind
 
 
 @register_kind
-class MLPChannels(MLPSite):
+class MLPChannels(HostSite):
     r"""A unit is a channel of the residual stream: :math:`y = x + g \odot MLP(g \odot LN(x))`.
 
     The norm sees all channels, and the hidden width stays. A subnet takes the kept channels out of
@@ -24,6 +25,7 @@ class MLPChannels(MLPSite):
     """
 
     kind = 'mlp_channels'
+    views = staticmethod(mlp_views)
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'MLPChannels':

@@ -1,22 +1,19 @@
 """Hidden width of an MLP (Once for Both, section 3)."""
 
-import copy
 import functools
-from contextlib import suppress
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported
-from mmkcr.models.layers.norms import MaskedLayerNorm
-from mmkcr.models.layers.take_over import take_over
-from .base import MLPSite, register_kind
+from mmkcr.core import Axis, MaskPoint, Unsupported
+from mmkcr.models.adapters import mlp_views
+from mmkcr.models.adapters.views import keeps_zero
+from .base import HostSite, register_kind
 
 
 @register_kind
-class MLPHidden(MLPSite):
+class MLPHidden(HostSite):
     """A unit is a hidden unit of an MLP: a row of each input projection, a column of the output.
 
     The mask acts before the activation if a 0 there is a 0 behind it: without gating, without a
@@ -26,6 +23,7 @@ class MLPHidden(MLPSite):
     """
 
     kind = 'mlp_hidden'
+    views = staticmethod(mlp_views)
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'MLPHidden':
@@ -49,16 +47,10 @@ class MLPHidden(MLPSite):
     @functools.cached_property
     def _keeps_zero(self) -> bool:
         """Whether all activations of the MLP map 0 to 0, whatever they learn."""
-        view, module = self.view, self.module(self.view.path)
-        known = {module}  # the MLP itself and what is inside it and no activation
-        for path in filter(None, (*view.inputs, view.output, *view.between, view.hidden_norm,
-                                  view.norm, view.after, *view.scales)):
-            with suppress(AttributeError):  # a scale may be a parameter, or missing
-                known.update(self.module(path).modules())
-        # those that compute with parameters of their own, not what contains others; gates and
-        # selections are inside too
-        return all(_maps_zero_to_zero(part) for part in module.modules()
-                   if part not in known and (part._parameters or not part._modules)
+        # what computes by itself, and does not only contain others; gates and selections of ours
+        # are inside too
+        return all(keeps_zero(part) for part in self.module(self.view.path).modules()
+                   if (part._parameters or not part._modules)
                    and not type(part).__module__.startswith('mmkcr.'))
 
     def axes(self) -> list[Axis]:
@@ -83,38 +75,12 @@ class MLPHidden(MLPSite):
             return [MaskPoint(self.module(masked), 'output', self.view.dim)]
         return [MaskPoint(self.module(self.view.output), 'input', self.view.dim)]
 
-    def attach(self, gate: BaseGate) -> None:
-        """Attach the gate, and make a norm over the hidden layer follow its mask."""
-        super().attach(gate)
-        self._exchange_norm(MaskedLayerNorm, shared=(gate, ))
-
-    def detach(self) -> None:
-        """Undo :meth:`attach`."""
-        if self.gate is not None:
-            self._exchange_norm(nn.LayerNorm, ('shared', ))
-        super().detach()
-
-    def _exchange_norm(self, cls: type, without: tuple = (), **attributes: Any) -> None:
-        path = self.view.hidden_norm
-        if path:
-            self.host.set_submodule(path, take_over(cls, self.module(path), without, **attributes))
+    def norms(self) -> list[tuple[nn.Module, str, int]]:
+        """The norm over the hidden layer, if there is one."""
+        owner, _, name = self.view.hidden_norm.rpartition('.')
+        return [(self.module(owner), name, 1)] if name else []
 
     def resized(self, units: int) -> None:
         """Update the host's own record of the width."""
         if self.view.width:
             setattr(self.module(self.view.path), self.view.width, units)
-
-
-@torch.no_grad()
-def _maps_zero_to_zero(part: nn.Module) -> bool:
-    if isinstance(part, nn.PReLU):
-        return True
-    parameters = list(part.parameters())
-    zero = parameters[0].new_zeros(1) if parameters else torch.zeros(1)
-    try:
-        # a copy in evaluation mode, which draws no random numbers
-        found = copy.deepcopy(part).eval()(zero)
-        # of the shape of its parameters: a layer scale; else an activation that learns to shift
-        return found.shape != zero.shape if parameters else not found.any()
-    except Exception:  # of whatever module: with parameters it is no activation of single entries
-        return bool(parameters)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from mmkcr.core import Axis, MaskPoint, Unsupported
 from mmkcr.lazy import is_of
-from .base import AttentionSite, register_kind
+from mmkcr.models.adapters import attention_views
+from .base import AttentionSite, linear_paths, register_kind
 
 
 class MaskHook:
@@ -35,11 +36,6 @@ class MaskHook:
         return torch.cat(pieces, -1)
 
 
-def _is_linear(module: nn.Module) -> bool:
-    """Whether a layer is EfficientViT's linear attention."""
-    return is_of(module, 'mmkcr.models.layers.lite_mla.LiteMLA')
-
-
 @register_kind
 class QKMaskSite(AttentionSite):
     """Puts a mask, by default ``mmkcr.QKMask``, on an attention layer, under the key ``mask``.
@@ -51,18 +47,17 @@ class QKMaskSite(AttentionSite):
     gated = False
     options = ('type', 'separate', 'init', 'temperature')
 
-    @classmethod
-    def views(cls, host: nn.Module) -> list[Any]:
+    @staticmethod
+    def views(host: nn.Module) -> list[Any]:
         """Views of attention layers, and the paths of EfficientViT's linear attention layers."""
-        linear = [path for path, module in host.named_modules() if _is_linear(module)]
-        return [*super().views(host), *linear]
+        return [*attention_views(host), *linear_paths(host)]
 
     @classmethod
     def of(cls, host: nn.Module, view: Any, **options: Any) -> 'QKMaskSite':
         """The mask of an attention layer."""
         if isinstance(view, str):  # the path of a linear attention layer
             site = cls(host, view, view, host.get_submodule(view).channels)
-        elif not view.called:
+        elif view.why_uncalled:
             raise Unsupported(f'{view.why_uncalled} at `{view.path}`')
         elif sum(view.fused) != 3:  # the values alone, of deformable attention
             raise Unsupported(f'its heads have no queries and keys at `{view.path}`')
@@ -82,7 +77,7 @@ class QKMaskSite(AttentionSite):
 
     def projections(self) -> list[nn.Module]:
         """The fused projection of queries, keys and values, or those of queries and of keys."""
-        if _is_linear(self.owner):
+        if isinstance(self.view, str):
             return [self.owner.qkv]
         return [self.module(path) for path in self.view.projections[:2]]
 
@@ -92,7 +87,7 @@ class QKMaskSite(AttentionSite):
 
     def prepare(self) -> None:
         """Put the mask on the layer, in its precision."""
-        owner, linear = self.owner, _is_linear(self.owner)
+        owner, linear = self.owner, isinstance(self.view, str)
         from mmkcr.registry import MODELS  # masks are of searches alone
         projections = self.projections()
         weight = projections[0].weight

@@ -23,8 +23,8 @@ from mmkcr.models import (
     KCRDWConvVisionTransformer,
     KCRVisionTransformer,
 )
-from mmkcr.models.layers import OperatorAttention
 from mmkcr.models.layers.head_operators import folded_name
+from mmkcr.models.layers.operator_attention import OperatorAttention
 from .law import (
     BLOCKS,
     CHANNELS,

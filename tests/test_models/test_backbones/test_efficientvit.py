@@ -99,9 +99,9 @@ def test_out_indices_frozen_stages_and_norm_eval():
 @pytest.mark.parametrize('kwargs, message', [
     (dict(arch='b9'), "among .*'b0'.*found 'b9'"),
     (dict(arch=dict(widths=[8, 16], depths=[1])), 'head_dim.*found'),
-    (dict(arch=dict(widths=[8, 16], depths=[1], head_dim=8)), 'found 1 and 2'),
+    (dict(arch=dict(widths=[8, 16], depths=[1], head_dim=8)), 'as many `depths` as `widths`'),
     (dict(arch=dict(widths=[8, 20], depths=[1, 1], head_dim=16)), '`head_dim` 16, found 20'),
-    (dict(out_indices=(4, )), r'`out_indices` within \[-4, 3\], found 4'),
+    (dict(out_indices=(4, )), r'`out_indices` within \[-4, 3\], found \[4\]'),
     (dict(frozen_stages=5), r'within \[-1, 4\], found 5'),
 ])
 def test_bad_arguments(kwargs, message):

@@ -17,7 +17,7 @@ from torch import nn
 
 from lab.kind_coverage import GATES, Family, _mm, law_error
 from mmkcr.models import DWConvVisionTransformer, Searchable
-from mmkcr.models.adapters import attention_views, stream_views
+from mmkcr.models.adapters import attention_views
 from mmkcr.models.layers.sized_attention import SizedWindowAttentionV2
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import why_not
@@ -166,12 +166,6 @@ def test_deformable_attention_has_no_queries_and_keys_to_mask():
     host = torch.nn.Sequential(ops.MultiScaleDeformableAttention(embed_dims=32, num_heads=4))
     assert why_not(host, 'heads') == ''
     assert why_not(host, 'qk_mask') == 'its heads have no queries and keys at `0`'
-
-
-def test_a_stream_that_is_turned_knows_its_registers():
-    host = REGISTERS.build()
-    assert stream_views(host)[0].linear(host).tables == ('pos_embed', 'cls_token',
-                                                         'register_tokens')
 
 
 @pytest.mark.parametrize('norm_cfg', [dict(type='BN'), dict(type='GN', num_groups=4)],

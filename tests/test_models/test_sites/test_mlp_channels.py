@@ -18,7 +18,8 @@ from torch import nn
 from mmkcr.apis import compress
 from mmkcr.models import Searchable
 from mmkcr.models.adapters import mlp_adapter
-from mmkcr.models.layers import Put, SlicedLayerNorm
+from mmkcr.models.layers.norms import SlicedLayerNorm
+from mmkcr.models.layers.selection import Put
 
 D, HIDDEN = 16, 24
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=1)

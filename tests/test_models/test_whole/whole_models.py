@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core.forward import flat_tensors
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.tasks import _detection_sample, is_detector
+from mmkcr.models.tasks import is_detector
 
 SWIN = dict(type='mmkcr.KCRSwinTransformer', arch=dict(
     embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=32, patch_size=4, window_size=4,
@@ -138,9 +138,12 @@ def build(name):
 
 def batches(model, count=1, images=2, size=64, dtype=torch.float32):
     """Batches as a data preprocessor gives them."""
-    generator = torch.Generator().manual_seed(0)
+    from mmdet.structures import DetDataSample
+    generator, shape = torch.Generator().manual_seed(0), (size, size)
+    shapes = dict(img_shape=shape, ori_shape=shape, pad_shape=shape, batch_input_shape=shape,
+                  scale_factor=(1., 1.))
     return [dict(inputs=torch.randn(images, 3, size, size, generator=generator, dtype=dtype),
-                 data_samples=[_detection_sample((size, size)) for _ in range(images)]
+                 data_samples=[DetDataSample(metainfo=shapes) for _ in range(images)]
                  if is_detector(model) else None) for _ in range(count)]
 
 
