@@ -48,6 +48,7 @@ class ResumableForward:
         self._outputs: dict[str, list[Any] | None] = {}  # likewise, of the last path asked for
         #: By block that is finished, its outputs for every batch.
         self._known: dict[nn.Module, list[Any]] = {}
+        self._own: dict[nn.Module, Any] = {}  # a `forward` that is the block's own
         self._all_compute = False
         self._shapes: dict[int, Any] = {}  # batches without their values
         #: How often a forward calls a module; a part shared by several levels runs for each.
@@ -128,6 +129,7 @@ class ResumableForward:
         for last in [*self._known][-1:]:  # read by no one now; the shapes are enough
             self._known[last] = _unknown(self._known[last])
         self._known[block], compute = outputs, block.forward
+        self._own[block] = vars(block).get('forward')
 
         def give(*args: Any, **named: Any) -> Any:
             if self._all_compute:
@@ -196,9 +198,11 @@ class ResumableForward:
 
     def close(self) -> None:
         """Have all blocks compute."""
-        for block in self._known:
+        for block, own in self._own.items():
             del block.forward  # that of the class is left
-        self._known, self._shapes, self._all_compute = {}, {}, False
+            if own is not None:  # such as `accelerate` puts there
+                block.forward = own
+        self._known, self._own, self._shapes, self._all_compute = {}, {}, {}, False
         self._block, self._inputs, self._outputs = '', None, {}
 
 

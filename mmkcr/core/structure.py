@@ -71,18 +71,25 @@ def _is_shape(value: Any) -> bool:
         _is_count(side) and 0 < side <= MOST_UNITS for side in value)
 
 
-#: Keys that these parts of a structure have, if they are there.
-_COUNTS = dict(macs=('dense', 'input_shape', 'subnet'), params=('dense', 'subnet'))
+#: Counts of a structure: keys that it has, others that it may have, and what they hold.
+_COUNTS = dict(
+    macs=(dict(dense=_is_count, subnet=_is_count, input_shape=_is_shape),
+          dict(part=('model', 'backbone').__contains__, backbone=_is_count)),
+    params=(dict(dense=_is_count, subnet=_is_count), {}))
 
 
 def _check_counts(data: Mapping[str, Any], where: str) -> None:
     """Refuse ``macs`` and ``params`` that are incomplete or whose values are not counts."""
-    for part, keys in _COUNTS.items():
-        found = data.get(part)
-        if found and not all((_is_shape if key == 'input_shape' else _is_count)(found.get(key))
-                             for key in keys):
-            raise ValueError(f'expected `{part}` of a structure with counts as {list(keys)}, or '
-                             f'none, found {str(dict(found)):.120} in {where}')
+    for part, (required, optional) in _COUNTS.items():
+        found, checks = data.get(part) or {}, {**required, **optional}
+        if found and not (set(required) <= set(found) <= set(checks)
+                          and all(checks[key](value) for key, value in found.items())
+                          # `backbone` is a part of `subnet`
+                          and found.get('backbone', 0) <= found['subnet']):
+            raise ValueError(
+                f'expected `{part}` of a structure with counts as {sorted(required)}'
+                f'{f" (and {sorted(optional)})" if optional else ""}, or none, found '
+                f'{str(dict(found)):.120} in {where}')
 
 
 @dataclass
@@ -194,6 +201,14 @@ class Structure:
         names = set(cls.__dataclass_fields__)
         required = {'format_version', 'backbone', 'sites'}
         found = set(data) if isinstance(data, Mapping) else set()
+        if found & {'order', 'orders'}:
+            raise ValueError(f'expected a structure of one network, found an order in {where}, '
+                             'which is no longer read: compress the dense checkpoint with the '
+                             'targets themselves (`mmkcr compress --target-macs 80% 60%`)')
+        if 'masks' in found:
+            raise ValueError('expected a structure with whole masks on queries and keys, found '
+                             f'folded ones in {where}, which are no longer read: take the '
+                             'structure and weights from before the fold')
         if not required <= found <= names:
             raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
                              f'{sorted(names - required)}), found {sorted(found)} in {where}')

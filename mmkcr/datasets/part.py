@@ -14,8 +14,7 @@ class DatasetPart(Dataset):
 
     Every other attribute (``metainfo``, ``pipeline`` ...) is that of the whole
     dataset. If the dataset mixes images, as mosaics do, these all come from the part, and so does
-    the sample that is drawn in place of one that the transforms reject. Transforms that keep images
-    themselves (mmdet's ``CachedMosaic``) are one for all parts that a process loads.
+    the sample that is drawn in place of one that the transforms reject.
 
     Args:
         dataset (Dataset): The whole, map-style.
@@ -29,6 +28,7 @@ class DatasetPart(Dataset):
         _refuse_mixing_inside(dataset)
         self.dataset = dataset
         self.indices = list(indices)
+        self._cached: dict[tuple[int, int], list] = {}  # images that transforms keep, to mix them
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -53,6 +53,11 @@ class DatasetPart(Dataset):
         dataset.full_init()  # else every view would read the annotations
         view = copy.copy(dataset)
         view._rand_another = lambda: self._another(dataset)
+        steps = getattr(getattr(view, 'pipeline', None), 'transforms', None) or []
+        if any(hasattr(step, 'results_cache') for step in steps):  # mmdet's CachedMosaic
+            view.pipeline = copy.copy(view.pipeline)
+            view.pipeline.transforms = [self._with_own_cache(step, (id(dataset), number))
+                                        for number, step in enumerate(steps)]
         return view[place]
 
     def _another(self, dataset: Dataset) -> int:
@@ -61,6 +66,13 @@ class DatasetPart(Dataset):
             found, place = _find(self, np.random.randint(len(self)))
             if found is dataset:
                 return place
+
+    def _with_own_cache(self, step: Any, key: tuple[int, int]) -> Any:
+        if not hasattr(step, 'results_cache'):
+            return step
+        step = copy.copy(step)  # its other settings, which hooks may have changed, are as they are
+        step.results_cache = self._cached.setdefault(key, [])
+        return step
 
     def get_data_info(self, index: int) -> dict:
         """Annotation of a sample of the part, for batch samplers and class samplers."""
@@ -91,7 +103,11 @@ class DatasetPart(Dataset):
         return getattr(self.dataset, name)
 
     def __deepcopy__(self, memo: dict) -> 'DatasetPart':
-        return copy.copy(self)  # a config that holds it is copied by `Runner.build_dataloader`
+        # a config that holds it is copied by `Runner.build_dataloader`
+        copied = copy.copy(self)
+        copied._cached = {}
+        return copied
+
 
 
 def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:

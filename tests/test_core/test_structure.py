@@ -82,6 +82,8 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
     (dict(format_version=2), '`format_version` 1, found 2'),
     (dict(format_version=None), '`format_version` 1'),
     (dict(unknown=1), 'found .*unknown'),
+    (dict(orders={}), 'found an order in .*is no longer read: compress the dense checkpoint'),
+    (dict(masks={}), 'folded ones in .*are no longer read: take the structure and weights from'),
     (dict(sites={}), 'at least one site'),
     (dict(sites=[1]), '`sites` of a structure to be a dict'),
     (dict(backbone=dict(arch='base')), 'a backbone `type`'),
@@ -89,7 +91,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
     (dict(format_version=True), '`format_version` 1, found True'),
     *((dict(macs=dict(GOOD['macs'], **wrong)), '`macs` of a structure with counts as .*found ')
       for wrong in (dict(dense=1e30), dict(subnet=-1), dict(input_shape=[3, 2**40, 2]),
-                    dict(dense=True))),
+                    dict(part='neck'), dict(bakbone=3), dict(backbone=6), dict(dense=True))),
     (dict(macs=dict(dense=10, subnet=5)), r"`macs` .* as \['dense', 'input_shape', 'subnet'\]"),
     (dict(params=dict(dense=3, subnet=True)), '`params` of a structure with counts'),
     (dict(params=dict(dense=3)), r"`params` .* as \['dense', 'subnet'\], or none"),

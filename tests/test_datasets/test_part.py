@@ -1,6 +1,8 @@
 """Parts of data sets: nothing from outside of a part reaches it."""
 
+import numpy as np
 import pytest
+from mmdet.datasets.transforms import CachedMosaic
 from mmengine.dataset import BaseDataset, ConcatDataset, RepeatDataset
 
 import mmkcr  # noqa: F401  (makes torchvision importable for the hosts)
@@ -37,6 +39,24 @@ def test_the_samples_in_place_of_rejected_ones_are_of_the_part(wrap):
     assert {number for number in numbers if number < 100} == {
         i for i in range(10) if i % 4 != 3}
     assert all(number % 100 < 10 for number in numbers)
+
+
+def test_images_that_a_mosaic_keeps_are_of_the_part():
+    """Both parts have one transform, and without workers both run in one process."""
+
+    def load(info):
+        return dict(info, img=np.full((8, 8, 3), info['number'], np.uint8),
+                    gt_bboxes=np.zeros((1, 4), np.float32), gt_ignore_flags=np.zeros(1, bool),
+                    gt_bboxes_labels=np.zeros(1, np.int64))
+
+    mosaic = CachedMosaic(img_scale=(8, 8), pad_val=0, max_cached_images=10, random_pop=False)
+    whole = Numbers(pipeline=[load, mosaic, lambda results: results['img']])
+    low, high = (DatasetPart(whole, places) for places in (range(10), range(10, 20)))
+    for i in range(10):
+        pixels = high[i], low[i]
+    found = [np.unique(image) for image in pixels]
+    assert all(found[0][found[0] > 0] >= 10) and all(found[1] < 10)
+    assert not mosaic.results_cache
 
 
 def test_a_part_has_no_subset():

@@ -33,6 +33,20 @@ def test_what_is_given_again_is_not_changed():
     run.close()
 
 
+def test_a_forward_of_a_block_itself_is_put_back():
+    """As ``accelerate`` gives a block."""
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    compute = model[0].forward
+    model[0].forward = own = lambda x: 2 * compute(x)
+    run = ResumableForward(model, model, [torch.randn(5, 3)], lambda network, batch: network(batch))
+    expected = run.run(0)
+    for block in '012':
+        run.enter(block)
+        assert torch.equal(run.run(0), expected)
+    run.close()
+    assert model[0].forward is own and 'forward' not in vars(model[1])
+
+
 class Residual(nn.Module):
     """The shortcut is outside of the blocks, as in Conformer's."""
 

@@ -13,6 +13,9 @@ from mmkcr.core.finite import all_finite
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 
+#: Parts of a checkpoint that hold weights.
+_STATES = ('state_dict', 'ema_state_dict')
+
 
 @HOOKS.register_module()
 class FiniteHook(Hook):
@@ -21,8 +24,8 @@ class FiniteHook(Hook):
     The message names the iteration and the term. So the last good checkpoint remains the last one.
     In mixed precision (``AmpOptimWrapper``) the scaler skips steps while it looks for its scale,
     and the weights stay as they are. It may skip ``patience`` of them in a row, where gradients are
-    accumulated as well; skips under a constant scale are not seen. A search, which stops by itself
-    before the step, leaves such losses to this hook then.
+    accumulated as well. A search, which stops by itself before the step, leaves such losses to this
+    hook then.
     ``ExactResumeHook`` and ``tools/train.py`` add this hook.
 
     Args:
@@ -41,11 +44,14 @@ class FiniteHook(Hook):
         self._skipped = 0
         self._scales: list[float] = []
         self._ignored: set[str] = set()
+        self._stepped = False
+        self._handles: list[Any] = []
 
     def before_train(self, runner: Runner) -> None:
         """Record buffers that are not finite by design, and whether steps may be skipped."""
-        self._skipped = 0
-        self._scales = [part.loss_scaler.get_scale() for part in _scaled(runner)]
+        self._skipped, self._scales = 0, _scales(runner)
+        for part in _scaled(runner):  # a scaler that skips a step does not call the optimizer
+            self._handles.append(part.optimizer.register_step_post_hook(self._note))
         model = unwrap(runner.model)
         self._ignored = {name for name, value in model.named_buffers() if not _finite(value)}
         if hasattr(model, 'steps_may_be_skipped'):
@@ -60,13 +66,15 @@ class FiniteHook(Hook):
         """
         found = {name: value for name, value in (outputs or {}).items()
                  if 'loss' in name and not _finite(value)}
-        scaled, before = _scaled(runner), self._scales
-        self._scales = scales = [part.loss_scaler.get_scale() for part in scaled]
-        # a scaler that skips a step lowers its scale
-        if found or any(now < then for now, then in zip(scales, before)):
+        scales, before = _scales(runner), self._scales
+        self._scales = scales
+        stepped, self._stepped = self._stepped, False
+        # a scaler that skips a step lowers its scale, unless the scale is a constant
+        skipped = any(now < then for now, then in zip(scales, before)) or (
+            bool(scales) and _steps(runner) and not stepped)
+        if skipped or found:
             self._skipped += 1
-        # an iteration that only accumulates gradients proves nothing
-        elif all(part.should_update() for part in scaled):
+        elif _steps(runner):  # an iteration that only accumulates gradients proves nothing
             self._skipped = 0
         step = runner.iter + 1
         # with a scaler, a loss that overflows is first answered by a smaller scale
@@ -79,13 +87,21 @@ class FiniteHook(Hook):
             raise NonFiniteError(f'expected finite gradients at iteration {step}, found none in '
                                  f'{self._skipped} iterations: the loss scale is {min(scales):g}')
 
+    def after_train(self, runner: Runner) -> None:
+        """Stop looking at the optimizers."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _note(self, *_: Any) -> None:
+        self._stepped = True
+
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Check everything that is to be saved.
 
         Raises:
             NonFiniteError: A weight is not finite; nothing is written.
         """
-        for part in ('state_dict', 'ema_state_dict'):
+        for part in _STATES:
             for name, value in (checkpoint.get(part) or {}).items():
                 # averaged copies have a prefix
                 if not _finite(value) and not any(name.endswith(own) for own in self._ignored):
@@ -98,6 +114,16 @@ def _finite(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return not torch.is_tensor(value) or not value.is_floating_point() or all_finite(value)
+
+
+def _scales(runner: Runner) -> list[float]:
+    """Scales of the losses in mixed precision; empty otherwise."""
+    return [part.loss_scaler.get_scale() for part in _scaled(runner)]
+
+
+def _steps(runner: Runner) -> bool:
+    """Whether all optimizers with a scaler were due to step in this iteration."""
+    return all(part.should_update() for part in _scaled(runner))
 
 
 def _scaled(runner: Runner) -> list[OptimWrapper]:

@@ -1,7 +1,9 @@
 """Checkpoints that survive a process being killed while it writes them."""
 
 import os.path as osp
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
@@ -38,6 +40,28 @@ def point_to(checkpoint: str, work_dir: str) -> None:
         work_dir (str): Folder of ``last_checkpoint``.
     """
     AtomicLocalBackend().put(checkpoint.encode(), osp.join(work_dir, 'last_checkpoint'))
+
+
+class _DeferredRemoval:
+    """A file backend whose removals are delayed until :meth:`flush`."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._waiting: list = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def remove(self, path: str) -> None:
+        self._waiting.append((self._backend.remove, path))
+
+    def rmtree(self, path: str) -> None:
+        self._waiting.append((self._backend.rmtree, path))
+
+    def flush(self, keep: Iterable[str]) -> None:
+        for remove, path in self._waiting:
+            if path not in keep:
+                remove(path)
 
 
 @HOOKS.register_module()
@@ -94,7 +118,13 @@ class AtomicCheckpointHook(CheckpointHook):
                     self.file_backend.rmtree(path)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
-        # the host removes the former best one first; a run that is killed before the new one is
-        # complete validates again when it is resumed, and writes it then
         runner.call_hook(BEFORE_CHECKPOINT)
-        super()._save_best_checkpoint(runner, metrics)
+        # the host removes the former best checkpoint before it writes the new one
+        backend, self.file_backend = self.file_backend, _DeferredRemoval(self.file_backend)
+        try:
+            super()._save_best_checkpoint(runner, metrics)
+        finally:
+            deferred, self.file_backend = self.file_backend, backend
+        # only now that the new best one and the pointer to the last one are complete
+        best = getattr(self, 'best_ckpt_path_dict', {}).values()
+        deferred.flush(keep=[self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best])

@@ -54,6 +54,7 @@ def test_the_first_loss_that_is_none_stops_with_step_and_term(outputs, name):
 def test_skips_of_a_scaler_are_bounded(loss, wrapped):
     hook, scaler = FiniteHook(patience=3), Scaler()
     run = runner(scaler)
+    good = run.optim_wrapper.optimizer
     if wrapped:
         run.optim_wrapper = OptimWrapperDict(weights=run.optim_wrapper,
                                              architecture=runner().optim_wrapper)
@@ -66,6 +67,7 @@ def test_skips_of_a_scaler_are_bounded(loss, wrapped):
     for _ in range(2):  # a good step in between begins anew
         for _ in range(3):
             skip()
+        good.step()
         hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(1.)))
     for _ in range(3):
         skip()
@@ -93,6 +95,24 @@ def test_skips_are_counted_where_gradients_are_accumulated():
         two_iterations(skips)
     with pytest.raises(NonFiniteError, match='expected finite gradients'):
         two_iterations(True)
+
+
+def test_skips_under_a_scale_that_is_a_constant_are_bounded():
+    """The host sets it back after every step, so it never falls."""
+    hook, run = FiniteHook(patience=3), runner(Scaler())
+    hook.before_train(run)
+    good = dict(loss=torch.tensor(1.))
+    for _ in range(2):
+        for _ in range(3):
+            hook.after_train_iter(run, 0, outputs=good)
+        run.optim_wrapper.optimizer.step()
+        hook.after_train_iter(run, 0, outputs=good)
+    for _ in range(3):
+        hook.after_train_iter(run, 0, outputs=good)
+    with pytest.raises(NonFiniteError, match='found none in 4 iterations: the loss scale is 65536'):
+        hook.after_train_iter(run, 0, outputs=good)
+    hook.after_train(run)
+    assert not run.optim_wrapper.optimizer._optimizer_step_post_hooks
 
 
 def test_a_scaler_that_is_off_skips_nothing():
