@@ -96,19 +96,17 @@ def _load(filename: str, map_location: Any = None) -> Any:
     path = Path(filename).expanduser()
     if not is_address(filename) and not path.is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{filename}`, found none')
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_refusing(filename))
-        if not is_trusted():
-            stack.enter_context(torch.serialization.safe_globals(_harmless()))
-            stack.enter_context(_forced())
+    trusted = is_trusted()
+    with _refusing(filename), torch.serialization.safe_globals([] if trusted else _harmless()):
         if is_address(filename):
             from mmengine.runner.checkpoint import CheckpointLoader
-            return CheckpointLoader._get_checkpoint_loader(filename)(filename, map_location)
+            with contextlib.nullcontext() if trusted else _forced():
+                return CheckpointLoader._get_checkpoint_loader(filename)(filename, map_location)
         if path.suffix == '.safetensors':
             from safetensors.torch import load_file
             return load_file(path)
         _check_archive(path)
-        return torch.load(path, map_location=map_location, weights_only=not is_trusted())
+        return torch.load(path, map_location=map_location, weights_only=not trusted)
 
 
 def _without_code(content: Any) -> Any:

@@ -89,6 +89,12 @@ class Parser(argparse.ArgumentParser):
                 self.error(f'expected an option of this command, found `{name}`'
                            f'{did_you_mean(name, self._option_string_actions)}')
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = list(map(str, action.choices))
+            raise argparse.ArgumentError(action, f'expected one of {", ".join(choices)}, found '
+                                         f'`{value}`{did_you_mean(str(value), choices)}')
+
     def format_help(self) -> str:
         """The help; an option without a default says so."""
         for action in self._actions:

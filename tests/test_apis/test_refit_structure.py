@@ -115,8 +115,6 @@ def test_named_backbones_with_masks(mask, count):
 
 @pytest.mark.parametrize('change, message', [
     (dict(backbone=dict(type='x', sites=['none'])), 'that have a closed form, of .* found'),
-    (dict(masks={'layers.0.attn.qk_mask': dict(total=32, open=[0], shut=[1])}),
-     r"expected a structure with the keys .* found .*'masks'"),
     (dict(sites={'layers.0.ffn.mlp_hidden': dict(total=64, kept=[1])},
           backbone=dict(type='x')), 'found site `layers.1.ffn.mlp_hidden` only in the backbone'),
     (dict(macs=dict(dense=10**6, subnet=10**5, input_shape=[3, 32, 32], part='backbone')),
