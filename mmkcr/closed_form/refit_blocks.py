@@ -58,7 +58,7 @@ def refit_along(networks: Pair, structure: Structure, batches: Sequence[Any], fo
             known = done.read_block(block) if done else None
             fitted = settings.refit != 'none' and known is None
             if fitted:
-                refits.enter(block)
+                refits.enter(block, blocks[block])
             for one in blocks[block]:
                 kept = torch.tensor(structure.sites[one.site.name].kept, dtype=torch.int64,
                                     device=next(one.site.owner.parameters()).device)
@@ -131,11 +131,13 @@ class Refits:
         self._norms = {} if settings.refit == 'none' else \
             norms_behind(runs.dense, dict.fromkeys(paths))
 
-    def enter(self, block: str) -> None:
-        """Go on to a block: from here on runs cost no more than this block."""
+    def enter(self, block: str, sites: Sequence[Units]) -> None:
+        """Go on to a block with some sites: from here on runs cost no more than this block."""
         self._block = block
         for run in self.runs:
             run.enter(block)
+        self.runs.dense.record([block, *dict.fromkeys(
+            path for one in sites for path in one.refitted())])
 
     def note_outputs(self, one: Units, kept: Tensor) -> None:
         """Note which outputs the layers of a site keep if it keeps some units."""
@@ -211,11 +213,16 @@ class Refits:
     def _towards_layers(self, batch: int, layers: Pair, picked: 'Picked'
                         ) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Inputs of the slim network's layers, and the dense layers' outputs, as rows."""
-        # each run ends behind the last of the layers
-        targets, inputs = (caught(run, batch, own, [*own.values()][-1])
-                           for run, own in zip(self.runs, layers))
+        dense, slim = self.runs
+        known = {path: dense.outputs(path) for path in layers.dense}
+        if None in known.values():  # each run ends behind the last of the layers
+            calls = caught(dense, batch, layers.dense, [*layers.dense.values()][-1])
+            targets = {path: [out for _, out in calls[path]] for path in layers.dense}
+        else:
+            targets = {path: [outputs[batch]] for path, outputs in known.items()}
+        inputs = caught(slim, batch, layers.slim, [*layers.slim.values()][-1])
         for path, layer in layers.slim.items():
-            for (x, own), (_, out) in zip(inputs[path], targets[path]):
+            for (x, own), out in zip(inputs[path], targets[path]):
                 chosen = picked(path, count_rows(layer, x, own))
                 yield path, input_rows(layer, x, chosen), self._columns(
                     output_rows(layers.dense[path], out, chosen), path)

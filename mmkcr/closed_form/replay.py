@@ -1,7 +1,7 @@
 """Running a network repeatedly over the same images, each time from a later block on."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import Any
@@ -45,7 +45,7 @@ class ResumableForward:
         self.most_bytes, self._batch = most_bytes, 0
         self._block = ''
         self._inputs: list[tuple] | None = None  # of the block, by batch
-        self._outputs: dict[str, list[Any] | None] = {}  # likewise, of the last path asked for
+        self._outputs: dict[str, list[Any] | None] = {}  # likewise, by path
         #: By block that is finished, its outputs for every batch.
         self._known: dict[nn.Module, list[Any]] = {}
         self._own: dict[nn.Module, Any] = {}  # a `forward` that is the block's own
@@ -112,13 +112,21 @@ class ResumableForward:
             module once.
         """
         if path not in self._outputs:
-            module, found = self.host.get_submodule(path), []
-            for batch in range(len(self.batches)) if self.once(path) else ():
-                found.append(caught(self, batch, {path: module}, module)[path][0][1])
-                if not self._fits(found):
-                    break
-            self._outputs = {path: found if len(found) == len(self.batches) else None}
+            self.record([path])
         return self._outputs[path]
+
+    def record(self, paths: Sequence[str]) -> None:
+        """Run once for the :meth:`outputs` of a module, the first, and of others within it."""
+        modules = {path: self.host.get_submodule(path) for path in paths if self.once(path)}
+        found: list[dict[str, Any]] = []
+        for batch in range(len(self.batches)) if paths[0] in modules else ():
+            calls = caught(self, batch, modules, modules[paths[0]])
+            found.append({path: calls[path][0][1] for path in modules})
+            if not self._fits(found):
+                break
+        whole = len(found) == len(self.batches)
+        self._outputs = {path: [outputs[path] for outputs in found]
+                         if whole and path in modules else None for path in paths}
 
     def _finish(self, path: str) -> None:
         """Have a block give the outputs that it has now, if they are to be had."""
