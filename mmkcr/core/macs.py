@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from .added import added_layers
@@ -191,8 +190,8 @@ class _Counter(TorchDispatchMode):
             return out
         device = next(value.device for value in args if isinstance(value, Tensor))
         # the device `meta` infers the output's shape alone
-        args, kwargs = tree_map_only(Tensor, lambda value: torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device='meta'), (args, kwargs))
+        args = [torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device='meta')
+                if isinstance(value, Tensor) else value for value in args]
         out = func(*args, **kwargs)
         self._add(operator, flop_registry[operator](*args, **kwargs, out_val=out))
         return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=device).zero_()

@@ -1,10 +1,10 @@
 """Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
+import dataclasses
 import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ _MOST = 2**31  # bytes of one protobuf message
 Shape = tuple[int, int, int, int]
 
 
-@dataclass
+@dataclasses.dataclass
 class ExportReport:
     """The written file and its distance from PyTorch.
 
@@ -110,15 +110,14 @@ def export_onnx(model: nn.Module,
     with eval_mode(model):
         export = functools.partial(_export, TensorModel(model), Path(path), tuple(input_shape),
                                    batch_sizes, tolerance, runtime)
-        if not (runtime == 'any' if dynamic_size is None else dynamic_size):
-            return export(False)
-        try:
-            return export(True)
-        except Exception as error:  # the exporter raises many kinds
-            why = f'an export for any size failed ({_first_line(error)})'
-        report = export(False)
-        report.notice = f'height and width are fixed, because {why}'
-        return report
+        notice = ''
+        if dynamic_size or dynamic_size is None and runtime == 'any':
+            try:
+                return export(True)
+            except Exception as error:  # the exporter raises many kinds
+                notice = ('height and width are fixed, because an export for any size failed '
+                          f'({_first_line(error)})')
+        return dataclasses.replace(export(False), notice=notice)
 
 
 def export_program(model: nn.Module, path: str | Path,
