@@ -21,8 +21,7 @@ from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.closed_form.report import size_rows
 from mmkcr.closed_form.survey import Survey, survey
 from mmkcr.core import Structure, atomic_write, remove_stale
-from mmkcr.deploy.int8 import require_quantizer
-from mmkcr.deploy.int8_files import DeployedFile, deploy_int8
+from mmkcr.deploy.int8 import DeployedFile, deploy_int8, require_quantizer
 from mmkcr.deploy.latency_table import check_prediction, usable_table
 from mmkcr.engine.build import (
     build_model,
@@ -220,7 +219,7 @@ def compress_files(task: CompressTask, target: str | int | float,
         latency (str | Path, optional): Table of latencies: ``target`` is a time. Defaults to None.
         force_latency (bool): Accept a table of another machine. Defaults to False.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
-            :func:`~mmkcr.deploy.int8_files.deploy_int8`. Defaults to None.
+            :func:`~mmkcr.deploy.int8.deploy_int8`. Defaults to None.
         profiles (str | Path, optional): Folder of an earlier call whose profiles are used. Defaults
             to None: those in the task's, if they are of this network, these images and sites.
         later (Mapping, optional): Steps that follow, such as fine-tuning; empty for those that

@@ -71,14 +71,9 @@ class ExportJob(Configured, Shaped, Trusting):
     threads: int = argument('of the timing (%(default)s: by the CPU clock, else the wall clock)', 1)
 
 
-def measured_in(args: ExportJob) -> str:
-    """The runtime that a file is checked and timed in."""
-    return 'onnxruntime' if args.runtime == 'any' else args.runtime
-
-
 def against_dense(args: ExportJob, config: Config, report: ExportReport,
                   shape: tuple[int, int, int]) -> PairTiming | None:
-    """Time the file in turns with that of the dense network; None where the config is dense."""
+    """Time a file in turns with that of the dense network; None where the config is dense."""
     if not args.repeats or backbone_config(config).get('structure') is None:
         return None
     torch.manual_seed(0)
@@ -88,22 +83,22 @@ def against_dense(args: ExportJob, config: Config, report: ExportReport,
         path = Path(folder) / 'dense.onnx'
         export_onnx(dense, path, shape, report.dynamic_size, (1, ), runtime=args.runtime)
         return measure_pair(path, report.path, torch.randn(1, *shape), args.repeats, 3,
-                            measured_in(args), args.threads)
+                            report.runtime, args.threads)
 
 
-def report_end_to_end(found: EndToEnd) -> None:
+def report_end_to_end(found: EndToEnd, against: str | None) -> None:
     """Print metrics and time of a whole detector or segmentor."""
-    timing = found.timing
+    timing = found.timing.to_dict()
     if found.metrics:
         print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
             (name, f'{torch_value:.4g}', f'{value:.4g}')
             for name, (torch_value, value) in found.metrics.items()]))
-    print(f'{found.path}: {found.seconds * 1e3:.4g} ms an image in `onnxruntime`; batch, height '
-          'and width dynamic')
-    if timing is not None:
-        first, third = timing.to_dict()['ratio_quartiles']
-        print(f'{timing.ratio:.3f} of the time of the other file, in turns ({len(timing.dense)} '
-              f'pairs, quartiles {first:.3f} to {third:.3f})')
+    print(f'{found.path}: {timing["seconds"]["slim"] * 1e3:.4g} ms an image in '
+          '`onnxruntime`; batch, height and width dynamic')
+    if against:
+        first, third = timing['ratio_quartiles']
+        print(f'{timing["ratio"]:.3f} of the time of the other file, in turns '
+              f'({len(found.timing.dense)} pairs, quartiles {first:.3f} to {third:.3f})')
 
 
 @runs(ExportJob)
@@ -133,14 +128,14 @@ def main(args: ExportJob) -> None:
                                  runtime=args.runtime)
             timing = against_dense(args, config, report, shape)
     if args.end_to_end:
-        report_end_to_end(whole)
+        report_end_to_end(whole, args.against)
         return
     print(format_table(('input', 'difference from PyTorch'),
                        [('x'.join(map(str, key)), f'{error:.2g}')
                         for key, error in report.errors.items()]))
     if timing is not None:
         print(f'{timing.ratio:.3f} of the time of the dense network, at '
-              f'{timing.macs_ratio:.3f} of its MACs, in `{measured_in(args)}`: batch 1, '
+              f'{timing.macs_ratio:.3f} of its MACs, in `{report.runtime}`: batch 1, '
               f'{len(timing.dense)} pairs, threads {args.threads}')
         if timing.ratio > 1:
             print('warning: slower than the dense network')

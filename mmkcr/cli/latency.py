@@ -38,10 +38,9 @@ from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
 from mmkcr.closed_form.kinds import DEFAULT_SITES
 from mmkcr.core.machine import hardware_name, versions_name
-from mmkcr.deploy.export import onnx_shape
+from mmkcr.deploy.export import recorded
 from mmkcr.deploy.latency import (
     AMP_DTYPES,
-    RUNTIMES,
     PairTiming,
     Side,
     clock_for,
@@ -49,6 +48,7 @@ from mmkcr.deploy.latency import (
     random_subnet,
     searchable,
 )
+from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
@@ -60,11 +60,6 @@ from mmkcr.engine.build import (
 )
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
-
-COLUMNS = ('dense', 'slim', 'sites', 'part', 'height', 'width', 'runtime', 'threads', 'batch',
-           'amp', 'device', 'clock', 'pairs', 'gmacs_dense', 'gmacs_slim', 'macs_ratio',
-           'ms_dense', 'ms_slim', 'ratio', 'ratio_q1', 'ratio_q3', 'share', 'share_q1', 'share_q3')
-CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class LatencyJob(Configured, Shaped, Trusting):
     repeats: int = argument('pairs (%(default)s)', 20)
     warmup: int = argument('pairs before (%(default)s)', 3)
     clock: str | None = argument('default: cpu on one thread of a CPU, else wall',
-                                 choices=tuple(CLOCKS))
+                                 choices=('wall', 'cpu'))
     out: str = argument('where the CSV file is (%(default)s)', 'work_dirs/benchmarks',
                         metavar='DIR')
     slim_options: dict | None = argument('as --cfg-options, of the slim side only')
@@ -166,7 +161,7 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
     """The image's shape, which all ONNX files must say and agree on."""
-    shapes = {onnx_shape(file) for file in files}
+    shapes = {recorded(file)[1] for file in files}
     shape = shapes.pop()
     if shapes or shape is None:
         raise ValueError('expected `--shape` for ONNX files that do not agree on the size of the '
@@ -182,27 +177,30 @@ def label(name: str) -> str:
 def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int,
             threads: int) -> tuple[dict[str, Any], PairTiming]:
     """One line of the file."""
-    torch.set_num_threads(threads)
     torch.manual_seed(0)
-    one = clock_for(runtime, threads, args.device) is time.process_time
-    clock = args.clock or ('cpu' if one else 'wall')
-    if clock == 'cpu' and not one:
+    alone = clock_for(runtime, threads, args.device) is time.process_time
+    clock = args.clock or ('cpu' if alone else 'wall')
+    if clock == 'cpu' and not alone:
         raise ValueError(f'expected one thread of a CPU for `--clock cpu`, found {threads} on '
                          f'{args.device}')
     images = torch.randn(batch, *pair.shape, device=args.device)
     sides = [side.to(args.device) if isinstance(side, nn.Module) else side
              for side in (pair.dense, pair.slim)]
     timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp,
-                          CLOCKS[clock])
-    found = timing.to_dict()
-    macs, seconds = found['macs'], found['seconds']
-    values = (*pair.names, pair.sites, args.part, *pair.shape[1:], runtime, threads, batch,
-              args.amp or 'fp32', args.device, clock, len(timing.dense),
-              rounded(macs['dense'], 1e-9), rounded(macs['slim'], 1e-9), rounded(macs['ratio']),
-              rounded(seconds['dense'], 1e3), rounded(seconds['slim'], 1e3),
-              *map(rounded, (found['ratio'], *found['ratio_quartiles'], found['share'],
-                             *found['share_quartiles'])))
-    return dict(zip(COLUMNS, values)), timing
+                          time.process_time if clock == 'cpu' else time.perf_counter)
+    found, (height, width) = timing.to_dict(), pair.shape[1:]
+    row = dict(dense=pair.names[0], slim=pair.names[1], sites=pair.sites, part=args.part,
+               height=height, width=width, runtime=runtime, threads=threads, batch=batch,
+               amp=args.amp or 'fp32', device=args.device, clock=clock, pairs=len(timing.dense))
+    for side in ('dense', 'slim'):
+        row[f'gmacs_{side}'] = rounded(found['macs'][side], 1e-9)
+    row['macs_ratio'] = rounded(timing.macs_ratio)
+    for side in ('dense', 'slim'):
+        row[f'ms_{side}'] = rounded(found['seconds'][side], 1e3)
+    for key in ('ratio', 'share'):
+        row[key] = rounded(found[key])
+        row[f'{key}_q1'], row[f'{key}_q3'] = map(rounded, found[f'{key}_quartiles'])
+    return row, timing
 
 
 def rounded(value: float | None, scale: float = 1.) -> Any:
@@ -215,7 +213,7 @@ def append(row: dict[str, Any], folder: Path) -> Path:
     path = folder / f'latency_{hardware_name()}_{versions_name()}.csv'
     folder.mkdir(parents=True, exist_ok=True)
     with path.open('a', newline='') as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
+        writer = csv.DictWriter(file, row, lineterminator='\n')
         if not file.tell():
             writer.writeheader()
         writer.writerow(row)

@@ -23,8 +23,8 @@ from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Shaped, given_shape
 from mmkcr.core import load_table
 from mmkcr.core.latency import milliseconds
-from mmkcr.deploy.latency import RUNTIMES
-from mmkcr.deploy.latency_table import TableSettings, measure_table, table_path
+from mmkcr.deploy.latency_table import DEFAULTS, measure_table, table_path
+from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.engine.build import build_model, default_shape, dense_config, load_config
 from mmkcr.visualization import format_table
 
@@ -36,9 +36,9 @@ class LatencyTableJob(Configured, Shaped):
     config: str = argument('of a dense model or a search', positional=True)
     sites: list[str] | None = argument('default: those of a search of the backbone, else those '
                                        'that `mmkcr compress` would take', metavar='KIND')
-    runtime: str = argument('(%(default)s)', 'onnxruntime', choices=RUNTIMES)
-    threads: int = argument('(%(default)s)', 1)
-    batch_size: int = argument('(%(default)s)', 1, names=('--batch', ))
+    runtime: str = argument('(%(default)s)', DEFAULTS['runtime'], choices=RUNTIMES)
+    threads: int = argument('(%(default)s)', DEFAULTS['threads'])
+    batch: int = argument('(%(default)s)', DEFAULTS['batch'], names=('--batch-size', ))
     part: str | None = argument('what is timed; default: as of `mmkcr compress`',
                                 choices=('model', 'backbone'))
     divisor: int = argument('of the sizes (%(default)s)', 8)
@@ -60,10 +60,10 @@ def main(args: LatencyTableJob) -> None:
     shape = given_shape(args) or default_shape(config, model)
     classifies = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
     part = args.part or (None if classifies else 'backbone')
-    settings = TableSettings(args.runtime, args.threads, args.batch_size, shape, part)
-    path = Path(args.out) if args.out else table_path(args.config, args.runtime, args.threads,
-                                                      args.batch_size)
-    for line in measure_table(model, path, settings, args.sites, args.divisor, args.repeats):
+    conditions = {key: getattr(args, key) for key in DEFAULTS}
+    path = Path(args.out or table_path(args.config, **conditions))
+    for line in measure_table(model, path, dict(conditions, input_shape=list(shape), part=part),
+                              args.sites, args.divisor, args.repeats):
         print(line, flush=True)
     table = load_table(path)
     rows = [(entry['sites'][0], len(entry['sites']), f'{size} of {entry["total"]}',

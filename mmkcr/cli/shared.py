@@ -11,11 +11,10 @@ from mmkcr.cli.command import CFG_OPTIONS, TRUST
 from mmkcr.cli.fields import argument
 from mmkcr.cli.limits import TARGETS
 from mmkcr.core import COUNTED
-from mmkcr.deploy.latency import RUNTIMES
-from mmkcr.deploy.latency_table import TableSettings
+from mmkcr.deploy.latency_table import DEFAULTS
+from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.engine.build import image_shape, run_folder
 
-_TABLE = TableSettings()
 _WHICH = 'of --target-latency; default: that of the given table, else'
 
 
@@ -54,9 +53,9 @@ class Timed:
     latency_table: str | None = argument(
         'of `mmkcr latency-table`, for --target-latency (default: where that writes it for this '
         'machine and the next three)', metavar='FILE')
-    runtime: str | None = argument(f'{_WHICH} {_TABLE.runtime}', choices=RUNTIMES)
-    threads: int | None = argument(f'{_WHICH} {_TABLE.threads}')
-    batch: int | None = argument(f'{_WHICH} {_TABLE.batch}')
+    runtime: str | None = argument(f'{_WHICH} {DEFAULTS["runtime"]}', choices=RUNTIMES)
+    threads: int | None = argument(f'{_WHICH} {DEFAULTS["threads"]}')
+    batch: int | None = argument(f'{_WHICH} {DEFAULTS["batch"]}')
     force_table: bool = argument('take a table of another machine', False)
 
 

@@ -213,7 +213,7 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
                           input_shape=list(input_shape))
     if hasattr(slim, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
-        note_backbone_macs(structure, slim, part, counted=False)
+        note_backbone_macs(structure, slim, part)
     structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
     return CompressResult(slim, structure, dict(profiles or {}), agreement(
         dense, slim, held_out, forward, settings.logits, looked.batch(settings.memory), seen))

@@ -125,32 +125,6 @@ def _is_composite(operator: Any) -> bool:
         operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
-class _Described(NamedTuple):
-    """What the cost of a product and its output's form depend on, of a tensor."""
-
-    shape: torch.Size
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _described(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return _Described(value.shape, value.stride(), value.dtype)
-    return tuple(value) if isinstance(value, list) else value
-
-
-@functools.lru_cache(maxsize=2**14)
-def _product(operator: Any, args: tuple, kwargs: tuple) -> tuple[_Described, int]:
-    """Its output and its FLOPs; layers of one shape repeat each other, in other networks too."""
-    def meta(value: Any) -> Any:  # this device infers the shape of the output alone
-        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device='meta') \
-            if isinstance(value, _Described) else value
-
-    args, kwargs = tuple(map(meta, args)), {key: meta(value) for key, value in kwargs}
-    out = operator(*args, **kwargs)
-    return _described(out), flop_registry[operator._overloadpacket](*args, **kwargs, out_val=out)
-
-
 @contextmanager
 def without_fast_path() -> Iterator[None]:
     """Within the block ``nn.MultiheadAttention`` is no single operator, which few others know."""
@@ -184,9 +158,9 @@ class _Counter(TorchDispatchMode):
                 self._handles += [
                     module.register_forward_pre_hook(
                         lambda *_, path=path: self._running.append(path), prepend=True),
-                    module.register_forward_hook(lambda *_: self._left())]
+                    module.register_forward_hook(self._leave)]
 
-    def _left(self) -> None:
+    def _leave(self, *_: Any) -> None:
         self._running.pop()
 
     def close(self) -> None:
@@ -214,11 +188,13 @@ class _Counter(TorchDispatchMode):
             if count is not None:
                 self._add(operator, count(*args, **kwargs))
             return out
-        out, flops = _product(func, tuple(map(_described, args)),
-                              tuple((key, _described(value)) for key, value in kwargs.items()))
-        self._add(operator, flops)
         device = next(value.device for value in args if isinstance(value, Tensor))
-        return torch.empty_strided(out.shape, out.strides, dtype=out.dtype, device=device).zero_()
+        # the device `meta` infers the output's shape alone
+        args = [torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device='meta')
+                if isinstance(value, Tensor) else value for value in args]
+        out = func(*args, **kwargs)
+        self._add(operator, flop_registry[operator](*args, **kwargs, out_val=out))
+        return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=device).zero_()
 
     def _add(self, operator: Any, flops: int) -> None:
         self._own[self._running[-1]] += flops
@@ -281,8 +257,8 @@ class MacsModel(CostModel):
         self.shapes: dict[str, tuple[int, ...]] = {}
         with ExitStack() as stack:
             for name, site in self.sites.items():
-                handle = site.owner.register_forward_pre_hook(self._recorder(name),
-                                                              with_kwargs=True)
+                handle = site.owner.register_forward_pre_hook(
+                    functools.partial(self._record, name), with_kwargs=True)
                 stack.callback(handle.remove)
                 if site.gate is not None:  # open gates, and the old state restored afterwards
                     stack.callback(setattr, site.gate, 'held_open', site.gate.held_open)
@@ -304,12 +280,10 @@ class MacsModel(CostModel):
         self.added = sum(report.modules.get(name, 0) for name in added_layers(model))
         self.dense = self({name: site.total for name, site in self.sites.items()}) - self.added
 
-    def _recorder(self, name: str) -> Callable:
-        def record(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-            given = (value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
-            self.shapes[name] = tuple(next(given).shape)
-
-        return record
+    def _record(self, name: str, _: nn.Module, inputs: tuple[Any, ...],
+                named: dict[str, Any]) -> None:
+        given = (value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
+        self.shapes[name] = tuple(next(given).shape)
 
     def _terms(self, own: Mapping[str, int], root: nn.Module) -> tuple[list[Term], int]:
         """Terms of all products that sites change, at full sizes, and their MACs as of now."""

@@ -13,8 +13,6 @@ from .structure import KEPT
 
 #: Length of a side of a tensor: a constant part, and by site the entries per unit.
 Side = tuple[int, tuple[tuple[str, int], ...]]
-
-
 #: By dimension of a tensor, for each site along it: name, present entries, and entries per unit.
 Sides = dict[int, list[tuple[str, int, int]]]
 
@@ -47,17 +45,16 @@ class ParamsModel(CostModel):
         left_out = self._ids(*apart, *without)
         added_ids = self._ids(*added_layers(model).values()) - left_out
         # every tensor is a term of sizes or part of the constant; by id, as tensors may be shared
-        sized, added = self._sized(), 0
-        self.fixed = 0
+        sized, self.fixed, added = self._sized(), 0, 0
         self.terms: dict[tuple[Side, ...], int] = {}
         for value in self._tensors(model):
+            cost = value.numel() * self._unit(value)
             if id(value) in sized:
                 self._add(value, sized[id(value)])
             elif id(value) not in left_out:
-                self.fixed += value.numel() * self._unit(value)
-            added += value.numel() * self._unit(value) * (id(value) in added_ids)
-        full = {name: site.total for name, site in self.sites.items()}
-        self.dense = self(full) - added
+                self.fixed += cost
+            added += cost if id(value) in added_ids else 0
+        self.dense = self({name: site.total for name, site in self.sites.items()}) - added
 
     def _ids(self, *modules: nn.Module) -> set[int]:
         return {id(value) for module in modules for value in self._tensors(module)}

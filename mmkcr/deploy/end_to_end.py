@@ -1,8 +1,6 @@
 """Whole detectors, with non-maximum suppression, and segmentors in one ONNX file (mmdeploy)."""
 
 import copy
-import importlib.util
-import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from mmkcr.core import atomic_write
 from mmkcr.deploy.export import padded_shape
 from mmkcr.deploy.latency import PairTiming, measure_pair
 from mmkcr.deploy.prepare import prepare
+from mmkcr.lazy import is_of
 from mmkcr.models.tasks import is_dense_task, is_detector
 
 _OPSET = 17
@@ -29,30 +28,20 @@ class EndToEnd(NamedTuple):
         path (Path): Path of the ONNX file. Outputs of a detector: ``dets`` (boxes and scores),
             ``labels`` and, with a mask head, ``masks`` of the boxes; of a segmentor: ``labels``,
             the class of every pixel, shape (B, 1, H, W).
-        seconds (float): Median time per image in ONNX Runtime; CPU time on one thread, otherwise
-            wall time.
+        timing (PairTiming): Another file, or this one again, and this one, in turns, an image each
+            in ONNX Runtime; CPU time on one thread, otherwise wall time.
         metrics (dict[str, tuple[float, float]]): On the test set, of PyTorch and of the file;
             empty if not requested.
-        timing (PairTiming, optional): Another file and this one, in turns, if there was another.
     """
 
     path: Path
-    seconds: float
+    timing: PairTiming
     metrics: dict[str, tuple[float, float]]
-    timing: PairTiming | None = None
-
-
-def require_mmdeploy() -> None:
-    """Check that mmdeploy is installed, else say what to install."""
-    if importlib.util.find_spec('mmdeploy') is None:
-        raise ImportError('expected `mmdeploy` for whole detectors and segmentors, found none: '
-                          'pip install onedl-mmdeploy (from its source where it has no wheel)')
 
 
 def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
                       shape: Sequence[int], repeats: int = 20, evaluate: bool = False,
-                      threads: int = 1,
-                      against: str | Path | None = None) -> EndToEnd:
+                      threads: int = 1, against: str | Path | None = None) -> EndToEnd:
     """Write a whole detector or segmentor as an ONNX file and time it in ONNX Runtime.
 
     Batch, height and width are dynamic. mmkcr's own layers are prepared by
@@ -84,17 +73,20 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
                          f'{model.test_cfg.mode!r}: --cfg-options model.test_cfg.mode=whole')
     if against is not None and not Path(against).is_file():
         raise FileNotFoundError(f'expected an ONNX file at `{against}`, found none')
-    require_mmdeploy()
-    from mmdeploy.apis import build_task_processor
-    from mmdeploy.apis.onnx import export
-    from mmdet.models.dense_heads import RPNHead
-    path, outputs = Path(path), ['dets', 'labels'] if is_detector(model) else ['labels']
-    if is_detector(model) and \
-            getattr(getattr(model, 'roi_head', None), 'mask_head', None) is not None:
-        outputs.append('masks')
-    image = {0: 'batch', 2: 'height', 3: 'width'}
-    found = {0: 'batch', 1: 'count'} if is_detector(model) else image
-    axes = {'input': image, **dict.fromkeys(outputs, found)}
+    try:
+        from mmdeploy.apis import build_task_processor
+        from mmdeploy.apis.onnx import export
+    except ImportError as error:
+        raise ImportError(
+            'expected `mmdeploy` for whole detectors and segmentors, found none: pip install '
+            'onedl-mmdeploy (from its source where it has no wheel)') from error
+    path, outputs, image = Path(path), ['labels'], {0: 'batch', 2: 'height', 3: 'width'}
+    axes = dict(input=image, labels=image)
+    if is_detector(model):
+        outputs = ['dets', 'labels']
+        if getattr(getattr(model, 'roi_head', None), 'mask_head', None) is not None:
+            outputs.append('masks')
+        axes.update(dict.fromkeys(outputs, {0: 'batch', 1: 'count'}))
     deploy = _deploy_config(model, outputs, axes)
     with tempfile.TemporaryDirectory() as work_dir, atomic_write(path) as target:
         config = copy.deepcopy(config)
@@ -102,7 +94,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
         task = build_task_processor(config, deploy, 'cpu')
         # mmdeploy calls the task model itself, not its view as a function of tensors
         prepared = prepare(model, 'onnxruntime', True).model
-        if isinstance(getattr(prepared, 'rpn_head', None), RPNHead):  # two stages
+        if is_of(getattr(prepared, 'rpn_head', None), 'mmdet.models.dense_heads.RPNHead'):
             _propose_by_level(prepared.rpn_head)
         # at a size at which every map is padded: operations missing in a trace are missing for good
         images = torch.randn(1, *padded_shape(prepared, shape))
@@ -117,8 +109,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
                               'onnxruntime', threads)
         metrics = _compared(config, model, task, file, work_dir) if evaluate else {}
         target.write_bytes(file.read_bytes())
-    return EndToEnd(path, statistics.median(timing.slim), metrics,
-                    None if against is None else timing)
+    return EndToEnd(path, timing, metrics)
 
 
 def _propose_by_level(head: nn.Module) -> None:

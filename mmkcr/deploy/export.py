@@ -1,10 +1,10 @@
 """Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
+import dataclasses
 import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from mmkcr.core import atomic_write, eval_mode
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.macs import without_fast_path
 from mmkcr.core.sites import holders
-from mmkcr.deploy.prepare import RUNTIMES, prepare
+from mmkcr.deploy.prepare import prepare
 from mmkcr.deploy.runtimes import open_onnx, quiet, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
@@ -27,12 +27,13 @@ _MOST = 2**31  # bytes of one protobuf message
 Shape = tuple[int, int, int, int]
 
 
-@dataclass
+@dataclasses.dataclass
 class ExportReport:
     """The written file and its distance from PyTorch.
 
     Args:
         path (Path): The ONNX file.
+        runtime (str): Where it was compared.
         dynamic_size (bool): Whether height and width are dynamic; the batch always is.
         errors (dict): Largest difference, relative to the largest output (at least 1), by input
             shape.
@@ -40,6 +41,7 @@ class ExportReport:
     """
 
     path: Path
+    runtime: str
     dynamic_size: bool
     errors: dict[Shape, float]
     notice: str = ''
@@ -95,34 +97,27 @@ def export_onnx(model: nn.Module,
     if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
                          f'{len(holders(model))} gates: slim it first (`mmkcr slim`)')
-    others = {str(value.dtype) for value in model.parameters()} - {'torch.float32'}
-    if others:
-        raise ValueError('expected a model with weights of torch.float32 to export, found '
-                         f'{sorted(others)[0]}: give `model.float()`')
-    elsewhere = {str(value.device) for value in model.parameters()} - {'cpu'}
-    if elsewhere:
-        raise ValueError(f'expected a model on the CPU to export, found weights on '
-                         f'{sorted(elsewhere)[0]}: give `model.cpu()`')
+    others = {f'{value.dtype} on {value.device}' for value in model.parameters()}
+    if others := sorted(others - {'torch.float32 on cpu'}):
+        raise ValueError('expected a model with weights of torch.float32 on the CPU to export, '
+                         f'found {others[0]}: give `model.float().cpu()`')
     size = sum(value.numel() * value.element_size() for value in model.parameters())
     if size >= _MOST:
         raise ValueError('expected weights of less than 2 GiB, the most that one ONNX file holds, '
                          f'found {size / 2**30:.1f} GiB')
-    if runtime not in RUNTIMES:
-        raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
     if runtime != 'any':
         require_runtime(runtime)
     with eval_mode(model):
         export = functools.partial(_export, TensorModel(model), Path(path), tuple(input_shape),
                                    batch_sizes, tolerance, runtime)
-        if not (runtime == 'any' if dynamic_size is None else dynamic_size):
-            return export(False)
-        try:
-            return export(True)
-        except Exception as error:  # the exporter raises many kinds
-            why = f'an export for any size failed ({_first_line(error)})'
-        report = export(False)
-        report.notice = f'height and width are fixed, because {why}'
-        return report
+        notice = ''
+        if dynamic_size or dynamic_size is None and runtime == 'any':
+            try:
+                return export(True)
+            except Exception as error:  # the exporter raises many kinds
+                notice = ('height and width are fixed, because an export for any size failed '
+                          f'({_first_line(error)})')
+        return dataclasses.replace(export(False), notice=notice)
 
 
 def export_program(model: nn.Module, path: str | Path,
@@ -196,7 +191,7 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
                 f'{errors[worst]:.3g} at input {_written(worst)}')
         with atomic_write(path) as target:
             target.write_bytes(temporary.read_bytes())
-    return ExportReport(path, dynamic, errors)
+    return ExportReport(path, compared, dynamic, errors)
 
 
 def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool) -> 'object':
@@ -269,31 +264,20 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]
     return shape[0], *(next(filter(padded, itertools.count(side))) for side in (height, width))
 
 
-def onnx_macs(path: str | Path, input_shape: Sequence[int] | None = None) -> int | None:
-    """MACs of one image recorded in an exported file; None where it does not say.
+def recorded(path: str | Path) -> tuple[int | None, tuple[int, ...] | None]:
+    """What an ONNX file says of one image: its MACs and its shape (C, H, W); each may be None.
 
-    A file of dynamic size records the MACs at one size (C, H, W), and not at another.
+    A file of dynamic size records the MACs at this size, and not at another.
     """
-    macs = _recorded(path)[0].get(f'{_META}.macs')
-    other = input_shape is not None and onnx_shape(path) != tuple(input_shape)
-    return None if macs is None or other else int(macs)
-
-
-def onnx_shape(path: str | Path) -> tuple[int, ...] | None:
-    """(C, H, W) of the image that an exported file was made for; None where it does not say."""
-    found, sizes = _recorded(path)
-    if f'{_META}.input_shape' in found:
-        return tuple(map(int, found[f'{_META}.input_shape'].split('x')))
-    # files of others, or from before the shape was recorded: that of the input, if it is fixed
-    return sizes if all(sizes) else None
-
-
-def _recorded(path: str | Path) -> tuple[dict[str, str], tuple[int, ...]]:
-    """A file's metadata, and its input's sizes behind the batch, 0 where they are dynamic."""
     import onnx
     content = onnx.load(path, load_external_data=False)
-    return ({entry.key: entry.value for entry in content.metadata_props},
-            tuple(side.dim_value for side in content.graph.input[0].type.tensor_type.shape.dim[1:]))
+    notes = {entry.key: entry.value for entry in content.metadata_props}
+    sides = content.graph.input[0].type.tensor_type.shape.dim[1:]
+    shape = tuple(side.dim_value for side in sides)  # 0 where they are dynamic
+    if f'{_META}.input_shape' in notes:  # else of others, or from before it was recorded
+        shape = tuple(map(int, notes[f'{_META}.input_shape'].split('x')))
+    macs = notes.get(f'{_META}.macs')
+    return None if macs is None else int(macs), shape if all(shape) else None
 
 
 def _written(shape: Sequence[int]) -> str:

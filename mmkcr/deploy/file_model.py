@@ -82,19 +82,14 @@ def _compare(network: nn.Module, path: str | Path, images: Tensor,
 
 def _check(task: nn.Module) -> None:
     """Refuse a task model that cannot go on from the outputs of its file."""
-    name = f'`{type(task).__name__}`'
+    if is_detector(task):  # its file holds the maps of the neck
+        return
     head = getattr(task, 'decode_head', getattr(task, 'head', None))
-    if is_detector(task):
-        # its file holds the maps of the neck
-        fits = callable(getattr(task, 'extract_feat', None))
-    else:
-        # of a cascade each head reads what the one before gives, not the file's outputs
-        several = isinstance(head, nn.ModuleList) or \
-            is_of(head, 'mmpretrain.models.MultiTaskHead')
-        name += f' with several heads in `{type(head).__name__}`' if several else ''
-        fits = isinstance(head, nn.Module) and not several and \
-            not getattr(task, 'counts_backbone', False) and \
-            'batch_data_samples' not in inspect.signature(head.forward).parameters
-    if not fits:
+    # of a cascade each head reads what the one before gives, not the file's outputs
+    several = isinstance(head, nn.ModuleList) or is_of(head, 'mmpretrain.models.MultiTaskHead')
+    if several or not isinstance(head, nn.Module) or getattr(task, 'counts_backbone', False) or \
+            'batch_data_samples' in inspect.signature(head.forward).parameters:
         raise ValueError('expected a detector, or a classifier or segmentor with one head that '
-                         f'reads nothing but features, to run by a file, found {name}')
+                         'reads nothing but features, to run by a file, found '
+                         f'`{type(task).__name__}`' + (
+                             f' with several heads in `{type(head).__name__}`' if several else ''))

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from mmkcr.closed_form.kinds import default_kinds
 from mmkcr.closed_form.share_out import FILLED, fitted_sizes, uniform_sizes
-from mmkcr.core import MacsModel, Structure, eval_mode, parse_target
+from mmkcr.core import MacsModel, Structure, eval_mode
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
-from mmkcr.deploy.export import export_onnx, onnx_macs
+from mmkcr.deploy.export import export_onnx, recorded
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.counting import count_macs, note_backbone_macs
@@ -29,8 +29,6 @@ from mmkcr.models.tasks import counted_part, search_space, task_forward
 from mmkcr.visualization.progress import shown
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
-#: PyTorch itself, and the runtimes of ONNX files.
-RUNTIMES = ('eager', 'compiled', *PACKAGES)
 Side = nn.Module | str | Path
 Clock = Callable[[], float]
 
@@ -115,10 +113,9 @@ def measure_pair(dense: Side,
         inputs (Tensor): Images (B, C, H, W), on the device of both.
         repeats (int): Pairs. Defaults to 20.
         warmup (int): Uncounted pairs before these. Defaults to 3.
-        runtime (str): One of :data:`RUNTIMES`. Models are exported for runtimes of ONNX files.
-            Defaults to ``'eager'``.
-        threads (int, optional): Threads of the runtimes of ONNX files; for PyTorch the caller sets
-            them. Defaults to None: the runtime's own default.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`. Models are exported for
+            runtimes of ONNX files. Defaults to ``'eager'``.
+        threads (int, optional): CPU threads. Defaults to None: the runtime's own default.
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
             Defaults to None: the precision of the weights.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
@@ -137,18 +134,18 @@ def measure_pair(dense: Side,
     if amp is not None and (amp not in AMP_DTYPES or runtime in PACKAGES):
         raise ValueError(f'expected `amp` among {sorted(AMP_DTYPES)} for PyTorch, found {amp!r} '
                          f'for `{runtime}`')
-    if runtime not in RUNTIMES:
-        raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
+    require_runtime(runtime)
     with ExitStack() as stack:
+        if threads is not None:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(threads)
         for side in (dense, slim):
             if isinstance(side, nn.Module):
                 stack.enter_context(eval_mode(side))
-        calls = [_opened(side, runtime, inputs, threads, amp, stack) for side in (dense, slim)]
+        calls, macs = zip(*(_opened(side, runtime, inputs, threads, amp, stack)
+                            for side in (dense, slim)))
         clock = clock or clock_for(runtime, threads, inputs.device.type)
-        seconds, shape = measure_calls(*calls, repeats, warmup, clock), inputs.shape[1:]
-        macs = [TensorModel(side).count_macs(shape) if isinstance(side, nn.Module) else
-                onnx_macs(side, shape) for side in (dense, slim)]
-        return PairTiming(*seconds, *macs)
+        return PairTiming(*measure_calls(*calls, repeats, warmup, clock), *macs)
 
 
 def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
@@ -157,7 +154,7 @@ def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
     Elsewhere it is the wall clock.
 
     Args:
-        runtime (str): One of :data:`RUNTIMES`; TensorRT always computes on a GPU.
+        runtime (str): As in :func:`measure_pair`; TensorRT always computes on a GPU.
         threads (int, optional): Threads, if they are known.
         device (str): Such as ``'cuda:1'``. Defaults to ``'cpu'``.
     """
@@ -180,24 +177,29 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
 
 
 def _opened(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: str | None,
-            stack: ExitStack) -> Callable[[], Any]:
-    """A function that runs one side and returns when it is done."""
+            stack: ExitStack) -> tuple[Callable[[], Any], int | None]:
+    """A function that runs one side and returns when it is done; the MACs, if they are known."""
+    shape = tuple(inputs.shape[1:])
     if runtime not in PACKAGES:
         if not isinstance(side, nn.Module):
             raise ValueError(f'expected models for the runtime `{runtime}`, found the file '
                              f'`{side}`')
-        return torch_call(TensorModel(side), inputs, runtime, amp)
-    require_runtime(runtime)
+        view = TensorModel(side)
+        return torch_call(view, inputs, runtime, amp), view.count_macs(shape)
     if isinstance(side, nn.Module):
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         if inputs.device.type != 'cpu':  # models are traced on the CPU
             side = copy.deepcopy(side).cpu()
-        side = export_onnx(side, Path(folder) / 'model.onnx', tuple(inputs.shape[1:]), False,
-                           (len(inputs), ), 1e-3, runtime).path
+        side = exported(side, Path(folder) / 'model.onnx', inputs.shape, runtime)
     # a known shape lets the runtime plan its memory
     session = open_onnx(side, runtime, threads, tuple(inputs.shape), str(inputs.device))
-    images = inputs.cpu().numpy()
-    return lambda: session(images)
+    images, (macs, counted) = inputs.cpu().numpy(), recorded(side)
+    return lambda: session(images), macs if counted == shape else None
+
+
+def exported(model: nn.Module, path: Path, shape: Sequence[int], runtime: str) -> Path:
+    """The file of a model that is timed with images (B, C, H, W) in a runtime of ONNX files."""
+    return export_onnx(model, path, shape[1:], False, shape[:1], 1e-3, runtime).path
 
 
 def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
@@ -215,22 +217,19 @@ def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
     return run
 
 
-def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None,
-               scope: str = 'backbone') -> SearchSpace:
-    """The search space of a dense model for sizes and times, with any kinds of site.
+def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
+    """The search space of a dense backbone for sizes and times, with any kinds of site.
 
     Args:
-        model (nn.Module): A backbone or task model. Its backbone, or the model itself, may get a
-            search space.
+        model (nn.Module): A backbone or task model. Its backbone may get a search space.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of the
             backbone's class, otherwise :func:`~mmkcr.closed_form.kinds.default_kinds`.
-        scope (str): One of :data:`~mmkcr.closed_form.kinds.SCOPES`. Defaults to ``'backbone'``.
 
     Raises:
         ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
     """
-    host = model if scope == 'model' else getattr(model, 'backbone', model)
-    host = host if isinstance(host, nn.Module) else model
+    backbone = getattr(model, 'backbone', model)
+    host = backbone if isinstance(backbone, nn.Module) else model
     space = getattr(host, 'search_space', None)
     if sites or space is None or not space.kinds:
         return SearchSpace.of_dense(host, sites or default_kinds(host))
@@ -271,11 +270,8 @@ def random_subnet(model: nn.Module,
     space.put_masks()  # they stay in the subnet, and their MACs count
     macs = MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
     offered = {name: _random_sizes(site, divisor, group) for name, site in space.sites.items()}
-    wanted = parse_target(target, macs.dense)
-    lowest = macs({name: sizes[0] for name, sizes in offered.items()})
-    if not lowest <= wanted <= macs.dense:
-        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
-                         f'{macs.dense / 1e9:.6g}G MACs, found {wanted / 1e9:.6g}G')
+    wanted = macs.parse_target(target)
+    macs.check_target(wanted, {name: sizes[0] for name, sizes in offered.items()})
     generator = torch.Generator().manual_seed(seed)
     sizes = uniform_sizes(offered, macs, wanted)
     if macs(sizes) < FILLED * wanted:  # the next common ratio is above the target
@@ -311,9 +307,8 @@ def _together(site: Site, group: int) -> int:
 def random_units(site: Site, count: int, generator: torch.Generator, group: int = 1) -> Tensor:
     """Random units of a site, int64, ascending; equally many of every head, in whole groups."""
     heads, group = site.rows, _together(site, group)
-    width = site.total // heads
-    # (groups, 1) + (group,): each group that is drawn, as its units
-    units = [torch.randperm(width // group, generator=generator)[
-        :count // heads // group].sort().values[:, None] * group + torch.arange(group)
-        for _ in range(heads)]
-    return torch.cat([head * width + drawn.flatten() for head, drawn in enumerate(units)])
+    groups = site.total // heads // group  # of a head
+    drawn = [head * groups + torch.randperm(groups, generator=generator)[
+        :count // heads // group].sort().values for head in range(heads)]
+    # (groups, 1) + (group,): the units of each
+    return (torch.cat(drawn)[:, None] * group + torch.arange(group)).flatten()

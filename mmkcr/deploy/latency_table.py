@@ -1,12 +1,13 @@
 """Tables of measured times by kept sizes, and timing of subnets against their predictions."""
 
 import copy
+import dataclasses
 import shlex
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,10 +17,8 @@ from mmkcr.closed_form.share_out import size_options
 from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.core.machine import hardware_name, this_machine
-from mmkcr.deploy.export import export_onnx
-from mmkcr.deploy.latency import Side, measure_pair, random_units, searchable
+from mmkcr.deploy.latency import Side, exported, measure_pair, random_units, searchable
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
-from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.tasks import counted_part, search_space, task_forward
 
@@ -29,22 +28,8 @@ SHARES = (0.05, 0.25, 0.5, 0.75)
 MOST_OFF = 0.05
 
 
-class TableSettings(NamedTuple):
-    """Conditions of a table's measurements.
-
-    Args:
-        runtime (str): One of :data:`~mmkcr.deploy.latency.RUNTIMES`. Defaults to ``'onnxruntime'``.
-        threads (int): Threads of the CPU. Defaults to 1.
-        batch (int): Images per batch. Defaults to 1.
-        input_shape (tuple[int, int, int]): (C, H, W). Defaults to (3, 224, 224).
-        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
-    """
-
-    runtime: str = 'onnxruntime'
-    threads: int = 1
-    batch: int = 1
-    input_shape: tuple[int, int, int] = (3, 224, 224)
-    part: str | None = None
+#: Conditions of a table of which nothing else was said.
+DEFAULTS: dict[str, Any] = dict(runtime='onnxruntime', threads=1, batch=1)
 
 
 def table_path(config: str | Path, runtime: str, threads: int, batch: int) -> Path:
@@ -68,20 +53,15 @@ def chosen_table(args: Any) -> Path | None:
     """
     if args.target_latency is None:
         return None
-    default = {key: getattr(TableSettings(), key) for key in ('runtime', 'threads', 'batch')}
-    given = {key: getattr(args, key) for key in default if getattr(args, key) is not None}
-    path = args.latency_table
-    if path is None:
-        wanted = {**default, **given}
-        _require(wanted['runtime'])  # no table is asked for that cannot be made
-        path = table_path(args.config, **wanted)
-        if not path.is_file():
-            raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
-                                    f'`{_command(args, wanted)}` measures it')
-    elif args.runtime is not None:
-        _require(args.runtime)
-    usable_table(path, given, args.force_table)  # it may say more than the arguments
-    return Path(path)
+    given = {key: getattr(args, key) for key in DEFAULTS if getattr(args, key) is not None}
+    wanted = {**DEFAULTS, **given}
+    path = Path(args.latency_table or table_path(args.config, **wanted))
+    if args.latency_table is None and not path.is_file():
+        require_runtime(wanted['runtime'])  # no table is asked for that cannot be made
+        raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
+                                f'`{_command(args, wanted)}` measures it')
+    usable_table(path, given, args.force_table)
+    return path
 
 
 def usable_table(path: str | Path, settings: Mapping[str, Any] | None = None,
@@ -92,14 +72,8 @@ def usable_table(path: str | Path, settings: Mapping[str, Any] | None = None,
         ImportError: The runtime is not installed: the built network will be timed in it.
     """
     table = load_table(path, settings, force)
-    _require(table.settings.get('runtime', ''))
+    require_runtime(table.settings['runtime'])
     return table
-
-
-def _require(runtime: str) -> None:
-    """Refuse a runtime of ONNX files that is not installed."""
-    if runtime in PACKAGES:
-        require_runtime(runtime)
 
 
 def _command(args: Any, settings: dict[str, Any]) -> str:
@@ -117,7 +91,7 @@ def _command(args: Any, settings: dict[str, Any]) -> str:
 
 def measure_table(model: nn.Module,
                   path: str | Path,
-                  settings: TableSettings,
+                  settings: Mapping[str, Any],
                   sites: Sequence[KindConfig] | None = None,
                   divisor: int = 8,
                   repeats: int = 15) -> Iterator[str]:
@@ -131,7 +105,7 @@ def measure_table(model: nn.Module,
     Args:
         model (nn.Module): Dense model with a backbone that has sites; it is not changed.
         path (str | Path): File of the table.
-        settings (TableSettings): Conditions of the measurement.
+        settings (Mapping): Conditions of the measurement, see :class:`~mmkcr.core.LatencyTable`.
         sites (Sequence[str | dict], optional): See :func:`~mmkcr.deploy.latency.searchable`.
         divisor (int): Sizes are multiples of it. Defaults to 8.
         repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`. Defaults to 15.
@@ -150,12 +124,19 @@ def measure_table(model: nn.Module,
         raise ValueError(f'expected sites with sizes to choose from, found {len(table.classes)} '
                          f'kinds of them with one size each (divisor {divisor})')
     with tempfile.TemporaryDirectory() as folder:
-        side = _side(model, Path(folder) / 'dense.onnx', settings)
+        side = model
+        if settings['runtime'] in PACKAGES:  # once for all pairs
+            side = exported(_timed(model, settings), Path(folder) / 'dense.onnx',
+                            (settings['batch'], *settings['input_shape']), settings['runtime'])
         for entry in table.classes:
             for size in entry['measured']:
                 if str(size) in entry['changes']:
                     continue
-                subnet = _cut(copy.deepcopy(model), sites, entry, size)
+                subnet = copy.deepcopy(dense)
+                space, generator = search_space(subnet), torch.Generator().manual_seed(0)
+                space.slice_to(space.structure_for({
+                    name: random_units(space.sites[name], size, generator)
+                    for name in entry['sites']}))
                 dense_ns, ratio = time_against(side, subnet, settings, repeats)
                 # one dense time for the whole table: machines drift, ratios do not
                 table.dense = table.dense or round(dense_ns)
@@ -166,11 +147,12 @@ def measure_table(model: nn.Module,
                        f'`{entry["sites"][0]}`: {ratio:.3f} of the dense time')
 
 
-def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) -> LatencyTable:
+def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any],
+           divisor: int) -> LatencyTable:
     """The table as far as it exists, or an empty one."""
-    space, counted = search_space(dense), counted_part(dense, settings.part)
+    space, counted = search_space(dense), counted_part(dense, settings['part'])
     macs = MacsModel(counted, space.host, space.sites,
-                     task_forward(counted, settings.input_shape))
+                     task_forward(counted, settings['input_shape']))
     full = {name: site.total for name, site in space.sites.items()}
     classes: dict[tuple, list[str]] = {}
     for name, site in space.sites.items():
@@ -185,57 +167,31 @@ def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) 
                     for share in SHARES} | set(offered[-2:-1])
         entries.append(dict(sites=names, total=total, measured=sorted(measured - {total}),
                             changes={}))
-    conditions = dict(settings._asdict(), input_shape=list(settings.input_shape))
+    conditions = dict(settings, input_shape=list(settings['input_shape']))  # as in a file
     table = LatencyTable(this_machine(), conditions, classes=entries)
     if not path.is_file():
         return table
     before = LatencyTable.load(path)
-    wanted = [(entry['sites'], entry['measured']) for entry in entries]
     # times of other conditions must not be mixed
-    if (before.machine, before.settings) != (table.machine, table.settings) or wanted != [
-            (entry['sites'], entry['measured']) for entry in before.classes]:
+    if table != dataclasses.replace(before, dense=0, classes=[
+            dict(entry, changes={}) for entry in before.classes]):
         raise ValueError(f'expected a table of the same machine, settings and sites at `{path}` to '
                          'go on with, found another')
     return before
 
 
-def _cut(model: nn.Module, sites: Sequence[KindConfig] | None, entry: dict[str, Any],
-         size: int) -> nn.Module:
-    """Cut one class of sites of a model to a size, with random units; in place."""
-    space: SearchSpace = searchable(model, sites)
-    generator = torch.Generator().manual_seed(0)
-    space.slice_to(space.structure_for({
-        name: random_units(space.sites[name], size, generator) for name in entry['sites']}))
-    return model
-
-
-def _side(model: nn.Module, path: Path, settings: TableSettings) -> Side:
-    """The model, or for a runtime of ONNX files its exported file."""
-    model = _timed(model, settings)
-    if settings.runtime not in PACKAGES:
-        return model
-    return export_onnx(model, path, settings.input_shape, False, (settings.batch, ), 1e-3,
-                       settings.runtime).path
-
-
-def _timed(side: Side, settings: TableSettings) -> Side:
-    """The part of a side that is timed; a file has no backbone apart."""
-    return getattr(side, 'backbone', side) if settings.part == 'backbone' else side
-
-
-def time_against(dense: nn.Module | Path, subnet: nn.Module, settings: TableSettings,
+def time_against(dense: Side, subnet: nn.Module, settings: Mapping[str, Any],
                  repeats: int = 15) -> tuple[float, float]:
     """Nanoseconds of the dense network, and the subnet's share of its time, measured in turns."""
-    dense, subnet = (_timed(side, settings) for side in (dense, subnet))
-    images = torch.zeros(settings.batch, *settings.input_shape).normal_()
-    before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
-        timing = measure_pair(dense, subnet, images, repeats, 2, settings.runtime,
-                              settings.threads)
-    finally:
-        torch.set_num_threads(before)  # the process may go on to train
+    images = torch.randn(settings['batch'], *settings['input_shape'])
+    timing = measure_pair(*(_timed(side, settings) for side in (dense, subnet)), images, repeats,
+                          2, settings['runtime'], settings['threads'])
     return statistics.median(timing.dense) * 1e9, timing.ratio
+
+
+def _timed(side: Side, settings: Mapping[str, Any]) -> Side:
+    """The part of a side that is timed; a file has no backbone apart."""
+    return getattr(side, 'backbone', side) if settings['part'] == 'backbone' else side
 
 
 def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: dict[str, Any]) -> str:
@@ -249,16 +205,14 @@ def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: dict[str, A
     Returns:
         str: A sentence, and a line of warning if it is off by more than :data:`MOST_OFF`.
     """
-    settings = TableSettings(**{
-        **{key: predicted[key] for key in TableSettings._fields},
-        'input_shape': tuple(predicted['input_shape'])})
-    _, ratio = time_against(dense, subnet, settings)
+    _, ratio = time_against(dense, subnet, predicted)
     share = predicted['subnet'] / predicted['dense']
     off = ratio / share - 1
     where = 'above' if off > 0 else 'below'
     warning = '' if abs(off) <= MOST_OFF else (
         f'\nwarning: the measured time is more than {MOST_OFF:.0%} {where} the prediction: measure '
         'on an idle machine, or make the table again with more `--repeats`')
-    return (f'Time in `{settings.runtime}`, batch {settings.batch}, threads {settings.threads}: '
+    runtime, threads, batch = (predicted[key] for key in DEFAULTS)
+    return (f'Time in `{runtime}`, batch {batch}, threads {threads}: '
             f'predicted {milliseconds(predicted["subnet"])} of {milliseconds(predicted["dense"])} '
             f'({share:.1%}), measured {ratio:.1%} ({off:+.1%} of the prediction){warning}')

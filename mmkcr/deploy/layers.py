@@ -84,8 +84,8 @@ class TraceablePadding:
         return F.pad(x, (left, width - left, top, height - top))
 
 
-class TraceableAveragePool(nn.AdaptiveAvgPool2d):
-    """Pooling to a fixed output size; an axis of size None keeps its own."""
+class TraceableAveragePool:
+    """Mixin for pooling to a fixed output size; an axis of size None keeps its own."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool (B, C, H, W), as two products with averages except for a single output value."""
@@ -135,8 +135,8 @@ class WholePatches:
         return out if self.conv_fusion is None else self.conv_fusion(torch.cat((x, out), 1))
 
 
-class TileUnfold(nn.Unfold):
-    """``Unfold`` of tiles that do not overlap, without the gather that exporters turn it into."""
+class TileUnfold:
+    """Mixin for ``Unfold`` into tiles that do not overlap, without the gather of exporters."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C * k * k, tiles)."""
@@ -163,18 +163,11 @@ class MeanSquares:
         return x if self.weight is None else x * self.weight
 
 
-class TraceableRMSNorm(MeanSquares, nn.RMSNorm):
-    """The norm of PyTorch, traceable."""
-
-
-#: Replacements of layers, by exact class.
-TRACEABLE: dict[type[nn.Module], type[nn.Module]] = {
-    nn.AdaptiveAvgPool2d: TraceableAveragePool,
-    nn.RMSNorm: TraceableRMSNorm,
-    nn.Unfold: TileUnfold,
-}
-#: The same for libraries: a mixin that comes before the host's class.
-TRACEABLE_BY_NAME: dict[str, type] = {
+#: A mixin that comes before the host's class, by the name of exactly this class.
+TRACEABLE: dict[str, type] = {
+    'torch.nn.modules.fold.Unfold': TileUnfold,
+    'torch.nn.modules.normalization.RMSNorm': MeanSquares,
+    'torch.nn.modules.pooling.AdaptiveAvgPool2d': TraceableAveragePool,
     'mmpretrain.models.utils.attention.ShiftWindowMSA': ShiftedWindows,
     'mmpretrain.models.backbones.mixmim.MixMIMBlock': StaticWindows,
     'mmdet.models.backbones.swin.ShiftWindowMSA': HostWindows,
@@ -184,7 +177,7 @@ TRACEABLE_BY_NAME: dict[str, type] = {
 }
 #: With dynamic height and width, too. At a fixed size the hosts' own layers do less work.
 TRACEABLE_AT_ANY_SIZE: dict[str, type] = {
-    **TRACEABLE_BY_NAME,
+    **TRACEABLE,
     'mmcv.cnn.bricks.transformer.AdaptivePadding': TraceablePadding,
     'mmpretrain.models.backbones.mobilevit.MobileVitBlock': WholePatches,
 }
@@ -199,8 +192,8 @@ def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
     for name, child in list(module._modules.items()):
         if child is not None:
             module._modules[name] = traceable(child, dynamic_size)
-    kind, mixins = type(module), TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE_BY_NAME
+    kind, mixins = type(module), TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE
     mixin = mixins.get(f'{kind.__module__}.{kind.__qualname__}')
-    found = TRACEABLE.get(kind) if mixin is None else \
-        type(f'Traceable{kind.__name__}', (mixin, kind), {})
-    return module if found is None else take_over(found, module)
+    if mixin is None:
+        return module
+    return take_over(type(f'Traceable{kind.__name__}', (mixin, kind), {}), module)

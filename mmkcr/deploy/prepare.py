@@ -16,13 +16,10 @@ from mmkcr.models.layers.operator_attention import OperatorAttention
 from mmkcr.models.layers.plain import make_ours
 from mmkcr.models.layers.selection import Put, Take, largest_group
 from .layers import traceable
+from .runtimes import PACKAGES
 from .tensor_model import TensorModel
 
-#: Fastest form of a scattered selection of tokens' channels by runtime, see
-#: :mod:`mmkcr.models.layers.selection`. Measured in docs/deploy.md, except for TensorRT.
-SELECTION_FORMS: dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
-                                       tensorrt='gather')
-RUNTIMES = tuple(SELECTION_FORMS)
+RUNTIMES = ('any', *PACKAGES)
 #: From this number of contiguous kept channels on, gathering them as rows is faster.
 GROUPED_FROM = 16
 
@@ -65,12 +62,12 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
     for module in view.modules():
         if isinstance(module, (Take, Put)):  # contiguous channels are sliced in any form
             group = largest_group(module.kept, module.total)
-            if module.dim != -1:  # rows of maps are contiguous anyway
-                module.set_form('gather')
-            elif group >= GROUPED_FROM:
+            if module.dim == -1 and group >= GROUPED_FROM:
                 module.set_form('grouped', group)
-            else:
-                module.set_form(SELECTION_FORMS[runtime])
+            elif module.dim == -1 and runtime == 'onnxruntime':  # measured in docs/deploy.md
+                module.set_form('elements')
+            else:  # rows of maps are contiguous anyway
+                module.set_form('gather')
     return traceable(view, dynamic_size)
 
 

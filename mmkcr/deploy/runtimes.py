@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-#: Packages to install, by runtime.
+#: Packages to install, by runtime of ONNX files.
 PACKAGES: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
                                 tensorrt='onnxruntime-gpu tensorrt')
+#: PyTorch itself, and the runtimes of ONNX files.
+RUNTIMES = ('eager', 'compiled', *PACKAGES)
 Session = Callable[[np.ndarray], list[np.ndarray]]
 
 
@@ -29,9 +31,11 @@ def quiet() -> Iterator[None]:
 
 
 def require_runtime(runtime: str) -> None:
-    """Check that a runtime of :data:`PACKAGES` is installed, else say what to install."""
+    """Check that one of :data:`RUNTIMES` is installed, else say what to install."""
+    if runtime not in RUNTIMES:
+        raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
     if runtime not in PACKAGES:
-        raise ValueError(f'expected a runtime among {sorted(PACKAGES)}, found {runtime!r}')
+        return
     package = 'onnxruntime' if runtime == 'tensorrt' else runtime
     there = importlib.util.find_spec(package) is not None
     if there and runtime == 'tensorrt':

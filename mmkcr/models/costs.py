@@ -1,6 +1,6 @@
 """Cost models of budgets, by name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
@@ -36,7 +36,8 @@ class Priced(nn.Module):
     Args:
         cost (str): One of :data:`~mmkcr.core.COUNTED`, ``'latency'`` or of ``more``.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, with ``'latency'``.
-        more (tuple[str, ...]): Further names. Defaults to none.
+        more (Mapping[str, Callable]): Further names, and what builds their cost from the MACs of
+            the network. Defaults to none.
         input_shape (Sequence[int], optional): That of the table's images. Defaults to None: not
             checked.
         force_table (bool): Accept a table of another machine. Defaults to False.
@@ -47,11 +48,13 @@ class Priced(nn.Module):
             :func:`~mmkcr.core.load_table`.
     """
 
-    def __init__(self, cost: str, table: str | None, more: tuple[str, ...] = (),
-                 input_shape: Sequence[int] | None = None, force_table: bool = False) -> None:
+    def __init__(self, cost: str, table: str | None, input_shape: Sequence[int] | None = None,
+                 force_table: bool = False,
+                 more: Mapping[str, Callable[[MacsModel], CostModel]] | None = None) -> None:
         super().__init__()
         self.input_shape = None if input_shape is None else tuple(input_shape)
-        names = [*COUNTED, *more, 'latency']
+        self._more = more or {}
+        names = [*COUNTED, *self._more, 'latency']
         if cost not in names:
             raise ValueError(f'expected `cost` of a price among {names}, found {cost!r}')
         if (cost == 'latency') != (table is not None):
@@ -65,9 +68,7 @@ class Priced(nn.Module):
     def cost_model(self, macs: MacsModel) -> CostModel:
         """The cost of a supernet that is priced, and that the target limits."""
         if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
-            self._of = macs, self.build_cost(macs)
+            cost = 'macs' if self.cost == 'latency' else self.cost
+            self._of = macs, self._more[cost](macs) if cost in self._more else \
+                cost_model(cost, macs, self.table)
         return self._of[1]
-
-    def build_cost(self, macs: MacsModel) -> CostModel:
-        """See :meth:`cost_model`, which keeps what this gives."""
-        return cost_model('macs' if self.cost == 'latency' else self.cost, macs, self.table)

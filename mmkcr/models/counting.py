@@ -131,8 +131,7 @@ def counted_proposals(model: nn.Module) -> str | None:
         f'masks for {min(count, MASKS)}.')
 
 
-def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None,
-                       counted: bool = True) -> None:
+def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None) -> None:
     """Record which part a structure's MACs count, and how many are the backbone's.
 
     These are checked when a model is built, possibly with another head.
@@ -141,18 +140,14 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None
         structure (Structure): With ``macs``; changed in place.
         subnet (nn.Module): Bare backbone or task model.
         part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
-        counted (bool): Whether ``macs['subnet']`` was counted on the subnet; a closed form may
-            promise more than it costs. Defaults to True.
     """
-    if search_space(subnet).host is subnet and is_dense_task(subnet):
+    host = search_space(subnet).host
+    if host is subnet and is_dense_task(subnet):
         structure.macs['part'] = 'model'  # a whole model has no separate backbone
     elif counted_part(subnet, part) is not subnet:
         structure.macs['part'] = 'backbone'
-    elif counted and search_space(subnet).host is subnet:
-        structure.macs['backbone'] = structure.macs['subnet']
     else:
-        structure.macs['backbone'] = count_macs(search_space(subnet).host,
-                                                structure.macs['input_shape'])
+        structure.macs['backbone'] = count_macs(host, structure.macs['input_shape'])
 
 
 def check_recorded(host: nn.Module, structure: Structure | None,

@@ -1,13 +1,13 @@
 """Whole detectors and segmentors by mmdeploy, where it is; what is refused without it."""
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from mmkcr.deploy.end_to_end import export_end_to_end, require_mmdeploy
+from mmkcr.deploy.end_to_end import export_end_to_end
 from mmkcr.deploy.latency import random_subnet, searchable
 from mmkcr.engine.build import build_model, load_config
 
@@ -75,7 +75,7 @@ def test_the_classes_of_pixels_are_those_of_pytorch(slim, tmp_path):
         assert structure.macs['subnet'] < 0.6 * structure.macs['dense']
     model.eval()
     found = export_end_to_end(config, model, tmp_path / 'segmentor.onnx', (3, 128, 128), 1)
-    assert found.seconds > 0 and not found.metrics
+    assert min(found.timing.slim) > 0 and not found.metrics
     session = onnxruntime.InferenceSession(str(found.path), providers=['CPUExecutionProvider'])
     for batch, height, width in ((1, 128, 128), (2, 96, 160)):
         images = torch.randn(batch, 3, height, width)
@@ -95,7 +95,6 @@ def test_two_networks_are_timed_in_turns(tmp_path, monkeypatch):
     from mmkcr.deploy import end_to_end
     config, model = detector()
     first = export_end_to_end(config, model, tmp_path / 'first.onnx', SHAPE, 1)
-    assert first.timing is None
     given, whole = [], end_to_end.measure_pair
     monkeypatch.setattr(end_to_end, 'measure_pair', lambda dense, slim, *args, **kwargs: (
         given.append((Path(dense).read_bytes(), Path(slim).read_bytes())),
@@ -104,13 +103,12 @@ def test_two_networks_are_timed_in_turns(tmp_path, monkeypatch):
                               against=first.path)
     assert given == [(first.path.read_bytes(), found.path.read_bytes())]
     assert len(found.timing.dense) == len(found.timing.slim) == 2
-    assert found.seconds == pytest.approx(sum(found.timing.slim) / 2)
 
 
 def test_without_mmdeploy(monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setitem(sys.modules, 'mmdeploy', None)
     with pytest.raises(ImportError, match='`mmdeploy` .*, found none: pip install onedl-mmdeploy'):
-        require_mmdeploy()
+        export_end_to_end(*detector(), tmp_path / 'x.onnx', SHAPE)
 
 
 @pytest.mark.parametrize('path, changes, against, message', [

@@ -13,9 +13,9 @@ from torch import nn
 
 from mmkcr import models
 from mmkcr.apis import count_macs
-from mmkcr.deploy.export import export_onnx, onnx_macs
-from mmkcr.deploy.latency import RUNTIMES, PairTiming, clock_for, measure_pair, random_subnet
-from mmkcr.deploy.runtimes import PACKAGES, open_onnx
+from mmkcr.deploy.export import export_onnx, recorded
+from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair, random_subnet
+from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES, open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.search_space import SearchSpace
 
@@ -136,7 +136,7 @@ def test_macs_of_a_file_are_those_of_its_size(tmp_path):
     macs = count_macs(model, (3, 8, 8))
     dynamic = export_onnx(model, tmp_path / 'dynamic.onnx', (3, 8, 8)).path
     fixed = export_onnx(model, tmp_path / 'fixed.onnx', (3, 8, 8), False).path
-    assert onnx_macs(dynamic) == onnx_macs(fixed) == macs
+    assert recorded(dynamic) == recorded(fixed) == (macs, (3, 8, 8))
     for path, size, expected in (
             (dynamic, 8, macs), (dynamic, 12, None), (fixed, 8, macs),
             (without_shape(dynamic), 8, None), (without_shape(fixed), 8, macs)):
@@ -171,7 +171,7 @@ def test_files_run_on_the_device_that_was_asked_for(tmp_path):
     if importlib.util.find_spec('openvino') is not None:
         with pytest.raises(ValueError, match="device 'cpu' for `openvino`, found 'cuda'"):
             open_onnx(path, 'openvino', device='cuda')
-    with pytest.raises(ValueError, match='on the CPU to export, found weights on meta'):
+    with pytest.raises(ValueError, match='on the CPU to export, found torch.float32 on meta'):
         export_onnx(model.to('meta'), path, SHAPE)
 
 

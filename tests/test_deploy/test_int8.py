@@ -7,8 +7,7 @@ import torch
 from mmpretrain.models import ImageClassifier
 
 from lab.kind_coverage import FAMILIES
-from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx
-from mmkcr.deploy.int8_files import deploy_int8
+from mmkcr.deploy.int8 import QUANTIZERS, deploy_int8, quantize_onnx
 from mmkcr.deploy.latency import random_subnet, searchable
 from mmkcr.deploy.runtimes import open_onnx
 

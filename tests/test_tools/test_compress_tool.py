@@ -25,8 +25,7 @@ from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.closed_form import images as calibration_module
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure
-from mmkcr.deploy.int8 import QUANTIZERS
-from mmkcr.deploy.int8_files import DeployedFile
+from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.engine.build import build_model, load_config, run_folder
 from mmkcr.models import Searchable

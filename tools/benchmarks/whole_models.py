@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.model_zoo import uninitialized
 from mmkcr.cli.command import Parser, command, quiet_hosts
+from mmkcr.closed_form.kinds import searched
 from mmkcr.core import count_params
-from mmkcr.deploy.latency import random_subnet, searchable
+from mmkcr.deploy.latency import random_subnet
 from mmkcr.engine.build import build_model, default_shape, image_shape, load_config
 from mmkcr.models.counting import count_parts, counted_proposals, part_rows
 from mmkcr.models.tasks import is_dense_task
@@ -55,7 +56,7 @@ def measure(model: Any, target: str, shape: Sequence[int], dense: dict[str, int]
         divisor (int): See :func:`~mmkcr.deploy.latency.random_subnet`.
     """
     model = copy.deepcopy(model)
-    space = searchable(model, scope='model')
+    space = searched(model, None, 'model')
     subnet, structure = random_subnet(model, target, shape, 'model', divisor)
     slim = count_parts(subnet, shape)
     macs, sites = sum(slim.values()), [site.path for site in space.sites.values()]

@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.figures import saved_figure
 from mmkcr.apis import count_macs, inferencer, model_config
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.deploy.latency import RUNTIMES, measure_pair
+from mmkcr.deploy.latency import measure_pair
+from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization.progress import shown
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.release import HASHES, TABLE, Options, release
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.deploy.latency import RUNTIMES
+from mmkcr.deploy.runtimes import RUNTIMES
 
 
 def make_parser() -> Parser:

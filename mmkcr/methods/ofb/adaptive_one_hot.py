@@ -126,7 +126,7 @@ class AdaptiveOneHotLoss(Priced):
                  cost: str = 'macs',
                  table: str | None = None,
                  force_table: bool = False) -> None:
-        super().__init__(cost, table, (), input_shape, force_table)
+        super().__init__(cost, table, input_shape, force_table)
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')
         if balance is not None and preset != 'balanced':

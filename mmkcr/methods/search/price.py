@@ -93,7 +93,7 @@ class MacsPrice(Priced):
                  part: str | None = None,
                  table: str | None = None,
                  force_table: bool = False) -> None:
-        super().__init__(cost, table, ('paper', ), input_shape, force_table)
+        super().__init__(cost, table, input_shape, force_table, dict(paper=PaperCost))
         if min(weight, growth) < 0:
             raise ValueError('expected a non-negative price `weight` and `growth`, found '
                              f'{weight} and {growth}')
@@ -105,10 +105,6 @@ class MacsPrice(Priced):
         self.growth = growth
         # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('weight', torch.tensor(float(weight)), target is not None)
-
-    def build_cost(self, macs: MacsModel) -> CostModel:
-        """See :class:`~mmkcr.models.costs.Priced`."""
-        return PaperCost(macs) if self.cost == 'paper' else super().build_cost(macs)
 
     def check_target(self, macs: MacsModel) -> None:
         """Refuse a target that no sizes of the gates reach; the message gives the range."""
