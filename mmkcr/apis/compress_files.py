@@ -12,18 +12,24 @@ from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.apis.finetune import without_initial_weights
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
+from mmkcr.apis.slim_files import (
+    STRUCTURE,
+    WEIGHTS,
+    SubnetFiles,
+    provenance,
+    write_subnet,
+    written_files,
+)
 from mmkcr.closed_form.compression import CompressResult, compress
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
 from mmkcr.closed_form.progress import CompressProgress, kept_profiles
 from mmkcr.closed_form.refit_structure import refit_structure
-from mmkcr.closed_form.report import size_rows
 from mmkcr.closed_form.survey import Survey, survey
 from mmkcr.core import Structure, atomic_write, remove_stale
 from mmkcr.deploy.int8 import require_quantizer
 from mmkcr.deploy.int8_files import DeployedFile, deploy_int8
-from mmkcr.deploy.latency_table import check_prediction, usable_table
+from mmkcr.deploy.latency_table import usable_table
 from mmkcr.engine.build import (
     build_model,
     default_shape,
@@ -31,15 +37,12 @@ from mmkcr.engine.build import (
     load_config,
     load_weights,
     run_folder,
-    state_bytes,
 )
 from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.lazy import is_of
-from mmkcr.models.counting import Parts, counted_proposals, known_parts
 from mmkcr.models.tasks import (
     deciding_scores,
     find_task,
-    is_dense_task,
     is_detector,
     tensor_outputs,
 )
@@ -49,34 +52,6 @@ from mmkcr.version import __version__
 #: Maximum number of calibration images by default.
 MOST_IMAGES = 512
 CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
-
-
-class CompressFiles(NamedTuple):
-    """Written files and sizes.
-
-    Args:
-        folder (Path): Folder of the files.
-        result (CompressResult): Subnet, structure, agreement.
-        progress (CompressProgress): Whoever takes ``later`` steps removes it at the end.
-        bytes (dict[str, int]): Bytes of the weights, ``dense`` and ``subnet``.
-        parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
-            slim; empty for others.
-        proposals (str, optional): The proposals that they are counted for, see
-            :func:`~mmkcr.models.counting.counted_proposals`.
-        reused (Path, optional): Folder whose profiles of an earlier call were used.
-        latency (str): With a target of time, how accurate the prediction was, else ''.
-        deployed (Sequence[DeployedFile]): fp32 and int8 files, if requested.
-    """
-
-    folder: Path
-    result: CompressResult
-    progress: CompressProgress
-    bytes: dict[str, int]
-    parts: Parts
-    proposals: str | None
-    reused: Path | None = None
-    latency: str = ''
-    deployed: Sequence[DeployedFile] = ()
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
@@ -105,7 +80,6 @@ class CompressTask(NamedTuple):
         input_shape (Sequence[int]): (C, H, W) that MACs are counted for; of ``part``.
         classifies (bool): Whether the outputs are class scores.
         folder (Path): To write to.
-        searched (dict): Dense config of what ``scope`` says: the backbone, or the whole model.
         provenance (dict): For the written files.
         key (dict): Two tasks with equal keys give the same result.
     """
@@ -119,7 +93,6 @@ class CompressTask(NamedTuple):
     classifies: bool
     folder: Path
     scope: str
-    searched: dict[str, Any]
     provenance: dict[str, Any]
     key: dict[str, Any]
 
@@ -161,7 +134,7 @@ def compress_task(config: str | Path, checkpoint: str | Path,
         not is_of(head, 'mmpretrain.models.heads.RegressionHead')
     return CompressTask(
         cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
-        scope, searched_config(cfg, scope),
+        scope,
         dict(provenance(cfg, config, checkpoint, content), calibration=dict(
             images=batches.images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
@@ -205,7 +178,7 @@ def compress_files(task: CompressTask, target: str | int | float,
                    sites: Sequence[Any] | None = None, cost: str = 'macs',
                    latency: str | Path | None = None, force_latency: bool = False,
                    int8: str | None = None, profiles: str | Path | None = None,
-                   later: Mapping[str, Any] | None = None, **settings: Any) -> CompressFiles:
+                   later: Mapping[str, Any] | None = None, **settings: Any) -> SubnetFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
     A call that was killed continues behind the last refitted block if it is repeated with
@@ -252,20 +225,12 @@ def compress_files(task: CompressTask, target: str | int | float,
         if not known:
             kept.withdraw()
         raise
-    files = _written(task, result, done)
-    write_sensitivity(result.profiles, task.folder / SENSITIVITY)
-    files = files._replace(
-        reused=kept.folder if known else None,
-        latency='' if table is None else check_prediction(
-            task.model, result.model, result.structure.provenance['latency']),
-        deployed=() if int8 is None else _int8_files(task, result.model, int8))
-    if later is None:
-        done.remove()
-    return files
+    return _written(task, result, done, later, int8)._replace(
+        reused=kept.folder if known else None)
 
 
 def refit_files(task: CompressTask, structure: str | Path,
-                later: Mapping[str, Any] | None = None, **settings: Any) -> CompressFiles:
+                later: Mapping[str, Any] | None = None, **settings: Any) -> SubnetFiles:
     """Refit a checkpoint to a structure; writes structure, weights and config.
 
     A call that was killed continues behind the last refitted block if it is repeated.
@@ -290,39 +255,26 @@ def refit_files(task: CompressTask, structure: str | Path,
         done.withdraw()
         raise
     result.structure.provenance['structure'] = Path(structure).name
-    files = _written(task, result, done)
-    if later is None:
-        done.remove()
-    return files
+    return _written(task, result, done, later)
 
 
-def _written(task: CompressTask, result: CompressResult, done: CompressProgress) -> CompressFiles:
-    """Write structure, weights and config of a result."""
+def _written(task: CompressTask, result: CompressResult, done: CompressProgress,
+             later: Mapping[str, Any] | None, int8: str | None = None) -> SubnetFiles:
+    """Write structure, weights, config, sensitivity, and files for a runtime, of a result."""
     structure = result.structure
     # the config in place of the class name, so that the structure alone builds the backbone
-    structure.backbone['backbone'] = task.searched
+    structure.backbone['backbone'] = searched_config(task.config, task.scope)
     structure.provenance = dict(task.provenance, **structure.provenance,
                                 agreement=result.agreement)
     write_subnet(result.model, structure, task.meta, task.folder)
     write_config(task.config, task.scope, task.folder, structure.backbone)
-    return CompressFiles(
-        task.folder, result, done,
-        dict(dense=state_bytes(task.model), subnet=state_bytes(result.model)),
-        both_parts(task, result.model), counted_proposals(task.model))
-
-
-def both_parts(task: CompressTask, subnet: nn.Module) -> Parts:
-    """MACs of a detector or segmentor by part, dense and slim; empty for others.
-
-    Args:
-        task (CompressTask): With the dense model.
-        subnet (nn.Module): What it was compressed to.
-    """
-    if not is_dense_task(task.model):
-        return {}
-    slim = known_parts(subnet, task.input_shape)
-    whole = known_parts(task.model, task.input_shape) if slim else {}
-    return {part: (macs, slim.get(part, 0)) for part, macs in whole.items()}
+    if result.profiles:
+        write_sensitivity(result.profiles, task.folder / SENSITIVITY)
+    files = written_files(task.model, result.model, structure, task.folder)._replace(
+        progress=done, deployed=() if int8 is None else _int8_files(task, result.model, int8))
+    if later is None:
+        done.remove()
+    return files
 
 
 def _int8_files(task: CompressTask, slim: nn.Module, runtime: str) -> Sequence[DeployedFile]:
@@ -376,9 +328,3 @@ def write_sensitivity(profiles: Mapping[str, SiteProfile], path: Path) -> None:
         temporary.write_text(json.dumps({name: dict(
             order=profile.order.tolist(), losses=profile.losses.tolist())
             for name, profile in profiles.items()}) + '\n')
-
-
-def dense_and_slim(files: CompressFiles) -> tuple[tuple[str, float, float], ...]:
-    """Rows of the table of sizes: name, dense value, slim value."""
-    return (*size_rows(files.result.structure),
-            ('weights (MB)', files.bytes['dense'] / 1e6, files.bytes['subnet'] / 1e6))

@@ -22,7 +22,6 @@ Examples:
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -31,31 +30,28 @@ from mmengine.runner import Runner
 
 from mmkcr.apis.compress_files import (
     CONFIG,
-    CompressFiles,
     CompressTask,
     compress_files,
     compress_task,
-    dense_and_slim,
     refit_files,
 )
 from mmkcr.apis.distil_files import distil_files
 from mmkcr.apis.finetune import shortened, write_finetune_config
-from mmkcr.apis.slim_files import WEIGHTS
+from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
 from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.limits import TARGETS
+from mmkcr.cli.report import print_files
 from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
 from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
-from mmkcr.closed_form.report import sentences, site_table
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
 from mmkcr.engine.build import load_config, run_folder
 from mmkcr.engine.workers import no_workers_left
-from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
 
@@ -118,47 +114,10 @@ class CompressJob(Configured, Shaped, Trusting, Timed):
         metavar='RUNTIME')
 
 
-def print_report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
-           deployed: Sequence[dict[str, float]] = ()) -> None:
-    """Print what was kept, and the models side by side: dense, slim, fine-tuned.
-
-    ``deployed`` are the metrics of the files of ``--int8``.
-    """
-    structure = files.result.structure
-    print(site_table(structure))
-    tuned = [''] * (len(metrics) > 2)
-    rows = [(name, f'{dense:.4g}', f'{slim:.4g}', *tuned, f'{slim / dense:.1%}')
-            for name, dense, slim in dense_and_slim(files)]
-    for name, value in metrics[0].items() if metrics else ():
-        if isinstance(value, Real):  # mmseg gives NumPy's
-            rows.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
-    print(format_table(('', 'dense', 'slim', *(['tuned'] if tuned else []), 'left'), rows))
-    for sentence in sentences(structure, files.result.agreement):
-        print(sentence)
-    if files.deployed:
-        names = [name for name, value in (deployed[0] if deployed else {}).items()
-                 if isinstance(value, Real)]
-        rows = [(entry.path.name, f'{entry.bytes / 1e6:.2f}', f'{entry.ratio:.3f}',
-                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}',
-                 *(f'{found[name]:.4g}' for name in names))
-                for entry, found in zip(files.deployed, deployed or [{}] * len(files.deployed))]
-        print(format_table(('file', 'MB', 'time, batch 1', 'difference from dense',
-                            'same class', *names), rows))
-    if files.parts:
-        print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
-    reused = f'Profiles of the sites are those of an earlier call, in {files.reused}.' \
-        if files.reused else ''
-    for sentence in (files.proposals, files.latency, reused, earlier_note(files.folder)):
-        if sentence:
-            print(sentence)
-    print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
-    print(next_steps(files))
-
-
-def next_steps(files: CompressFiles) -> str:
+def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
     config, weights = files.folder / CONFIG, files.folder / WEIGHTS
-    whole, scope = '', files.result.structure.provenance.get('asked', {}).get('scope')
+    whole, scope = '', files.structure.provenance.get('asked', {}).get('scope')
     if files.parts and scope == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
         whole = f'The whole model went to {slim / dense:.1%} of its MACs: `--scope model` cuts ' \
@@ -168,20 +127,12 @@ def next_steps(files: CompressFiles) -> str:
             'call.')
 
 
-def earlier_note(folder: Path) -> str:
-    """Which files of ``--int8`` beside the new network are of an earlier one, or ''."""
-    written = (folder / WEIGHTS).stat().st_mtime_ns
-    earlier = [path.name for path in sorted(folder.glob('slim_*.onnx'))
-               if path.stat().st_mtime_ns < written]
-    return f'Of an earlier network: {", ".join(earlier)}.' if earlier else ''
-
-
-def report_targets(finished: Sequence[CompressFiles]) -> None:
+def report_targets(finished: Sequence[SubnetFiles]) -> None:
     """Print the networks of several targets side by side."""
     rows = []
     for files in finished:
-        structure, agreement = files.result.structure, files.result.agreement
-        macs = structure.macs
+        structure = files.structure
+        macs, agreement = structure.macs, structure.provenance['agreement']
         rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
                      f'{macs["subnet"] / 1e9:.4g}', f'{structure.params["subnet"] / 1e6:.4g}',
                      f'{agreement["error"]:.1%}'))
@@ -201,16 +152,16 @@ def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | No
         return runner.test()
 
 
-def begin(files: CompressFiles, step: str) -> None:
+def begin(files: SubnetFiles, step: str) -> None:
     """Begin a step, of which an earlier call's is no start."""
     if not files.progress.has_begun(step):
         (files.folder / step / 'last_checkpoint').unlink(missing_ok=True)
         files.progress.begin(step)
 
 
-def finetune(dense: Config, args: CompressJob, files: CompressFiles) -> str:
+def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     """Train what was compressed, or go on with it; gives the checkpoint."""
-    path = write_finetune_config(dense, args.checkpoint, files.result.structure, files.folder,
+    path = write_finetune_config(dense, args.checkpoint, files.structure, files.folder,
                                  args.finetune, rate=args.finetune_rate)
     config = load_config(path, compressed=False)
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
@@ -234,7 +185,7 @@ def task_of(args: CompressJob, out: str | Path | None = None) -> CompressTask:
         args.device, args.cfg_options, args.scope)
 
 
-def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[CompressFiles]:
+def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
     """The networks of all targets, the smallest first: an unreachable target is refused first."""
     cost, given = chosen_target(args)
     table, out, profiles = chosen_table(args), args.out, args.profiles
@@ -254,7 +205,7 @@ def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[Compress
         yield files
 
 
-def finish(args: CompressJob, dense: Config, files: CompressFiles,
+def finish(args: CompressJob, dense: Config, files: SubnetFiles,
            metrics: list[dict[str, float]]) -> None:
     """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
     if args.distil is not None:
@@ -276,7 +227,9 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
                                          entry.path, args.int8))
         except ValueError as error:  # they have one size, test images may have others
             note = f'The files of `--int8` were not evaluated: {error}'
-    print_report(files, found, deployed)
+    print_files(files, found, deployed)
+    print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
+    print(next_steps(files))
     if note:
         print(note)
     for checkpoint in tuned:
