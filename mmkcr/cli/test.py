@@ -128,7 +128,7 @@ class MaskWatchHook(Hook):
 
     def after_test_epoch(self, _: Runner, metrics: dict[str, float] | None = None) -> None:
         """End."""
-        self.watch.__exit__()
+        self.watch.close()
 
 
 def test_with_masks(runner: Runner) -> dict[str, Any]:
