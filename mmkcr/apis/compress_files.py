@@ -1,5 +1,6 @@
 """Compressing from files to files: what ``tools/compress.py`` does."""
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from mmkcr.closed_form.options import CompressOptions, SiteProfile
 from mmkcr.closed_form.progress import CompressProgress, kept_profiles
 from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.closed_form.survey import Survey, survey
-from mmkcr.core import Structure, atomic_write, remove_stale
+from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import require_quantizer
 from mmkcr.deploy.int8_files import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
@@ -128,7 +129,6 @@ def compress_task(config: str | Path, checkpoint: str | Path,
         batches = batches[:enough_images(survey(model.eval(), batches, task_outputs, False), (
             model if scope == 'model' else model.backbone).modules())]
     folder = Path(out) if out else run_folder(cfg, config) / 'compress'
-    remove_stale(folder)  # half-written files of a killed call
     head = getattr(model, 'head', None)  # scores of one set of classes: no features, no numbers
     classifies = is_of(head, 'mmpretrain.models.heads.ClsHead') and \
         not is_of(head, 'mmpretrain.models.heads.RegressionHead')
@@ -144,12 +144,7 @@ def compress_task(config: str | Path, checkpoint: str | Path,
 
 
 def searched_config(config: Config, scope: str) -> dict[str, Any]:
-    """The part of a dense config that a structure is about, without initial weights.
-
-    Args:
-        config (Config): Of the dense task model.
-        scope (str): ``'backbone'`` or ``'model'``.
-    """
+    """The part of a dense config that a structure is about, without initial weights."""
     searched = without_initial_weights(config).model
     searched = searched if scope == 'model' else searched.backbone
     return scoped({key: value for key, value in searched.items() if key != 'init_cfg'},
@@ -235,11 +230,7 @@ def refit_files(task: CompressTask, structure: str | Path,
 
     A call that was killed continues behind the last refitted block if it is repeated.
 
-    Args:
-        task (CompressTask): Config, checkpoint and images.
-        structure (str | Path): File of the structure.
-        later (Mapping, optional): As of :func:`compress_files`. Defaults to None.
-        **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
+    Arguments are those of :func:`compress_files`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -287,8 +278,8 @@ def _int8_files(task: CompressTask, slim: nn.Module, runtime: str) -> Sequence[D
     images = [(one if one.shape[-2:] == size else F.interpolate(one, size, mode='bilinear')).numpy()
               for one in images]
     count = max(1, len(images) // 10)
-    return deploy_int8(task.model.cpu(), slim.cpu(), images[:-count] or images, images[-count:],
-                       task.folder, runtime)
+    return deploy_int8(copy.deepcopy(task.model).cpu(), slim.cpu(), images[:-count] or images,
+                       images[-count:], task.folder, runtime)
 
 
 def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str, Any],
@@ -298,8 +289,7 @@ def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str
     Files are named relative to the config, so the folder can be moved.
 
     Args:
-        config (Config): Of the dense task model.
-        scope (str): ``'backbone'`` or ``'model'``.
+        config, scope: Of the dense task model; ``'backbone'`` or ``'model'``.
         folder (Path): Holds structure and weights.
         backbone (Mapping): Config of the backbone, or the whole model, without its structure.
         weights (str): Name of the file with the weights. Defaults to ``'subnet.pth'``.

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from torch import nn
 
 from mmkcr.closed_form.progress import CompressProgress
-from mmkcr.core import Structure, atomic_write, write_tensors
+from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
 from mmkcr.deploy.int8_files import DeployedFile
 from mmkcr.deploy.latency_table import check_prediction, usable_table
 from mmkcr.engine.build import (
@@ -80,33 +80,21 @@ def written_files(dense: nn.Module, subnet: nn.Module, structure: Structure,
         '' if predicted is None else check_prediction(dense, subnet, predicted))
 
 
-def slim_files(config: str | Path,
-               checkpoint: str | Path,
-               target_macs: str | int | float | None = None,
-               divisor: int = 1,
-               shape: Sequence[int] | None = None,
-               out: str | Path | None = None,
-               options: Mapping[str, Any] | None = None,
-               part: str | None = None,
-               latency: str | Path | None = None,
-               force_latency: bool = False,
+def slim_files(config: str | Path, checkpoint: str | Path,
+               target_macs: str | int | float | None = None, divisor: int = 1,
+               shape: Sequence[int] | None = None, out: str | Path | None = None,
+               options: Mapping[str, Any] | None = None, part: str | None = None,
+               latency: str | Path | None = None, force_latency: bool = False,
                cost: str = 'macs') -> SubnetFiles:
-    """Slim a trained supernet and write the subnet.
+    """Slim a trained supernet and write the subnet; see ``mmkcr slim --help``.
 
-    Two files are written, both or, on any error, neither: ``structure.json``,
-    and ``subnet.pth`` with the ``state_dict`` of the bare task model (weights
-    inherited) and a ``meta``. A config of the task model with
-    ``backbone=dict(structure='.../structure.json')`` loads it strictly.
+    Two files are written, both or, on any error, neither: ``structure.json``, and ``subnet.pth``
+    with the ``state_dict`` of the bare task model (weights inherited) and a ``meta``.
 
     Args:
-        config (str | Path): Config of the search.
-        checkpoint (str | Path): Its checkpoint.
-        target_macs (str | int | float, optional): See :func:`mmkcr.apis.slim`; so are ``divisor``,
-            ``shape``, ``part`` and ``cost``. ``shape`` defaults to
+        config, checkpoint, out, options: Of the search; folder; config entries to overwrite.
+        target_macs, divisor, shape, part, cost: See :func:`mmkcr.apis.slim`. ``shape`` defaults to
             :func:`~mmkcr.engine.build.default_shape`.
-        out (str | Path, optional): Folder. Defaults to
-            ``slim`` in :func:`~mmkcr.engine.build.run_folder`.
-        options (dict, optional): Config entries to overwrite.
         latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
             None.
         force_latency (bool): Accept a table of another machine. Defaults to False.
@@ -114,8 +102,7 @@ def slim_files(config: str | Path,
     Raises:
         FileNotFoundError: Config or checkpoint is missing.
         ImportError: The runtime of ``latency`` is.
-        ValueError: They do not belong together, there are no gates, or the
-            target is unreachable.
+        ValueError: They do not belong together, there are no gates, or the target is unreachable.
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
@@ -206,6 +193,7 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
         meta (dict): ``meta`` of the checkpoint that it comes from.
         folder (Path): Created if it does not exist.
     """
+    remove_stale(folder)  # half-written files of a killed call
     state = {name: value.detach().cpu().clone().contiguous()
              for name, value in subnet.state_dict().items()}
     kept = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in meta}

@@ -19,6 +19,7 @@ Examples:
     mmkcr compress CONFIG CHECKPOINT --structure searched/structure.json
 """
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
-from mmkcr.engine.build import load_config, run_folder
+from mmkcr.engine.build import load_config
 from mmkcr.engine.workers import no_workers_left
 from mmkcr.visualization import format_table
 
@@ -143,6 +144,7 @@ def report_targets(finished: Sequence[SubnetFiles]) -> None:
 def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | None = None,
              runtime: str = 'onnxruntime') -> dict[str, float]:
     """Metrics of a model, or of its exported file, on the test set of its config."""
+    config = copy.deepcopy(config)
     config.work_dir, config.resume, config.launcher = work_dir, False, 'none'
     config.load_from = checkpoint or config.load_from
     runner = Runner.from_cfg(config)
@@ -172,57 +174,42 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     return latest_checkpoint(config.work_dir)
 
 
-def bytes_of(gigabytes: float | None) -> int | None:
-    """Bytes of so many GB; None stays."""
-    return None if gigabytes is None else int(gigabytes * 2**30)
-
-
-def task_of(args: CompressJob, out: str | Path | None = None) -> CompressTask:
-    """What the arguments say is to be compressed, and where to; by default to ``--out``."""
-    return compress_task(
-        args.config, args.checkpoint, args.calibration, args.images,
-        given_shape(args), args.part, out or args.out, args.seed,
-        args.device, args.cfg_options, args.scope)
-
-
-def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
+def compressed(args: CompressJob, task: CompressTask, table: Path | None, later: Mapping[str, Any],
+               settings: Mapping[str, Any]) -> Iterator[SubnetFiles]:
     """The networks of all targets, the smallest first: an unreachable target is refused first."""
     cost, given = chosen_target(args)
-    table, out, profiles = chosen_table(args), args.out, args.profiles
+    profiles = args.profiles
     cls = TARGETS['target_latency' if table else f'target_{cost}']
     # of a network so large that shares and absolute numbers do not mix
     targets = sorted(dict.fromkeys(given), key=lambda most: cls.read_target(most, 2**62))
     for most in targets:
-        if len(targets) > 1:
-            folder = Path(args.out or run_folder(load_config(args.config, args.cfg_options),
-                                                 args.config) / 'compress')
-            out = folder / f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}'
+        name = f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
         files = compress_files(
-            task_of(args, out), most, args.sites, cost, table, args.force_table, int8=args.int8,
-            profiles=profiles, later=later, divisor=args.divisor, uniform=args.uniform,
-            rho=args.rho, memory=bytes_of(args.memory), seed=args.seed)
+            task._replace(folder=task.folder / name), most, args.sites, cost, table,
+            args.force_table, int8=args.int8, profiles=profiles, later=later,
+            divisor=args.divisor, uniform=args.uniform, **settings)
         profiles = profiles or files.folder  # one calibration serves all
         yield files
 
 
-def finish(args: CompressJob, dense: Config, files: SubnetFiles,
+def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
            metrics: list[dict[str, float]]) -> None:
     """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
     if args.distil is not None:
         begin(files, 'distil')
-        distil_files(task_of(args), files.folder, args.distil)
-    tuned = [] if args.finetune is None else [finetune(dense, args, files)]
+        distil_files(task, files.folder, args.distil)
+    tuned = [] if args.finetune is None else [finetune(task.config, args, files)]
     found, deployed, note = [], [], ''
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')
         if not metrics:
-            metrics.append(evaluate(dense, args.checkpoint, work_dir))
+            metrics.append(evaluate(task.config, args.checkpoint, work_dir))
         found = [*metrics, *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
                              for checkpoint in (None, *tuned))]
         try:
             for entry in files.deployed:
                 of_dense = entry.name.startswith('dense')
-                config = dense if of_dense else load_config(files.folder / CONFIG)
+                config = task.config if of_dense else load_config(files.folder / CONFIG)
                 deployed.append(evaluate(config, args.checkpoint if of_dense else None, work_dir,
                                          entry.path, args.int8))
         except ValueError as error:  # they have one size, test images may have others
@@ -281,11 +268,16 @@ def main(args: CompressJob) -> None:
     if args.distil is not None:
         read_length(args.distil)
         later['distil'] = args.distil
+    table = chosen_table(args)
+    task = compress_task(
+        args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,
+        args.out, args.seed, args.device, args.cfg_options, args.scope)
+    settings = dict(rho=args.rho, seed=args.seed, memory=None if args.memory is None else int(
+        args.memory * 2**30))
     finished, metrics = [], []
-    for files in compressed(args, later) if args.structure is None else [
-            refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho,
-                        memory=bytes_of(args.memory))]:
-        finish(args, load_config(args.config, args.cfg_options), files, metrics)
+    for files in compressed(args, task, table, later, settings) if args.structure is None else [
+            refit_files(task, args.structure, later, **settings)]:
+        finish(args, task, files, metrics)
         finished.append(files)
     if len(finished) > 1:
         report_targets(finished)

@@ -41,7 +41,7 @@ class InitJob:
 def main(args: InitJob) -> None:
     """Check the backbone, write and print."""
     quiet_hosts()
-    result = init_config(args.config, args.method, args.stage, args.target_macs, args.out,
-                         args.force, args.search, args.part)
-    print(result.text, end='')
-    print(f'Wrote {result.path}')
+    path = init_config(args.config, args.method, args.stage, args.target_macs, args.out,
+                       args.force, args.search, args.part)
+    print(path.read_text(), end='')
+    print(f'Wrote {path}')

@@ -87,15 +87,7 @@ def result_text(result: Any) -> str:
 
 def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
          held_out: Sequence[Any], settings: CompressOptions) -> str:
-    """What a compression is about to do.
-
-    Args:
-        looked (Survey): Of the dense network.
-        layers (Sequence[nn.Module]): Those that may be refitted.
-        batches (Sequence): Of calibration.
-        held_out (Sequence): Of agreement.
-        settings (CompressOptions): Of the compression.
-    """
+    """What a compression of the surveyed network, whose ``layers`` may be refitted, will do."""
     there, held = count_images(batches), count_images(held_out)
     used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))
     sizes = ' x '.join(map(str, looked.sizes[0])) if looked.sizes else 'their own size'
