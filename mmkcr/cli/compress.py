@@ -39,7 +39,6 @@ from mmkcr.apis.compress_files import (
 from mmkcr.apis.distil_files import distil_files
 from mmkcr.apis.finetune import shortened, write_finetune_config
 from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
-from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.limits import TARGETS
@@ -223,14 +222,6 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
         print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
 
 
-def _check_given_structure(args: CompressJob) -> None:
-    """Refuse options that a given structure leaves no choice for."""
-    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope', 'int8'):
-        if getattr(args, name) != getattr(CompressJob, name):
-            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
-                             'which says what is kept')
-
-
 def _check_later_steps(args: CompressJob) -> None:
     """Refuse, before anything is compressed, what would stop behind it: data, packages, configs."""
     dense, fields = load_config(args.config, args.cfg_options), []
@@ -255,14 +246,15 @@ def _check_later_steps(args: CompressJob) -> None:
 @runs(CompressJob)
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
-    quiet_hosts()
     check_file(args.checkpoint, 'a checkpoint')
     check_file(args.structure, 'a structure')
     check_kinds(args.sites or ())
     _check_later_steps(args)
     chosen_target(args)  # refuses what does not belong to a target
-    if args.structure is not None:
-        _check_given_structure(args)
+    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope', 'int8'):
+        if args.structure is not None and getattr(args, name) != getattr(CompressJob, name):
+            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
+                             'which says what is kept')
     # what follows, evaluation included, does not compress again if it is killed
     later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
     if args.distil is not None:

@@ -147,15 +147,6 @@ def _refuse_losses_without_state(runner: Runner) -> None:
                              f'`{type(loss).__name__}` in `load_from`, found neither')
 
 
-def _refuse_unreachable_target(runner: Runner) -> None:
-    """Refuse a search whose price aims at what its gates cannot reach."""
-    model = unwrap(runner.model)
-    price = getattr(model, 'price', None)
-    # without a shape the MACs are counted for the first batch, and the target is checked there
-    if isinstance(price, MacsPrice) and None not in (price.target, price.input_shape):
-        price.check_target(model.macs_model())
-
-
 class StartHook(Hook):
     """Records that the first batch has arrived, so that all settings are valid."""
 
@@ -165,7 +156,11 @@ class StartHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Refuse what would fail in a batch; the checkpoint is loaded by now."""
         _refuse_losses_without_state(runner)
-        _refuse_unreachable_target(runner)
+        model = unwrap(runner.model)
+        price = getattr(model, 'price', None)
+        # without a shape the MACs are counted for the first batch, and the target is checked there
+        if isinstance(price, MacsPrice) and None not in (price.target, price.input_shape):
+            price.check_target(model.macs_model())
 
     def _before_iter(self, *args: Any, **kwargs: Any) -> None:
         self.started = True

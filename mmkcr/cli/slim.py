@@ -17,7 +17,6 @@ Examples:
 from dataclasses import dataclass
 
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
-from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.report import print_files
 from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
@@ -45,7 +44,6 @@ class SlimJob(Configured, Shaped, Trusting, Timed):
 @runs(SlimJob)
 def main(args: SlimJob) -> None:
     """Slim, write and print."""
-    quiet_hosts()
     cost, target = chosen_target(args)
     files = slim_files(args.config, args.checkpoint, target, args.divisor, given_shape(args),
                        args.out, args.cfg_options, args.part, chosen_table(args), args.force_table,

@@ -167,7 +167,7 @@ def test_with_masks(runner: Runner) -> dict[str, Any]:
     return metrics
 
 
-@runs(TestJob)
+@runs(TestJob, quiet=False)
 def main(args: TestJob) -> None:
     """Check, build and test."""
     if args.out is None and args.out_item is not None:
