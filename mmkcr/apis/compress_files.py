@@ -44,6 +44,7 @@ from mmkcr.lazy import is_of
 from mmkcr.models.tasks import (
     deciding_scores,
     find_task,
+    is_dense_task,
     is_detector,
     tensor_outputs,
 )
@@ -111,9 +112,8 @@ def compress_task(config: str | Path, checkpoint: str | Path,
         raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
                          f'`{type(model).__name__}` in `{config}`')
     content = load_weights(model, checkpoint)
-    of_mmpretrain = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
     if scope == 'model':
-        if of_mmpretrain:
+        if not is_dense_task(model):
             raise ValueError("expected a detector or segmentor for the scope 'model', found "
                              f'`{type(model).__name__}`')
         if part == 'backbone':
@@ -121,7 +121,7 @@ def compress_task(config: str | Path, checkpoint: str | Path,
                              "that of the part 'backbone'")
         part = 'model'
     # heads of detectors cost what the proposals make them cost, so their budget is the backbone's
-    part = part or (None if of_mmpretrain else 'backbone')
+    part = part or ('backbone' if is_dense_task(model) else None)
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
     batches = calibration_images(cfg, model, calibration, images or MOST_IMAGES, seed)

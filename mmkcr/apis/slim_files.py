@@ -13,6 +13,7 @@ from torch import nn
 
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
+from mmkcr.core.added import added_layers
 from mmkcr.deploy.int8_files import DeployedFile
 from mmkcr.deploy.latency_table import check_prediction, usable_table
 from mmkcr.engine.build import (
@@ -27,7 +28,7 @@ from mmkcr.engine.build import (
 )
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models.counting import Parts, both_parts, counted_proposals
-from mmkcr.models.tasks import search_space
+from mmkcr.models.tasks import copied_spaces, find_task, search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
@@ -109,6 +110,11 @@ def slim_files(config: str | Path, checkpoint: str | Path,
     if not search_space(model).gates():
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
+    # before loading: a checkpoint may be of a supernet that was sliced during training
+    task = find_task(model)
+    gates = [gate for space in (search_space(model), *copied_spaces(model))
+             for gate in space.gates().values()]
+    start = state_bytes(task) - sum(map(state_bytes, (*gates, *added_layers(task).values())))
     content = load_weights(model, checkpoint)
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
@@ -117,9 +123,16 @@ def slim_files(config: str | Path, checkpoint: str | Path,
                              ordinary=False)
     structure.provenance = {**structure.provenance,
                             **provenance(cfg, config, checkpoint, content)}
+    dense = build_model(dense_config(cfg))
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
-    return written_files(build_model(dense_config(cfg)), subnet, structure, folder)
+    files = written_files(dense, subnet, structure, folder)
+    parts = files.parts
+    if search_space(subnet).host is not subnet:  # what the search began with may be a subnet
+        lost = structure.macs['dense'] - structure.macs['subnet']
+        parts = {part: (size + lost * (part == 'backbone'), size)
+                 for part, (_, size) in parts.items()}
+    return files._replace(bytes=dict(files.bytes, dense=start), parts=parts)
 
 
 def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,

@@ -173,9 +173,14 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     return latest_checkpoint(config.work_dir)
 
 
-def compressed(args: CompressJob, task: CompressTask, table: Path | None, later: Mapping[str, Any],
-               settings: Mapping[str, Any]) -> Iterator[SubnetFiles]:
+def compressed(args: CompressJob, task: CompressTask, table: Path | None,
+               later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
     """The networks of all targets, the smallest first: an unreachable target is refused first."""
+    settings = dict(rho=args.rho, seed=args.seed, memory=None if args.memory is None else int(
+        args.memory * 2**30))
+    if args.structure is not None:
+        yield refit_files(task, args.structure, later, **settings)
+        return
     cost, given = chosen_target(args)
     profiles = args.profiles
     cls = TARGETS['target_latency' if table else f'target_{cost}']
@@ -264,11 +269,8 @@ def main(args: CompressJob) -> None:
     task = compress_task(
         args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,
         args.out, args.seed, args.device, args.cfg_options, args.scope)
-    settings = dict(rho=args.rho, seed=args.seed, memory=None if args.memory is None else int(
-        args.memory * 2**30))
     finished, metrics = [], []
-    for files in compressed(args, task, table, later, settings) if args.structure is None else [
-            refit_files(task, args.structure, later, **settings)]:
+    for files in compressed(args, task, table, later):
         finish(args, task, files, metrics)
         finished.append(files)
     if len(finished) > 1:
