@@ -72,9 +72,6 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
         ValueError: It is no checkpoint, is damaged, or would run code.
     """
     checkpoint = _load(str(path), map_location)
-    if not isinstance(checkpoint, Mapping):
-        raise ValueError(f'expected a checkpoint with a `state_dict` at `{path}`, found a '
-                         f'`{type(checkpoint).__name__}`')
     state = next((checkpoint[key] for key in keys if key in checkpoint), checkpoint)
     tensors = isinstance(state, Mapping) and state and all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in state.items())
@@ -91,7 +88,16 @@ def _described(state: Any) -> str:
     return f'the entry `{str(others[0]):.60}`, which is none' if others else 'no entry'
 
 
-def _load(filename: str, map_location: Any = None) -> Any:
+def _load(filename: str, map_location: Any = None) -> Mapping:
+    """A file's entries by name."""
+    content = _content(filename, map_location)
+    if not isinstance(content, Mapping):
+        raise ValueError(f'expected a checkpoint with a `state_dict` at `{filename}`, found a '
+                         f'`{type(content).__name__}`')
+    return content
+
+
+def _content(filename: str, map_location: Any) -> Any:
     """A file's content; one damaged since it was written is refused, which PyTorch does not do."""
     path = Path(filename).expanduser()
     if not is_address(filename) and not path.is_file():
@@ -109,13 +115,13 @@ def _load(filename: str, map_location: Any = None) -> Any:
         return torch.load(path, map_location=map_location, weights_only=not trusted)
 
 
-def _without_code(content: Any) -> Any:
+def _without_code(content: Mapping) -> Mapping:
     """Remove texts of Python that MMEngine runs: ``meta.config`` on resuming, to print a warning.
 
     Its inferencers without a config run ``cfg`` of ``message_hub.runtime_info`` or of ``meta``,
     which stay if they are configs of plain values.
     """
-    if is_trusted() or not isinstance(content, Mapping):
+    if is_trusted():
         return content
     meta, hub = content.get('meta'), content.get('message_hub')
     runtime = hub.get('runtime_info') if isinstance(hub, dict) else None

@@ -1,5 +1,6 @@
 """Compressing from files to files: what ``tools/compress.py`` does."""
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,17 +13,23 @@ from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.apis.finetune import without_initial_weights
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
+from mmkcr.apis.slim_files import (
+    STRUCTURE,
+    WEIGHTS,
+    SubnetFiles,
+    provenance,
+    write_subnet,
+    written_files,
+)
 from mmkcr.closed_form.compression import CompressResult, compress
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
 from mmkcr.closed_form.progress import CompressProgress, kept_profiles
 from mmkcr.closed_form.refit_structure import refit_structure
-from mmkcr.closed_form.report import size_rows
 from mmkcr.closed_form.survey import Survey, survey
-from mmkcr.core import Structure, atomic_write, remove_stale
+from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8, require_quantizer
-from mmkcr.deploy.latency_table import check_prediction, usable_table
+from mmkcr.deploy.latency_table import usable_table
 from mmkcr.engine.build import (
     build_model,
     default_shape,
@@ -30,11 +37,9 @@ from mmkcr.engine.build import (
     load_config,
     load_weights,
     run_folder,
-    state_bytes,
 )
 from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.lazy import is_of
-from mmkcr.models.counting import Parts, counted_proposals, known_parts
 from mmkcr.models.tasks import (
     deciding_scores,
     find_task,
@@ -48,34 +53,6 @@ from mmkcr.version import __version__
 #: Maximum number of calibration images by default.
 MOST_IMAGES = 512
 CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
-
-
-class CompressFiles(NamedTuple):
-    """Written files and sizes.
-
-    Args:
-        folder (Path): Folder of the files.
-        result (CompressResult): Subnet, structure, agreement.
-        progress (CompressProgress): Whoever takes ``later`` steps removes it at the end.
-        bytes (dict[str, int]): Bytes of the weights, ``dense`` and ``subnet``.
-        parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
-            slim; empty for others.
-        proposals (str, optional): The proposals that they are counted for, see
-            :func:`~mmkcr.models.counting.counted_proposals`.
-        reused (Path, optional): Folder whose profiles of an earlier call were used.
-        latency (str): With a target of time, how accurate the prediction was, else ''.
-        deployed (Sequence[DeployedFile]): fp32 and int8 files, if requested.
-    """
-
-    folder: Path
-    result: CompressResult
-    progress: CompressProgress
-    bytes: dict[str, int]
-    parts: Parts
-    proposals: str | None
-    reused: Path | None = None
-    latency: str = ''
-    deployed: Sequence[DeployedFile] = ()
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
@@ -104,7 +81,6 @@ class CompressTask(NamedTuple):
         input_shape (Sequence[int]): (C, H, W) that MACs are counted for; of ``part``.
         classifies (bool): Whether the outputs are class scores.
         folder (Path): To write to.
-        searched (dict): Dense config of what ``scope`` says: the backbone, or the whole model.
         provenance (dict): For the written files.
         key (dict): Two tasks with equal keys give the same result.
     """
@@ -118,7 +94,6 @@ class CompressTask(NamedTuple):
     classifies: bool
     folder: Path
     scope: str
-    searched: dict[str, Any]
     provenance: dict[str, Any]
     key: dict[str, Any]
 
@@ -136,9 +111,8 @@ def compress_task(config: str | Path, checkpoint: str | Path,
         raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
                          f'`{type(model).__name__}` in `{config}`')
     content = load_weights(model, checkpoint)
-    of_mmpretrain = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
     if scope == 'model':
-        if of_mmpretrain:
+        if not is_dense_task(model):
             raise ValueError("expected a detector or segmentor for the scope 'model', found "
                              f'`{type(model).__name__}`')
         if part == 'backbone':
@@ -146,7 +120,7 @@ def compress_task(config: str | Path, checkpoint: str | Path,
                              "that of the part 'backbone'")
         part = 'model'
     # heads of detectors cost what the proposals make them cost, so their budget is the backbone's
-    part = part or (None if of_mmpretrain else 'backbone')
+    part = part or ('backbone' if is_dense_task(model) else None)
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
     batches = calibration_images(cfg, model, calibration, images or MOST_IMAGES, seed)
@@ -154,13 +128,12 @@ def compress_task(config: str | Path, checkpoint: str | Path,
         batches = batches[:enough_images(survey(model.eval(), batches, task_outputs, False), (
             model if scope == 'model' else model.backbone).modules())]
     folder = Path(out) if out else run_folder(cfg, config) / 'compress'
-    remove_stale(folder)  # half-written files of a killed call
     head = getattr(model, 'head', None)  # scores of one set of classes: no features, no numbers
     classifies = is_of(head, 'mmpretrain.models.heads.ClsHead') and \
         not is_of(head, 'mmpretrain.models.heads.RegressionHead')
     return CompressTask(
         cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
-        scope, searched_config(cfg, scope),
+        scope,
         dict(provenance(cfg, config, checkpoint, content), calibration=dict(
             images=batches.images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
@@ -170,12 +143,7 @@ def compress_task(config: str | Path, checkpoint: str | Path,
 
 
 def searched_config(config: Config, scope: str) -> dict[str, Any]:
-    """The part of a dense config that a structure is about, without initial weights.
-
-    Args:
-        config (Config): Of the dense task model.
-        scope (str): ``'backbone'`` or ``'model'``.
-    """
+    """The part of a dense config that a structure is about, without initial weights."""
     searched = without_initial_weights(config).model
     searched = searched if scope == 'model' else searched.backbone
     return scoped({key: value for key, value in searched.items() if key != 'init_cfg'},
@@ -204,7 +172,7 @@ def compress_files(task: CompressTask, target: str | int | float,
                    sites: Sequence[Any] | None = None, cost: str = 'macs',
                    latency: str | Path | None = None, force_latency: bool = False,
                    int8: str | None = None, profiles: str | Path | None = None,
-                   later: Mapping[str, Any] | None = None, **settings: Any) -> CompressFiles:
+                   later: Mapping[str, Any] | None = None, **settings: Any) -> SubnetFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
     A call that was killed continues behind the last refitted block if it is repeated with
@@ -251,29 +219,17 @@ def compress_files(task: CompressTask, target: str | int | float,
         if not known:
             kept.withdraw()
         raise
-    files = _written(task, result, done)
-    write_sensitivity(result.profiles, task.folder / SENSITIVITY)
-    files = files._replace(
-        reused=kept.folder if known else None,
-        latency='' if table is None else check_prediction(
-            task.model, result.model, result.structure.provenance['latency']),
-        deployed=() if int8 is None else _int8_files(task, result.model, int8))
-    if later is None:
-        done.remove()
-    return files
+    return _written(task, result, done, later, int8)._replace(
+        reused=kept.folder if known else None)
 
 
 def refit_files(task: CompressTask, structure: str | Path,
-                later: Mapping[str, Any] | None = None, **settings: Any) -> CompressFiles:
+                later: Mapping[str, Any] | None = None, **settings: Any) -> SubnetFiles:
     """Refit a checkpoint to a structure; writes structure, weights and config.
 
     A call that was killed continues behind the last refitted block if it is repeated.
 
-    Args:
-        task (CompressTask): Config, checkpoint and images.
-        structure (str | Path): File of the structure.
-        later (Mapping, optional): As of :func:`compress_files`. Defaults to None.
-        **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
+    Arguments are those of :func:`compress_files`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -289,39 +245,26 @@ def refit_files(task: CompressTask, structure: str | Path,
         done.withdraw()
         raise
     result.structure.provenance['structure'] = Path(structure).name
-    files = _written(task, result, done)
-    if later is None:
-        done.remove()
-    return files
+    return _written(task, result, done, later)
 
 
-def _written(task: CompressTask, result: CompressResult, done: CompressProgress) -> CompressFiles:
-    """Write structure, weights and config of a result."""
+def _written(task: CompressTask, result: CompressResult, done: CompressProgress,
+             later: Mapping[str, Any] | None, int8: str | None = None) -> SubnetFiles:
+    """Write structure, weights, config, sensitivity, and files for a runtime, of a result."""
     structure = result.structure
     # the config in place of the class name, so that the structure alone builds the backbone
-    structure.backbone['backbone'] = task.searched
+    structure.backbone['backbone'] = searched_config(task.config, task.scope)
     structure.provenance = dict(task.provenance, **structure.provenance,
                                 agreement=result.agreement)
     write_subnet(result.model, structure, task.meta, task.folder)
     write_config(task.config, task.scope, task.folder, structure.backbone)
-    return CompressFiles(
-        task.folder, result, done,
-        dict(dense=state_bytes(task.model), subnet=state_bytes(result.model)),
-        both_parts(task, result.model), counted_proposals(task.model))
-
-
-def both_parts(task: CompressTask, subnet: nn.Module) -> Parts:
-    """MACs of a detector or segmentor by part, dense and slim; empty for others.
-
-    Args:
-        task (CompressTask): With the dense model.
-        subnet (nn.Module): What it was compressed to.
-    """
-    if not is_dense_task(task.model):
-        return {}
-    slim = known_parts(subnet, task.input_shape)
-    whole = known_parts(task.model, task.input_shape) if slim else {}
-    return {part: (macs, slim.get(part, 0)) for part, macs in whole.items()}
+    if result.profiles:
+        write_sensitivity(result.profiles, task.folder / SENSITIVITY)
+    files = written_files(task.model, result.model, structure, task.folder)._replace(
+        progress=done, deployed=() if int8 is None else _int8_files(task, result.model, int8))
+    if later is None:
+        done.remove()
+    return files
 
 
 def _int8_files(task: CompressTask, slim: nn.Module, runtime: str) -> Sequence[DeployedFile]:
@@ -334,8 +277,8 @@ def _int8_files(task: CompressTask, slim: nn.Module, runtime: str) -> Sequence[D
     images = [(one if one.shape[-2:] == size else F.interpolate(one, size, mode='bilinear')).numpy()
               for one in images]
     count = max(1, len(images) // 10)
-    return deploy_int8(task.model.cpu(), slim.cpu(), images[:-count] or images, images[-count:],
-                       task.folder, runtime)
+    return deploy_int8(copy.deepcopy(task.model).cpu(), slim.cpu(), images[:-count] or images,
+                       images[-count:], task.folder, runtime)
 
 
 def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str, Any],
@@ -345,8 +288,7 @@ def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str
     Files are named relative to the config, so the folder can be moved.
 
     Args:
-        config (Config): Of the dense task model.
-        scope (str): ``'backbone'`` or ``'model'``.
+        config, scope: Of the dense task model; ``'backbone'`` or ``'model'``.
         folder (Path): Holds structure and weights.
         backbone (Mapping): Config of the backbone, or the whole model, without its structure.
         weights (str): Name of the file with the weights. Defaults to ``'subnet.pth'``.
@@ -375,9 +317,3 @@ def write_sensitivity(profiles: Mapping[str, SiteProfile], path: Path) -> None:
         temporary.write_text(json.dumps({name: dict(
             order=profile.order.tolist(), losses=profile.losses.tolist())
             for name, profile in profiles.items()}) + '\n')
-
-
-def dense_and_slim(files: CompressFiles) -> tuple[tuple[str, float, float], ...]:
-    """Rows of the table of sizes: name, dense value, slim value."""
-    return (*size_rows(files.result.structure),
-            ('weights (MB)', files.bytes['dense'] / 1e6, files.bytes['subnet'] / 1e6))

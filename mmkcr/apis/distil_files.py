@@ -24,10 +24,6 @@ def distil_files(task: CompressTask, folder: str | Path, length: str | int,
         **options: See :class:`~mmkcr.closed_form.distil.DistilOptions`.
     """
     folder = Path(folder)
-    for name in (CONFIG, STRUCTURE, WEIGHTS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f'expected a compressed network with `{name}` in `{folder}`, '
-                                    'found none')
     student = build_model(load_config(folder / CONFIG))
     meta = load_weights(student, folder / WEIGHTS).get('meta') or {}
     result = distil(student, task.model, task.batches, length, task_outputs,

@@ -7,7 +7,7 @@ from mmengine.config import Config, ConfigDict
 
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
 from mmkcr.core import Structure, atomic_write
-from mmkcr.engine.compressed_config import with_import
+from mmkcr.engine.compressed_config import run_length, with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.safe_load import is_address
 
@@ -15,8 +15,7 @@ DENSE, FINETUNE = 'dense.py', 'finetune.py'
 
 
 def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
-                          folder: Path, length: int, weight: float = 1.,
-                          rate: float = 0.1) -> Path:
+                          folder: Path, length: int, rate: float = 0.1) -> Path:
     """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
 
     The schedule is the dense config's, with all its parts scaled to the new length, at a share of
@@ -29,7 +28,6 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
         structure (Structure): Structure of the subnet.
         folder (Path): Holds structure and weights; other names in the config are relative to it.
         length (int): Epochs, or iterations if the dense config counts these.
-        weight (float): Weight of the teacher's term. Defaults to 1.
         rate (float): Share of the dense config's learning rates. Defaults to 0.1.
 
     Returns:
@@ -52,7 +50,7 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
         weights=f'{here}/{WEIGHTS}', wrapper='mmkcr.RegularizedModel',
         regularizers=dict(teacher=dict(
             type='mmkcr.FeatureDistillationLoss', teacher=f'{here}/{DENSE}',
-            checkpoint=checkpoint, weight=weight)))
+            checkpoint=checkpoint)))
     # neither loads the checkpoints that the dense training once began with
     for name, content in ((DENSE, dense), (FINETUNE, config)):
         content = without_initial_weights(content)
@@ -64,10 +62,7 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
 def shortened(dense: Config, length: int, rate: float) -> Config:
     """A copy of a config with a schedule of another length, at a share of its learning rates.
 
-    Args:
-        dense (Config): As of :func:`write_finetune_config`; so are the others.
-        length (int): Epochs or iterations.
-        rate (float): Share of the learning rates.
+    Arguments are those of :func:`write_finetune_config`.
 
     Raises:
         ValueError: The config trains nothing, or ``length`` or ``rate`` is not positive.
@@ -76,15 +71,11 @@ def shortened(dense: Config, length: int, rate: float) -> Config:
         raise ValueError(f'expected at least one epoch or iteration to fine-tune, found {length}')
     if not 0 < rate < float('inf'):
         raise ValueError(f'expected a positive share of the learning rates, found {rate}')
-    train_cfg = dense.get('train_cfg') or {}
-    key = next((key for key in ('max_epochs', 'max_iters') if train_cfg.get(key)), None)
-    if key is None:
-        raise ValueError('expected a config with `max_epochs` or `max_iters` in `train_cfg` to '
-                         'fine-tune, found none')
+    before, by_epoch = run_length(dense)
     config = copy.deepcopy(dense)
-    stretch_schedule(config, length / train_cfg[key])
+    stretch_schedule(config, length / before)
     scale_rates(config, rate)
-    config.train_cfg[key] = length
+    config.train_cfg['max_epochs' if by_epoch else 'max_iters'] = length
     # a short run must still validate, at its end
     config.train_cfg.val_interval = min(config.train_cfg.get('val_interval', 1), length)
     return config

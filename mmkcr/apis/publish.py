@@ -2,22 +2,22 @@
 
 import hashlib
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmkcr.apis.compress_files import CONFIG
 from mmkcr.apis.finetune import FINETUNE
 from mmkcr.apis.slim_files import checkpoint_bytes, provenance, relative, subnet_name
-from mmkcr.core import Structure, atomic_write, count_params
+from mmkcr.core import atomic_write, count_params
 from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
 from mmkcr.models.loading import load_task, weights_of
-from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.tasks import find_task
+from mmkcr.models.tasks import find_task, search_spaces
 from mmkcr.safe_load import is_address, read_checkpoint
 
 
@@ -35,12 +35,9 @@ class Published(NamedTuple):
     bytes: dict[str, int]
 
 
-def publish(config: str | Path,
-            checkpoint: str | Path | None = None,
-            out: str | Path | None = None,
-            name: str | None = None,
-            options: Mapping[str, Any] | None = None,
-            half: bool = False) -> Published:
+def publish(config: str | Path, checkpoint: str | Path | None = None,
+            out: str | Path | None = None, name: str | None = None,
+            options: Mapping[str, Any] | None = None, half: bool = False) -> Published:
     """Write the model of a checkpoint to ``<out>/<name>-<hash>.pth``.
 
     The file holds the task model's ``state_dict`` and a ``meta`` of plain values: classes,
@@ -73,7 +70,11 @@ def publish(config: str | Path,
     model = build_model(cfg)
     task = find_task(model)
     content = load_weights(model, checkpoint)
-    structure = _structure(task, config)
+    spaces = search_spaces(task)
+    if any(space.gates() for space in spaces):
+        raise ValueError('expected the config of a deployment or retraining, found '
+                         f'`{config}` of a search: slim its checkpoint first')
+    structure = next((space.structure for space in spaces if space.structure is not None), None)
     meta = dict(
         model=type(task).__name__,
         structure=structure and structure.to_dict(),
@@ -108,25 +109,7 @@ def _stored(value: Tensor, half: bool) -> Tensor:
     return value.clone().contiguous()
 
 
-def _structure(task: nn.Module, config: str | Path) -> Structure | None:
-    """The structure of the backbone, or None for a dense one."""
-    found: list[Structure] = []
-    for module in task.modules():
-        space = getattr(module, 'search_space', None)
-        if isinstance(space, SearchSpace):
-            if space.gates():
-                raise ValueError(f'expected the config of a deployment or retraining, found '
-                                 f'`{config}` of a search: slim its checkpoint first')
-            found += [space.structure] if space.structure is not None else []
-    return found[0] if found else None
-
-
 def _plain(value: Any) -> Any:
-    """Convert the metadata of a data set to plain Python values."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    if isinstance(value, (list, tuple, set)):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    """The metadata of a data set as plain values of JSON."""
+    return json.loads(json.dumps(value, default=lambda other: (
+        other.tolist() if isinstance(other, (np.generic, np.ndarray)) else str(other))))

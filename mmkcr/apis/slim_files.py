@@ -11,8 +11,10 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.core import Structure, atomic_write, write_tensors
+from mmkcr.closed_form.progress import CompressProgress
+from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
 from mmkcr.core.added import added_layers
+from mmkcr.deploy.int8_files import DeployedFile
 from mmkcr.deploy.latency_table import check_prediction, usable_table
 from mmkcr.engine.build import (
     build_model,
@@ -25,64 +27,75 @@ from mmkcr.engine.build import (
     state_bytes,
 )
 from mmkcr.methods.search.slimming import slim
-from mmkcr.models.counting import Parts, counted_proposals, known_parts
-from mmkcr.models.tasks import copied_spaces, find_task, is_dense_task, search_space
+from mmkcr.models.counting import Parts, both_parts, counted_proposals
+from mmkcr.models.tasks import copied_spaces, find_task, search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
 
 
-class SlimResult(NamedTuple):
-    """Result of slimming.
+class SubnetFiles(NamedTuple):
+    """What :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files` wrote.
 
     Args:
-        structure (Structure): The written structure, with provenance.
         folder (Path): Folder of the files.
-        bytes (dict[str, int]): Sizes of the search ``checkpoint``, of the
-            ``dense`` weights alone and of the ``subnet`` file.
-        latency (str): With a target of time, how accurate the prediction was, else ''.
+        structure (Structure): The written structure, with provenance.
+        bytes (dict[str, int]): Of the weights, ``dense`` and ``subnet``.
         parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
             slim; empty for others.
         proposals (str, optional): The proposals that they are counted for, see
             :func:`~mmkcr.models.counting.counted_proposals`.
+        latency (str): With a target of time, how accurate the prediction was, else ''.
+        reused (Path, optional): Folder whose profiles of an earlier call were used.
+        deployed (Sequence[DeployedFile]): fp32 and int8 files, if requested.
+        progress (CompressProgress, optional): Of a compression: whoever takes ``later`` steps
+            removes it at the end.
     """
 
-    structure: Structure
     folder: Path
+    structure: Structure
     bytes: dict[str, int]
+    parts: Parts
+    proposals: str | None
     latency: str = ''
-    parts: Parts = {}
-    proposals: str | None = None
+    reused: Path | None = None
+    deployed: Sequence[DeployedFile] = ()
+    progress: CompressProgress | None = None
 
 
-def slim_files(config: str | Path,
-               checkpoint: str | Path,
-               target_macs: str | int | float | None = None,
-               divisor: int = 1,
-               shape: Sequence[int] | None = None,
-               out: str | Path | None = None,
-               options: Mapping[str, Any] | None = None,
-               part: str | None = None,
-               latency: str | Path | None = None,
-               force_latency: bool = False,
-               cost: str = 'macs') -> SlimResult:
-    """Slim a trained supernet and write the subnet.
-
-    Two files are written, both or, on any error, neither: ``structure.json``,
-    and ``subnet.pth`` with the ``state_dict`` of the bare task model (weights
-    inherited) and a ``meta``. A config of the task model with
-    ``backbone=dict(structure='.../structure.json')`` loads it strictly.
+def written_files(dense: nn.Module, subnet: nn.Module, structure: Structure,
+                  folder: Path) -> SubnetFiles:
+    """Compare a written subnet with its dense network.
 
     Args:
-        config (str | Path): Config of the search.
-        checkpoint (str | Path): Its checkpoint.
-        target_macs (str | int | float, optional): See :func:`mmkcr.apis.slim`; so are ``divisor``,
-            ``shape``, ``part`` and ``cost``. ``shape`` defaults to
+        dense (nn.Module): The task model, without gates.
+        subnet (nn.Module): Bare task model.
+        structure (Structure): Its structure, with provenance.
+        folder (Path): Folder of its files.
+    """
+    predicted = structure.provenance.get('latency')
+    return SubnetFiles(
+        folder, structure, dict(dense=state_bytes(dense), subnet=state_bytes(subnet)),
+        both_parts(dense, subnet, structure.macs['input_shape']), counted_proposals(subnet),
+        '' if predicted is None else check_prediction(dense, subnet, predicted))
+
+
+def slim_files(config: str | Path, checkpoint: str | Path,
+               target_macs: str | int | float | None = None, divisor: int = 1,
+               shape: Sequence[int] | None = None, out: str | Path | None = None,
+               options: Mapping[str, Any] | None = None, part: str | None = None,
+               latency: str | Path | None = None, force_latency: bool = False,
+               cost: str = 'macs') -> SubnetFiles:
+    """Slim a trained supernet and write the subnet; see ``mmkcr slim --help``.
+
+    Two files are written, both or, on any error, neither: ``structure.json``, and ``subnet.pth``
+    with the ``state_dict`` of the bare task model (weights inherited) and a ``meta``.
+
+    Args:
+        config, checkpoint, out, options: Of the search; folder; config entries to overwrite.
+        target_macs, divisor, shape, part, cost: See :func:`mmkcr.apis.slim`. ``shape`` defaults to
             :func:`~mmkcr.engine.build.default_shape`.
-        out (str | Path, optional): Folder. Defaults to
-            ``slim`` in :func:`~mmkcr.engine.build.run_folder`.
-        options (dict, optional): Config entries to overwrite.
         latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
             None.
         force_latency (bool): Accept a table of another machine. Defaults to False.
@@ -90,8 +103,7 @@ def slim_files(config: str | Path,
     Raises:
         FileNotFoundError: Config or checkpoint is missing.
         ImportError: The runtime of ``latency`` is.
-        ValueError: They do not belong together, there are no gates, or the
-            target is unreachable.
+        ValueError: They do not belong together, there are no gates, or the target is unreachable.
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
@@ -102,7 +114,7 @@ def slim_files(config: str | Path,
     task = find_task(model)
     gates = [gate for space in (search_space(model), *copied_spaces(model))
              for gate in space.gates().values()]
-    dense = state_bytes(task) - sum(map(state_bytes, (*gates, *added_layers(task).values())))
+    start = state_bytes(task) - sum(map(state_bytes, (*gates, *added_layers(task).values())))
     content = load_weights(model, checkpoint)
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
@@ -111,26 +123,16 @@ def slim_files(config: str | Path,
                              ordinary=False)
     structure.provenance = {**structure.provenance,
                             **provenance(cfg, config, checkpoint, content)}
+    dense = build_model(dense_config(cfg))
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
-    # against a dense model without gates
-    latency_note = '' if table is None else check_prediction(
-        build_model(dense_config(cfg)), subnet, structure.provenance['latency'])
-    return SlimResult(
-        structure, folder, dict(checkpoint=checkpoint_bytes(checkpoint, content), dense=dense,
-                                subnet=(folder / WEIGHTS).stat().st_size), latency_note,
-        _parts(task, subnet, structure) if is_dense_task(subnet) else {}, counted_proposals(subnet))
-
-
-def _parts(supernet: nn.Module, subnet: nn.Module, structure: Structure) -> Parts:
-    """MACs by part, dense and slim; they differ only in the backbone, unless all is searched."""
-    shape = structure.macs['input_shape']
-    found = known_parts(subnet, shape)
-    if found and search_space(subnet).host is subnet:
-        return {part: (macs, found.get(part, 0))
-                for part, macs in known_parts(supernet, shape).items()}
-    lost = structure.macs['dense'] - structure.macs['subnet']
-    return {part: (macs + lost * (part == 'backbone'), macs) for part, macs in found.items()}
+    files = written_files(dense, subnet, structure, folder)
+    parts = files.parts
+    if search_space(subnet).host is not subnet:  # what the search began with may be a subnet
+        lost = structure.macs['dense'] - structure.macs['subnet']
+        parts = {part: (size + lost * (part == 'backbone'), size)
+                 for part, (_, size) in parts.items()}
+    return files._replace(bytes=dict(files.bytes, dense=start), parts=parts)
 
 
 def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
@@ -204,6 +206,7 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
         meta (dict): ``meta`` of the checkpoint that it comes from.
         folder (Path): Created if it does not exist.
     """
+    remove_stale(folder)  # half-written files of a killed call
     state = {name: value.detach().cpu().clone().contiguous()
              for name, value in subnet.state_dict().items()}
     kept = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in meta}

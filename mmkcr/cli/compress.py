@@ -19,10 +19,10 @@ Examples:
     mmkcr compress CONFIG CHECKPOINT --structure searched/structure.json
 """
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -31,31 +31,27 @@ from mmengine.runner import Runner
 
 from mmkcr.apis.compress_files import (
     CONFIG,
-    CompressFiles,
     CompressTask,
     compress_files,
     compress_task,
-    dense_and_slim,
     refit_files,
 )
 from mmkcr.apis.distil_files import distil_files
 from mmkcr.apis.finetune import shortened, write_finetune_config
-from mmkcr.apis.slim_files import WEIGHTS
-from mmkcr.cli.command import quiet_hosts
+from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.limits import TARGETS
+from mmkcr.cli.report import print_files
 from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
 from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
-from mmkcr.closed_form.report import sentences, site_table
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
-from mmkcr.engine.build import load_config, run_folder
+from mmkcr.engine.build import load_config
 from mmkcr.engine.workers import no_workers_left
-from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
 
@@ -118,47 +114,10 @@ class CompressJob(Configured, Shaped, Trusting, Timed):
         metavar='RUNTIME')
 
 
-def print_report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
-           deployed: Sequence[dict[str, float]] = ()) -> None:
-    """Print what was kept, and the models side by side: dense, slim, fine-tuned.
-
-    ``deployed`` are the metrics of the files of ``--int8``.
-    """
-    structure = files.result.structure
-    print(site_table(structure))
-    tuned = [''] * (len(metrics) > 2)
-    rows = [(name, f'{dense:.4g}', f'{slim:.4g}', *tuned, f'{slim / dense:.1%}')
-            for name, dense, slim in dense_and_slim(files)]
-    for name, value in metrics[0].items() if metrics else ():
-        if isinstance(value, Real):  # mmseg gives NumPy's
-            rows.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
-    print(format_table(('', 'dense', 'slim', *(['tuned'] if tuned else []), 'left'), rows))
-    for sentence in sentences(structure, files.result.agreement):
-        print(sentence)
-    if files.deployed:
-        names = [name for name, value in (deployed[0] if deployed else {}).items()
-                 if isinstance(value, Real)]
-        rows = [(entry.path.name, f'{entry.bytes / 1e6:.2f}', f'{entry.ratio:.3f}',
-                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}',
-                 *(f'{found[name]:.4g}' for name in names))
-                for entry, found in zip(files.deployed, deployed or [{}] * len(files.deployed))]
-        print(format_table(('file', 'MB', 'time, batch 1', 'difference from dense',
-                            'same class', *names), rows))
-    if files.parts:
-        print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
-    reused = f'Profiles of the sites are those of an earlier call, in {files.reused}.' \
-        if files.reused else ''
-    for sentence in (files.proposals, files.latency, reused, earlier_note(files.folder)):
-        if sentence:
-            print(sentence)
-    print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
-    print(next_steps(files))
-
-
-def next_steps(files: CompressFiles) -> str:
+def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
     config, weights = files.folder / CONFIG, files.folder / WEIGHTS
-    whole, scope = '', files.result.structure.provenance.get('asked', {}).get('scope')
+    whole, scope = '', files.structure.provenance.get('asked', {}).get('scope')
     if files.parts and scope == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
         whole = f'The whole model went to {slim / dense:.1%} of its MACs: `--scope model` cuts ' \
@@ -168,20 +127,12 @@ def next_steps(files: CompressFiles) -> str:
             'call.')
 
 
-def earlier_note(folder: Path) -> str:
-    """Which files of ``--int8`` beside the new network are of an earlier one, or ''."""
-    written = (folder / WEIGHTS).stat().st_mtime_ns
-    earlier = [path.name for path in sorted(folder.glob('slim_*.onnx'))
-               if path.stat().st_mtime_ns < written]
-    return f'Of an earlier network: {", ".join(earlier)}.' if earlier else ''
-
-
-def report_targets(finished: Sequence[CompressFiles]) -> None:
+def report_targets(finished: Sequence[SubnetFiles]) -> None:
     """Print the networks of several targets side by side."""
     rows = []
     for files in finished:
-        structure, agreement = files.result.structure, files.result.agreement
-        macs = structure.macs
+        structure = files.structure
+        macs, agreement = structure.macs, structure.provenance['agreement']
         rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
                      f'{macs["subnet"] / 1e9:.4g}', f'{structure.params["subnet"] / 1e6:.4g}',
                      f'{agreement["error"]:.1%}'))
@@ -192,6 +143,7 @@ def report_targets(finished: Sequence[CompressFiles]) -> None:
 def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | None = None,
              runtime: str = 'onnxruntime') -> dict[str, float]:
     """Metrics of a model, or of its exported file, on the test set of its config."""
+    config = copy.deepcopy(config)
     config.work_dir, config.resume, config.launcher = work_dir, False, 'none'
     config.load_from = checkpoint or config.load_from
     runner = Runner.from_cfg(config)
@@ -201,16 +153,16 @@ def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | No
         return runner.test()
 
 
-def begin(files: CompressFiles, step: str) -> None:
+def begin(files: SubnetFiles, step: str) -> None:
     """Begin a step, of which an earlier call's is no start."""
     if not files.progress.has_begun(step):
         (files.folder / step / 'last_checkpoint').unlink(missing_ok=True)
         files.progress.begin(step)
 
 
-def finetune(dense: Config, args: CompressJob, files: CompressFiles) -> str:
+def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     """Train what was compressed, or go on with it; gives the checkpoint."""
-    path = write_finetune_config(dense, args.checkpoint, files.result.structure, files.folder,
+    path = write_finetune_config(dense, args.checkpoint, files.structure, files.folder,
                                  args.finetune, rate=args.finetune_rate)
     config = load_config(path, compressed=False)
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
@@ -221,74 +173,58 @@ def finetune(dense: Config, args: CompressJob, files: CompressFiles) -> str:
     return latest_checkpoint(config.work_dir)
 
 
-def bytes_of(gigabytes: float | None) -> int | None:
-    """Bytes of so many GB; None stays."""
-    return None if gigabytes is None else int(gigabytes * 2**30)
-
-
-def task_of(args: CompressJob, out: str | Path | None = None) -> CompressTask:
-    """What the arguments say is to be compressed, and where to; by default to ``--out``."""
-    return compress_task(
-        args.config, args.checkpoint, args.calibration, args.images,
-        given_shape(args), args.part, out or args.out, args.seed,
-        args.device, args.cfg_options, args.scope)
-
-
-def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[CompressFiles]:
+def compressed(args: CompressJob, task: CompressTask, table: Path | None,
+               later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
     """The networks of all targets, the smallest first: an unreachable target is refused first."""
+    settings = dict(rho=args.rho, seed=args.seed, memory=None if args.memory is None else int(
+        args.memory * 2**30))
+    if args.structure is not None:
+        yield refit_files(task, args.structure, later, **settings)
+        return
     cost, given = chosen_target(args)
-    table, out, profiles = chosen_table(args), args.out, args.profiles
+    profiles = args.profiles
     cls = TARGETS['target_latency' if table else f'target_{cost}']
     # of a network so large that shares and absolute numbers do not mix
     targets = sorted(dict.fromkeys(given), key=lambda most: cls.read_target(most, 2**62))
     for most in targets:
-        if len(targets) > 1:
-            folder = Path(args.out or run_folder(load_config(args.config, args.cfg_options),
-                                                 args.config) / 'compress')
-            out = folder / f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}'
+        name = f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
         files = compress_files(
-            task_of(args, out), most, args.sites, cost, table, args.force_table, int8=args.int8,
-            profiles=profiles, later=later, divisor=args.divisor, uniform=args.uniform,
-            rho=args.rho, memory=bytes_of(args.memory), seed=args.seed)
+            task._replace(folder=task.folder / name), most, args.sites, cost, table,
+            args.force_table, int8=args.int8, profiles=profiles, later=later,
+            divisor=args.divisor, uniform=args.uniform, **settings)
         profiles = profiles or files.folder  # one calibration serves all
         yield files
 
 
-def finish(args: CompressJob, dense: Config, files: CompressFiles,
+def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
            metrics: list[dict[str, float]]) -> None:
     """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
     if args.distil is not None:
         begin(files, 'distil')
-        distil_files(task_of(args), files.folder, args.distil)
-    tuned = [] if args.finetune is None else [finetune(dense, args, files)]
+        distil_files(task, files.folder, args.distil)
+    tuned = [] if args.finetune is None else [finetune(task.config, args, files)]
     found, deployed, note = [], [], ''
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')
         if not metrics:
-            metrics.append(evaluate(dense, args.checkpoint, work_dir))
+            metrics.append(evaluate(task.config, args.checkpoint, work_dir))
         found = [*metrics, *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
                              for checkpoint in (None, *tuned))]
         try:
             for entry in files.deployed:
                 of_dense = entry.name.startswith('dense')
-                config = dense if of_dense else load_config(files.folder / CONFIG)
+                config = task.config if of_dense else load_config(files.folder / CONFIG)
                 deployed.append(evaluate(config, args.checkpoint if of_dense else None, work_dir,
                                          entry.path, args.int8))
         except ValueError as error:  # they have one size, test images may have others
             note = f'The files of `--int8` were not evaluated: {error}'
-    print_report(files, found, deployed)
+    print_files(files, found, deployed)
+    print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
+    print(next_steps(files))
     if note:
         print(note)
     for checkpoint in tuned:
         print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
-
-
-def _check_given_structure(args: CompressJob) -> None:
-    """Refuse options that a given structure leaves no choice for."""
-    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope', 'int8'):
-        if getattr(args, name) != getattr(CompressJob, name):
-            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
-                             'which says what is kept')
 
 
 def _check_later_steps(args: CompressJob) -> None:
@@ -315,24 +251,27 @@ def _check_later_steps(args: CompressJob) -> None:
 @runs(CompressJob)
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
-    quiet_hosts()
     check_file(args.checkpoint, 'a checkpoint')
     check_file(args.structure, 'a structure')
     check_kinds(args.sites or ())
     _check_later_steps(args)
     chosen_target(args)  # refuses what does not belong to a target
-    if args.structure is not None:
-        _check_given_structure(args)
+    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope', 'int8'):
+        if args.structure is not None and getattr(args, name) != getattr(CompressJob, name):
+            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
+                             'which says what is kept')
     # what follows, evaluation included, does not compress again if it is killed
     later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
     if args.distil is not None:
         read_length(args.distil)
         later['distil'] = args.distil
+    table = chosen_table(args)
+    task = compress_task(
+        args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,
+        args.out, args.seed, args.device, args.cfg_options, args.scope)
     finished, metrics = [], []
-    for files in compressed(args, later) if args.structure is None else [
-            refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho,
-                        memory=bytes_of(args.memory))]:
-        finish(args, load_config(args.config, args.cfg_options), files, metrics)
+    for files in compressed(args, task, table, later):
+        finish(args, task, files, metrics)
         finished.append(files)
     if len(finished) > 1:
         report_targets(finished)

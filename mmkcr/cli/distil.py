@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from mmkcr.apis.compress_files import compress_task
 from mmkcr.apis.distil_files import distil_files
-from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file
 from mmkcr.cli.shared import Configured, Trusting
@@ -34,7 +33,6 @@ class DistilJob(Configured, Trusting):
 @runs(DistilJob)
 def main(args: DistilJob) -> None:
     """Distil, write and print."""
-    quiet_hosts()
     check_file(args.checkpoint, 'a checkpoint')
     task = compress_task(args.config, args.checkpoint, args.calibration, args.images,
                          out=args.folder, options=args.cfg_options)

@@ -25,7 +25,6 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 
-from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
 from mmkcr.deploy.end_to_end import EndToEnd, export_end_to_end
@@ -104,7 +103,6 @@ def report_end_to_end(found: EndToEnd, against: str | None) -> None:
 @runs(ExportJob)
 def main(args: ExportJob) -> None:
     """Export, compare and print."""
-    quiet_hosts()
     config = load_config(args.config, args.cfg_options)
     size = None if args.static_size == args.dynamic_size else args.dynamic_size
     if args.end_to_end and (args.backbone or args.static_size or args.runtime not in (

@@ -15,7 +15,7 @@ from typing import Any
 
 from mmengine.config import DictAction
 
-from mmkcr.cli.command import Parser, command
+from mmkcr.cli.command import Parser, command, quiet_hosts
 
 
 def argument(help: str, default: Any = None, *, positional: bool = False,
@@ -77,10 +77,11 @@ def _of_type(hint: Any) -> dict[str, Any]:
     return dict(type=origin)
 
 
-def runs(job: type) -> Callable[[Callable[[Any], Any]], Callable]:
+def runs(job: type, quiet: bool = True) -> Callable[[Callable[[Any], Any]], Callable]:
     """Decorate ``main(job)``: a command of ``main(argv=None)`` that parses the dataclass's fields.
 
-    The command's help is the docstring of its module; ``main.parser()`` makes its parser.
+    The command's help is the docstring of its module; ``main.parser()`` makes its parser. The
+    notices of the host libraries stay out of the output of a quiet one.
     """
     def decorate(run: Callable[[Any], Any]) -> Callable:
         def parser() -> Parser:
@@ -92,6 +93,8 @@ def runs(job: type) -> Callable[[Callable[[Any], Any]], Callable]:
         @functools.wraps(run)
         def main(argv: Sequence[str] | None = None) -> Any:
             values = vars(parser().parse_args(argv))
+            if quiet:
+                quiet_hosts()
             return run(job(**{field.name: values[field.name]
                               for field in dataclasses.fields(job)}))
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 
 from mmkcr.apis import macs_report
-from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Shaped, given_shape
 from mmkcr.core import MacsReport, count_params
@@ -82,7 +81,6 @@ def print_tables(content: dict) -> None:
 @runs(FlopsJob)
 def main(args: FlopsJob) -> None:
     """Count and print."""
-    quiet_hosts()
     config = load_config(args.config, args.cfg_options)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)

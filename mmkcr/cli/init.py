@@ -14,7 +14,6 @@ Examples:
 
 from dataclasses import dataclass
 
-from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.init_config import METHODS, STAGES, init_config
 
@@ -40,8 +39,7 @@ class InitJob:
 @runs(InitJob)
 def main(args: InitJob) -> None:
     """Check the backbone, write and print."""
-    quiet_hosts()
-    result = init_config(args.config, args.method, args.stage, args.target_macs, args.out,
-                         args.force, args.search, args.part)
-    print(result.text, end='')
-    print(f'Wrote {result.path}')
+    path = init_config(args.config, args.method, args.stage, args.target_macs, args.out,
+                       args.force, args.search, args.part)
+    print(path.read_text(), end='')
+    print(f'Wrote {path}')

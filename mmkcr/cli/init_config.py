@@ -4,7 +4,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mmengine.config import Config
 from torch import nn
@@ -40,22 +40,10 @@ runner_type = 'mmkcr.CompressionRunner'
 """)
 
 
-class InitResult(NamedTuple):
-    """The written file.
-
-    Args:
-        path (Path): The config.
-        text (str): Its content.
-    """
-
-    path: Path
-    text: str
-
-
 def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
                 target: str = '70%', out: str | Path | None = None,
                 force: bool = False, search: str | None = None,
-                part: str | None = None) -> InitResult:
+                part: str | None = None) -> Path:
     """Write a config that adds a method to a host's config.
 
     The host is built with random weights, to check that it has the layers of the method and that
@@ -74,6 +62,9 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
             Defaults to None: the name without ``out``.
         part (str, optional): What the target is about: ``'model'`` or ``'backbone'``. Defaults to
             None: the backbone of a detector or segmentor, else the model.
+
+    Returns:
+        Path: The written file.
 
     Raises:
         FileExistsError: The file exists.
@@ -145,7 +136,7 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
             model = build_model(built)
             cost = model.price.cost_model(model.macs_model(default_shape(built, model)))
             select_units(model.gates(), cost, cost.parse_target(model.price.target))
-    return InitResult(path, text)
+    return path
 
 
 def _name(method: str, stage: str, stem: str) -> str:

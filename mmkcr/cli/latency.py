@@ -33,7 +33,6 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
 from mmkcr.closed_form.kinds import DEFAULT_SITES
@@ -236,7 +235,6 @@ def latency_text(rows: list[dict[str, Any]]) -> str:
 @runs(LatencyJob)
 def main(args: LatencyJob) -> None:
     """Measure, print and write."""
-    quiet_hosts()
     rows, path = [], None
     settings = list(itertools.product(args.runtime, args.batch_size, args.threads))
     for target in args.target_macs:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Shaped, given_shape
 from mmkcr.core import load_table
@@ -51,7 +50,6 @@ class LatencyTableJob(Configured, Shaped):
 @runs(LatencyTableJob)
 def main(args: LatencyTableJob) -> None:
     """Measure, write and print."""
-    quiet_hosts()
     config = dense_config(load_config(args.config, args.cfg_options))
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -25,8 +25,7 @@ from mmkcr.hosts import UnreadableImageError
 from mmkcr.methods.search.price import MacsPrice
 from mmkcr.methods.search.refresh import RefreshHook
 from mmkcr.methods.search.search_model import SearchModel
-from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.tasks import unwrap
+from mmkcr.models.tasks import search_spaces, unwrap
 from mmkcr.safe_load import is_address
 
 _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
@@ -36,8 +35,7 @@ def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: A
     """Give data loaders the settings that mmpretrain's commands give them, in place.
 
     Args:
-        config (Config): Changed in place.
-        fields (Sequence[str]): Keys of the loaders; missing ones are skipped.
+        config, fields: The keys of its loaders; missing ones are skipped.
         **settings: Defaults (``pin_memory``, ``persistent_workers``); a value
             of False overrides the config's. Without a GPU nothing is pinned.
     """
@@ -97,7 +95,6 @@ def build_runner(config: Config) -> Runner:
     """Build the runner; without a GPU, processes communicate by gloo."""
     join_processes(config)
     runner = RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
-    runner.register_hook(ContentHook())
     refuse_gates_without_search(unwrap(runner.model))
     return runner
 
@@ -131,9 +128,7 @@ def start_training(config: Config) -> Runner:
 
 def refuse_gates_without_search(model: nn.Module) -> None:
     """Refuse a supernet without a price: all its gates would stay open."""
-    spaces = [space for module in model.modules()
-              if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
-    gated = next((space for space in spaces if space.gates()), None)
+    gated = next((space for space in search_spaces(model) if space.gates()), None)
     if gated is not None and not isinstance(model, SearchModel):
         raise ValueError(f'expected `gates` of `{gated.type_name}` in an `mmkcr.SearchModel`, '
                          f'found `{type(model).__name__}`: write model = dict(type='
@@ -152,27 +147,6 @@ def _refuse_losses_without_state(runner: Runner) -> None:
                              f'`{type(loss).__name__}` in `load_from`, found neither')
 
 
-def _refuse_unreachable_target(runner: Runner) -> None:
-    """Refuse a search whose price aims at what its gates cannot reach."""
-    model = unwrap(runner.model)
-    price = getattr(model, 'price', None)
-    # without a shape the MACs are counted for the first batch, and the target is checked there
-    if isinstance(price, MacsPrice) and None not in (price.target, price.input_shape):
-        price.check_target(model.macs_model())
-
-
-class ContentHook(Hook):
-    """Refuses a checkpoint that is none, before any other hook reads it."""
-
-    priority = 'HIGHEST'
-
-    def after_load_checkpoint(self, runner: Runner, checkpoint: Any) -> None:
-        """Raise a ValueError where the file holds no entries by name."""
-        if not isinstance(checkpoint, Mapping):
-            raise ValueError(f'expected a checkpoint with a `state_dict` at `{runner._load_from}`, '
-                             f'found a `{type(checkpoint).__name__}`')
-
-
 class StartHook(Hook):
     """Records that the first batch has arrived, so that all settings are valid."""
 
@@ -182,7 +156,11 @@ class StartHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Refuse what would fail in a batch; the checkpoint is loaded by now."""
         _refuse_losses_without_state(runner)
-        _refuse_unreachable_target(runner)
+        model = unwrap(runner.model)
+        price = getattr(model, 'price', None)
+        # without a shape the MACs are counted for the first batch, and the target is checked there
+        if isinstance(price, MacsPrice) and None not in (price.target, price.input_shape):
+            price.check_target(model.macs_model())
 
     def _before_iter(self, *args: Any, **kwargs: Any) -> None:
         self.started = True

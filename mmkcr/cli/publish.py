@@ -16,7 +16,6 @@ Examples:
 from dataclasses import dataclass
 
 from mmkcr.apis.publish import publish
-from mmkcr.cli.command import quiet_hosts
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Trusting
 
@@ -36,7 +35,6 @@ class PublishJob(Configured, Trusting):
 @runs(PublishJob)
 def main(args: PublishJob) -> None:
     """Publish and print."""
-    quiet_hosts()
     found = publish(args.config, args.checkpoint, args.out, args.name, args.cfg_options,
                     args.half)
     structure = 'with its structure' if found.meta['structure'] else 'dense'

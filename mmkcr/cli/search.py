@@ -35,7 +35,7 @@ def has_gates(part: Any) -> bool:
     return part.get('gates') is not None or any(map(has_gates, part.values()))
 
 
-@runs(SearchJob)
+@runs(SearchJob, quiet=False)
 def main(args: SearchJob) -> None:
     """Check that there are gates, and train."""
     config = load_config(args.config)

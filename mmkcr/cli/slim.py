@@ -16,14 +16,11 @@ Examples:
 
 from dataclasses import dataclass
 
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
-from mmkcr.cli.command import quiet_hosts
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
 from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.report import print_files
 from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
-from mmkcr.closed_form.report import site_table, size_rows, size_table
 from mmkcr.deploy.latency_table import chosen_table
-from mmkcr.models.counting import part_rows
-from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
@@ -44,30 +41,12 @@ class SlimJob(Configured, Shaped, Trusting, Timed):
     out: str | None = argument('folder to write to (work_dirs/<config name>/slim)', metavar='DIR')
 
 
-def print_summary(result: SlimResult) -> None:
-    """Print what was kept, and sizes before and after."""
-    structure, sizes = result.structure, result.bytes
-    print(site_table(structure))
-    weights = ('weights (MB)', sizes['dense'] / 1e6, sizes['subnet'] / 1e6)
-    print(size_table([*size_rows(structure), weights]))
-    height, width = structure.macs['input_shape'][1:]
-    counted = structure.macs.get('part', 'model')
-    print(f'MACs of the {counted} for one image of {height} x {width}; the search checkpoint with '
-          f'its optimizers has {sizes["checkpoint"] / 1e6:.2f} MB.')
-    if result.parts:
-        print(format_table(('part', 'MACs (G)', 'subnet', 'share'), part_rows(result.parts)))
-    for sentence in (result.proposals, result.latency):
-        if sentence:
-            print(sentence)
-    print(f'Wrote {result.folder / STRUCTURE} and {result.folder / WEIGHTS}')
-
-
 @runs(SlimJob)
 def main(args: SlimJob) -> None:
     """Slim, write and print."""
-    quiet_hosts()
     cost, target = chosen_target(args)
-    print_summary(slim_files(
-        args.config, args.checkpoint, target, args.divisor,
-        given_shape(args), args.out, args.cfg_options, args.part,
-        chosen_table(args), args.force_table, cost))
+    files = slim_files(args.config, args.checkpoint, target, args.divisor, given_shape(args),
+                       args.out, args.cfg_options, args.part, chosen_table(args), args.force_table,
+                       cost)
+    print_files(files)
+    print(f'Wrote {files.folder / STRUCTURE} and {files.folder / WEIGHTS}')

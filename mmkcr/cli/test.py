@@ -146,8 +146,8 @@ def test_with_masks(runner: Runner) -> dict[str, Any]:
     hook = MaskWatchHook(MaskWatch(runner.model))
     runner.register_hook(hook)
     metrics = dict(runner.test())
-    metrics.update({f'masks/{key}': value for key, value in hook.watch.means().items()})
     layers = hook.watch.table()
+    rows = {**layers, 'mean': hook.watch.means()}
     # predictions and pictures are of the network itself
     evaluator = runner.test_evaluator
     evaluator.metrics = [one for one in evaluator.metrics if not isinstance(one, DumpResults)]
@@ -157,19 +157,17 @@ def test_with_masks(runner: Runner) -> dict[str, Any]:
             drawing.enable = drawing.draw = False
     with masks_held_open(runner.model):
         metrics.update({f'{key}_open': value for key, value in runner.test_loop.run().items()})
-    for name, value in metrics.items():
-        if name.startswith('masks/') or name.endswith('_open'):
-            runner.logger.info(f'{name}: {value:.4f}')
     runner.logger.info('\n' + format_table(
         ('mask', 'open (%)', 'always open (%)', 'never open (%)'),
         [(layer, *(f'{value:.1f}' for value in found.values()))
-         for layer, found in layers.items()]))
+         for layer, found in rows.items()]))
+    metrics.update({f'masks/{key}': value for key, value in rows['mean'].items()})
     metrics.update({f'masks/{layer}/{key}': value for layer, found in layers.items()
                     for key, value in found.items()})
     return metrics
 
 
-@runs(TestJob)
+@runs(TestJob, quiet=False)
 def main(args: TestJob) -> None:
     """Check, build and test."""
     if args.out is None and args.out_item is not None:

@@ -64,7 +64,7 @@ def train(args: TrainJob) -> None:
     start_training(training_config(load_config(args.config, compressed=False), args))
 
 
-@runs(TrainJob)
+@runs(TrainJob, quiet=False)
 def main(args: TrainJob) -> None:
     """Parse and train."""
     train(args)

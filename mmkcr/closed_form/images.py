@@ -33,8 +33,7 @@ class CalibrationImages(ImageBatches):
         indices (Sequence[int]): Indices of the images.
         model (nn.Module): Task model; its data preprocessor makes the batches.
         size (int): Maximum number of images per batch. Defaults to 1.
-        path_of (Callable, optional): Takes an index; returns the path of the image's file, or
-            None. Defaults to None: no image has a file.
+        path_of (Callable, optional): Takes an index; returns the path of its file, or None.
     """
 
     def __init__(self, load: Callable[[int], dict[str, Any]], indices: Sequence[int],

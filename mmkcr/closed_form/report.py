@@ -1,6 +1,7 @@
 """What a compression did, in tables and sentences."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -22,28 +23,30 @@ def site_table(structure: Structure) -> str:
     return format_table(('site', 'units', 'kept', 'of them'), rows)
 
 
-def size_rows(structure: Structure) -> list[tuple[str, float, float]]:
-    """Name, dense value, slim value."""
-    return [('MACs (G)', structure.macs['dense'] / 1e9, structure.macs['subnet'] / 1e9),
-            ('parameters (M)', structure.params['dense'] / 1e6, structure.params['subnet'] / 1e6)]
+def size_table(structure: Structure, rows: Sequence[tuple[str, float, float]] = (),
+               metrics: Sequence[Mapping[str, float]] = ()) -> str:
+    """The networks side by side: dense, slim, and fine-tuned if there are metrics of a third.
+
+    Args:
+        structure (Structure): With MACs and parameters.
+        rows (Sequence): Other sizes: name, dense value, slim value. Defaults to none.
+        metrics (Sequence[Mapping]): Metrics of each of the networks. Defaults to none.
+    """
+    tuned = ['tuned'] * (len(metrics) > 2)
+    sizes = (('MACs (G)', structure.macs['dense'] / 1e9, structure.macs['subnet'] / 1e9),
+             ('parameters (M)', structure.params['dense'] / 1e6, structure.params['subnet'] / 1e6),
+             *rows)
+    table = [(name, f'{dense:.4g}', f'{slim:.4g}', *[''] * len(tuned), f'{slim / dense:.1%}')
+             for name, dense, slim in sizes]
+    for name, value in metrics[0].items() if metrics else ():
+        if isinstance(value, Real):  # mmseg gives NumPy's
+            table.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
+    return format_table(('', 'dense', 'slim', *tuned, 'left'), table)
 
 
-def size_table(rows: Sequence[tuple[str, float, float]]) -> str:
-    """The networks side by side."""
-    return format_table(('', 'dense', 'slim', 'left'), [
-        (name, f'{dense:.4g}', f'{slim:.4g}', f'{slim / dense:.1%}') for name, dense, slim in rows])
-
-
-def sentences(structure: Structure, agreement: Mapping[str, float]) -> list[str]:
+def sentences(structure: Structure, agreement: Mapping[str, float] | None) -> list[str]:
     """What the table does not say: how well outputs agree, and what is uncertain."""
-    count = agreement['images']
-    images = f'{count} image{"s" * (count != 1)}'
-    seen = agreement.get('seen', 0)
-    which = f'{images} that the refit did not see' if not seen else f'{images}, {seen} of which ' \
-        'the refit saw,' if seen < count else f'the {images} of the refit itself, not on others,'
-    same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
-        ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
-    found = [f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.']
+    found = [] if agreement is None else [_agreement(agreement)]
     if still := structure.provenance.get('constant'):
         found.append(f'{len(still)} layers see the same at all positions of all images, as '
                      f'`{still[0]}`: nothing could be learnt about them. Take other images.')
@@ -63,25 +66,28 @@ def sentences(structure: Structure, agreement: Mapping[str, float]) -> list[str]
     return found
 
 
+def _agreement(agreement: Mapping[str, float]) -> str:
+    count = agreement['images']
+    images = f'{count} image{"s" * (count != 1)}'
+    seen = agreement.get('seen', 0)
+    which = f'{images} that the refit did not see' if not seen else f'{images}, {seen} of which ' \
+        'the refit saw,' if seen < count else f'the {images} of the refit itself, not on others,'
+    same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
+        ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
+    return f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.'
+
+
 def result_text(result: Any) -> str:
     """Tables and sentences of a :class:`~mmkcr.closed_form.compression.CompressResult`."""
     structure = result.structure
-    return '\n'.join([site_table(structure), size_table(size_rows(structure)),
+    return '\n'.join([site_table(structure), size_table(structure),
                       *sentences(structure, result.agreement),
                       'Next: `.model` is the network, `.structure.save(FILE)` says what it keeps.'])
 
 
 def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
          held_out: Sequence[Any], settings: CompressOptions) -> str:
-    """What a compression is about to do.
-
-    Args:
-        looked (Survey): Of the dense network.
-        layers (Sequence[nn.Module]): Those that may be refitted.
-        batches (Sequence): Of calibration.
-        held_out (Sequence): Of agreement.
-        settings (CompressOptions): Of the compression.
-    """
+    """What a compression of the surveyed network, whose ``layers`` may be refitted, will do."""
     there, held = count_images(batches), count_images(held_out)
     used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))
     sizes = ' x '.join(map(str, looked.sizes[0])) if looked.sizes else 'their own size'

@@ -14,7 +14,7 @@ from torch import nn
 from mmkcr.core.checks import check_place, image_shape
 from mmkcr.core.weights import state_bytes
 from mmkcr.core.words import did_you_mean
-from mmkcr.engine.compressed_config import compressed_config, image_size
+from mmkcr.engine.compressed_config import compressed_config, image_size, task_config
 from mmkcr.models.building import build_model, load_weights, read_config
 from mmkcr.safe_load import read_checkpoint, read_config_text
 
@@ -53,11 +53,9 @@ _ENTRIES = {*inspect.signature(Runner.__init__).parameters, 'auto_scale_lr', 'co
 
 
 def take_options(config: Config, options: Mapping[str, Any]) -> None:
-    """Overwrite entries, as ``--cfg-options``; MMEngine would add one that is a slip.
+    """Overwrite entries, by dotted path as ``--cfg-options``, in place.
 
-    Args:
-        config (Config): Changed in place.
-        options (dict): Values by dotted path.
+    MMEngine would add one that is a slip.
 
     Raises:
         ValueError: A path begins almost as an entry of the config does.
@@ -71,11 +69,7 @@ def take_options(config: Config, options: Mapping[str, Any]) -> None:
 
 
 def drop_idle_workers(config: Config) -> None:
-    """Make ``num_workers=0`` sufficient: without workers none can be persistent.
-
-    Args:
-        config (Config): Changed in place.
-    """
+    """Make ``num_workers=0`` sufficient, in place: without workers none can be persistent."""
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         loader = config.get(name)
         if isinstance(loader, Mapping) and not loader.get('num_workers'):
@@ -85,9 +79,7 @@ def drop_idle_workers(config: Config) -> None:
 def run_folder(config: Config, name: str | Path) -> Path:
     """Where the files of a config go unless the user says otherwise.
 
-    Args:
-        config (Config): Its ``work_dir``, if it has one.
-        name (str | Path): File of the config, for ``work_dirs/<config's name>`` otherwise.
+    It is the config's ``work_dir``, else ``work_dirs/<config's name>``.
 
     Raises:
         OSError: Nothing can be written there.
@@ -123,9 +115,7 @@ def backbone_config(config: Config) -> Mapping[str, Any]:
 
     This is the backbone, or the ``mmkcr.Searchable`` around a whole model; empty if there is none.
     """
-    model = config.model
-    while 'architecture' in model:
-        model = model.architecture
+    model = task_config(config)
     return model if model.get('type') == 'mmkcr.Searchable' else model.get('backbone') or {}
 
 
@@ -141,13 +131,10 @@ def file_sha256(path: str | Path) -> str:
 def trained_weights(config: Config, given: str | None, what: str) -> str:
     """The checkpoint of a command that needs a trained network: the given one, or the config's.
 
-    Args:
-        config (Config): Its ``load_from`` is taken, or the ``weights`` of its ``compression``.
-        given (str, optional): What the user names.
-        what (str): Name of the config, for the message.
+    Of the config it is ``load_from``, or the ``weights`` of its ``compression``.
 
     Raises:
-        ValueError: There is neither.
+        ValueError: There is neither; the message names the config as ``what``.
     """
     found = given or config.get('load_from') or (config.get('compression') or {}).get('weights')
     if not found:
@@ -157,19 +144,14 @@ def trained_weights(config: Config, given: str | None, what: str) -> str:
 
 
 def dense_config(config: Config) -> Config:
-    """The bare task model of a search, retraining or deployment, in the dense state.
-
-    Args:
-        config (Config): With a ``model``; it is not changed.
+    """A copy of a config with the bare task model alone, in the dense state.
 
     Raises:
         ValueError: There is no ``model`` with a ``backbone``.
     """
     config = copy.deepcopy(config)
-    model = config.get('model')
-    while isinstance(model, Mapping) and 'architecture' in model:
-        model = model.architecture
-    if not isinstance(model, Mapping) or 'backbone' not in model:
+    model = task_config(config) if config.get('model') else {}
+    if 'backbone' not in model:
         raise ValueError('expected a config with a `model` that has a `backbone`, found the keys '
                          f'{sorted((model or config).keys())}')
     config.model = model
@@ -180,9 +162,6 @@ def dense_config(config: Config) -> Config:
 
 def recorded_config(path: str | Path) -> Config:
     """The config that a checkpoint of MMEngine was trained with.
-
-    Args:
-        path (str | Path): The checkpoint.
 
     Raises:
         FileNotFoundError: There is no such file.

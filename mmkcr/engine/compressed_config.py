@@ -37,11 +37,7 @@ class CompressionRunner(Runner):
 
     @classmethod
     def from_cfg(cls, cfg: Config) -> Runner:
-        """Build the runner of the config that ``compression`` stands for.
-
-        Args:
-            cfg (Config): See :func:`compressed_config`.
-        """
+        """Build the runner of the config that ``compression`` stands for."""
         return Runner.from_cfg(compressed_config(cfg))
 
 
@@ -197,6 +193,14 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
                          of_task=optimizer.constructor)
 
 
+def task_config(config: Config) -> ConfigDict:
+    """The part of a config that is about the task model, inside our training wrappers."""
+    model = config.model
+    while 'architecture' in model:
+        model = model.architecture
+    return model
+
+
 def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]:
     """The image size at which MACs are counted; it depends on the config alone.
 
@@ -209,9 +213,7 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
         3 x 800 x 1280. mmseg: the data preprocessor's ``size``, or 3 x 512 x 512. Otherwise the
         backbone's ``img_size``, or 3 x 224 x 224.
     """
-    scope, model = scope or config.get('default_scope'), config.model
-    while 'architecture' in model:
-        model = model.architecture
+    scope, model = scope or config.get('default_scope'), task_config(config)
     if model.get('type') == 'mmkcr.Searchable':  # around a whole model
         model = model.backbone
     size: Any = 224
@@ -237,18 +239,15 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
 def run_length(config: Config) -> tuple[int, bool]:
     """Length of a training, and whether it counts epochs.
 
-    Args:
-        config (Config): With a ``train_cfg``.
-
     Raises:
-        ValueError: There is none.
+        ValueError: There is no ``train_cfg`` with a length.
     """
     train = config.get('train_cfg') or {}
     for key, by_epoch in (('max_epochs', True), ('max_iters', False)):
         if train.get(key):
             return int(train[key]), by_epoch
-    raise ValueError('expected a `train_cfg` with `max_epochs` or `max_iters` for `compression`, '
-                     f'found {dict(train)}')
+    raise ValueError('expected a `train_cfg` with `max_epochs` or `max_iters`, found '
+                     f'{dict(train)}')
 
 
 def _set_loop(config: Config, settings: ConfigDict) -> None:

@@ -74,10 +74,6 @@ def stretch_schedule(config: Config, factor: float) -> None:
 def scale_rates(config: Config, factor: float) -> None:
     """Scale a config's learning rates, including its schedulers' bounds, in place.
 
-    Args:
-        config (Config): A config with one optimizer.
-        factor (float): Above 0.
-
     Raises:
         ValueError: It has no ``optim_wrapper.optimizer.lr``.
     """

@@ -38,14 +38,12 @@ def read_backbone(checkpoint: str, prefix: str | None = None,
     """Read the backbone's part of a checkpoint of a classifier, detector or segmentor.
 
     Args:
-        checkpoint (str): A file or URL. One that MMEngine's ``EMAHook`` wrote holds the averaged
-            weights.
+        checkpoint (str): A file or URL. One of MMEngine's ``EMAHook`` holds the averaged weights.
         prefix (str, optional): Where the backbone's keys start, which are returned without it.
             Defaults to None: ``'backbone.'`` if there are such keys, else all keys.
         map_location (str): See ``torch.load``. Defaults to ``'cpu'``.
 
     Raises:
-        FileNotFoundError: There is no such file.
         ValueError: It is no checkpoint, or has no key with the prefix.
     """
     content = read_checkpoint(checkpoint, map_location)
@@ -64,14 +62,11 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
                     map_location: str = 'cpu') -> None:
     """Load the backbone of another model's checkpoint, whole or not at all.
 
-    Args:
-        backbone (SearchableBackbone): In any of its states.
-        checkpoint, prefix, map_location: See :func:`read_backbone`.
+    Arguments are those of :func:`read_backbone`.
 
     Raises:
-        FileNotFoundError: As in :func:`read_backbone`.
-        ValueError: As there, or the keys are not those of the backbone; missing, unexpected and
-            mis-shaped ones are listed.
+        ValueError: As there, or the keys are not those of the backbone, in any of its states;
+            missing, unexpected and mis-shaped ones are listed.
     """
     state = read_backbone(str(checkpoint), prefix, map_location)
     check_finite_state(state, str(checkpoint), backbone.state_dict())
@@ -135,8 +130,7 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
 
     Args:
         space (SearchSpace): Search space of the backbone that loads.
-        state_dict (Mapping[str, Tensor]): With the backbone's keys.
-        prefix (str): Prefix of these keys.
+        state_dict, prefix: With the backbone's keys, which begin with the prefix.
 
     Raises:
         ValueError: Missing, unexpected or mis-shaped keys.

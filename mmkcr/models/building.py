@@ -74,11 +74,7 @@ def read_config(path: str | Path) -> Config:
 
 
 def is_pure_python(path: str | Path) -> bool:
-    """Whether a config file imports classes and bases instead of naming them.
-
-    Args:
-        path (str | Path): A file that MMEngine can read.
-    """
+    """Whether a config file imports classes and bases instead of naming them."""
     return Config._is_lazy_import(str(path))
 
 
@@ -101,13 +97,7 @@ def _resolve(path: str) -> str:
 def build_model(config: Config) -> nn.Module:
     """Build the model of a config as a Runner would, on the CPU.
 
-    Weights are random: nothing is downloaded, ``init_cfg`` is not applied.
-
-    Args:
-        config (Config): A config of mmpretrain, mmdet, mmseg or this package.
-
-    Returns:
-        nn.Module: In eval mode.
+    It is in eval mode. Weights are random: nothing is downloaded, ``init_cfg`` is not applied.
 
     Raises:
         FileNotFoundError: A file that the model needs is missing.
@@ -150,9 +140,7 @@ def build_model(config: Config) -> nn.Module:
 def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
     """Load the task model's weights of any checkpoint: searched, retrained or published.
 
-    Args:
-        model (nn.Module): A model as its config builds it.
-        path (str | Path): The checkpoint, which is returned.
+    The checkpoint is returned.
 
     Raises:
         FileNotFoundError: There is no such file.

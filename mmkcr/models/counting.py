@@ -104,13 +104,18 @@ def count_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
     return macs_by_part(macs_report(model, input_shape), model)
 
 
-def known_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
-    """As :func:`count_parts`, but empty, with a warning, if the whole model cannot be counted.
+def both_parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:
+    """MACs of two detectors or segmentors by part; empty for classifiers.
 
-    Of some detectors and segmentors (Sparse R-CNN, PointRend) the backbones alone can be.
+    Empty, too, with a warning, where a whole model cannot be counted: of some (Sparse R-CNN,
+    PointRend) the backbones alone can be.
     """
+    if not is_dense_task(subnet):
+        return {}
     try:
-        return count_parts(model, input_shape)
+        slim = count_parts(subnet, input_shape)
+        return {part: (macs, slim.get(part, 0))
+                for part, macs in count_parts(dense, input_shape).items()}
     except ValueError as error:
         warnings.warn(f'MACs by part are not counted: {error}', stacklevel=2)
         return {}

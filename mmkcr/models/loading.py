@@ -19,12 +19,8 @@ _SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.
 def weights_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Tensor]:
     """The ``state_dict`` of a checkpoint; with MMEngine's ``EMAHook`` the averaged weights.
 
-    Args:
-        checkpoint (Mapping): What was read from a file.
-        path (str): The file, for the message.
-
     Raises:
-        ValueError: It has no weights.
+        ValueError: It has no weights; the message names the file ``path``.
     """
     state = checkpoint.get('state_dict', checkpoint)
     if not isinstance(state, Mapping):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmkcr.core import count_params
 from mmkcr.lazy import is_of
 from .search_space import SearchSpace
 from .two_stage import most_proposals, two_stage_outputs
@@ -58,16 +59,18 @@ def online_modules(model: nn.Module) -> list[nn.Module]:
 
 def online_params(model: nn.Module) -> int:
     """Number of parameters, without those of momentum copies."""
-    # by identity, so that shared parameters count once
-    found = {id(parameter): parameter.numel() for module in online_modules(model)
-             for parameter in module.parameters(recurse=False)}
-    return sum(found.values())
+    return count_params(model) - sum(map(count_params, momentum_copies(model)))
+
+
+def search_spaces(model: nn.Module) -> list[SearchSpace]:
+    """Search spaces of all searchable modules in a model."""
+    return [space for module in model.modules()
+            if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
 
 
 def copied_spaces(model: nn.Module) -> list[SearchSpace]:
     """Search spaces of the backbones in a model's momentum copies."""
-    return [module.search_space for copy in momentum_copies(model) for module in copy.modules()
-            if isinstance(getattr(module, 'search_space', None), SearchSpace)]
+    return [space for copy in momentum_copies(model) for space in search_spaces(copy)]
 
 
 def renew_record(average: nn.Module) -> None:

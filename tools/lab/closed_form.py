@@ -24,6 +24,6 @@ def compressed(call: Call) -> dict[str, Any]:
                          out=call.folder, seed=call.seed)
     found = compress_files(task, arguments.pop('target'), progress=False, seed=call.seed,
                            **arguments)
-    plot_channel_masks(found.result.structure, call.folder / 'channels.png',
+    plot_channel_masks(found.structure, call.folder / 'channels.png',
                        'compressed in closed form')
     return dict(digests=Start.of_folder(call.folder).digests())

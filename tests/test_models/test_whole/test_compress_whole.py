@@ -121,7 +121,7 @@ def test_files_of_a_whole_model(tmp_path):
         tmp_path / 'dense.py', tmp_path / 'dense.pth', str(images), 3, SHAPE, scope='model',
         out=tmp_path / 'slim'), '60%', **FAST)
     assert set(files.parts) == {'backbone', 'decode_head'} and files.proposals is None
-    assert sum(slim for _, slim in files.parts.values()) == files.result.structure.macs['subnet']
+    assert sum(slim for _, slim in files.parts.values()) == files.structure.macs['subnet']
     written = json.loads((tmp_path / 'slim/structure.json').read_text())
     assert written['backbone']['type'] == 'mmkcr.Searchable'
     assert any(name.startswith('decode_head.') for name in written['sites'])

@@ -1,15 +1,12 @@
 """MACs of whole detectors and segmentors by part, against a naive count of every layer's calls."""
 
-import types
-
 import pytest
 import torch
 from mmengine.structures import InstanceData
 from torch import nn
 
-from mmkcr.apis.compress_files import both_parts
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.counting import count_macs, count_parts, counted_proposals
+from mmkcr.models.counting import both_parts, count_macs, count_parts, counted_proposals
 from mmkcr.models.tasks import task_forward
 from mmkcr.models.two_stage import most_proposals, refined_boxes, two_stage_outputs
 from .whole_models import MASK_RCNN, SWIN, UPERNET, batches, build
@@ -113,7 +110,6 @@ def test_a_model_that_needs_labels_is_refused_and_its_backbone_is_compressed_all
     with pytest.raises(ValueError, match=r'expected `SparseRCNN` to run on one image of zeros .*, '
                        r'without labels, found that it raised \w+Error'):
         count_parts(model, SHAPE)
-    task = types.SimpleNamespace(model=model, input_shape=SHAPE)
     with pytest.warns(UserWarning, match='MACs by part are not counted: expected `SparseRCNN`'):
-        assert both_parts(task, model) == {}
+        assert both_parts(model, model, SHAPE) == {}
     assert count_macs(model.backbone, SHAPE) > 0
