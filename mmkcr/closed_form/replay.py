@@ -121,12 +121,13 @@ class ResumableForward:
         found: list[dict[str, Any]] = []
         for batch in range(len(self.batches)) if paths[0] in modules else ():
             calls = caught(self, batch, modules, modules[paths[0]])
-            found.append({path: calls[path][0][1] for path in modules})
+            found.append({path: outs[0][1] for path, outs in calls.items()})
             if not self._fits(found):
                 break
         whole = len(found) == len(self.batches)
+        # what is behind the first module was not reached
         self._outputs = {path: [outputs[path] for outputs in found]
-                         if whole and path in modules else None for path in paths}
+                         if whole and path in found[0] else None for path in paths}
 
     def _finish(self, path: str) -> None:
         """Have a block give the outputs that it has now, if they are to be had."""
