@@ -194,7 +194,8 @@ def load(folder: str | Path, model: nn.Module | None = None,
             value.data = value.data.to(state[name].dtype)
     load_task(model, state, str(path / WEIGHTS))
     leave_ordinary(model)
-    return model.to(device).eval()
+    model.to(device).eval()  # that of mmpretrain's backbones returns None
+    return model
 
 
 def _scope(structure: Structure) -> str:

@@ -39,13 +39,18 @@ class CompressProgress:
         self.folder, self._shared = Path(folder), shared
         self._key = json.dumps(key, indent=1, sort_keys=True, default=str)
         remove_stale(self.folder)
+        self._continued = self._has(_KEY)
 
     def profiles(self) -> dict[str, SiteProfile]:
         """The sites' profiles that were stored so far."""
         if self._shared is not None:
             return self._shared.profiles()
         stored = self._read(_PROFILES) or {}
-        return {site: SiteProfile(**found) for site, found in stored.items()}
+        try:
+            return {site: SiteProfile(**found) for site, found in stored.items()}
+        except (AttributeError, TypeError):  # tensors of something else, as of other code
+            (self.folder / _PROFILES).unlink()
+            return {}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
         """Write profiles, by site, in place of those stored so far."""
@@ -73,8 +78,8 @@ class CompressProgress:
             path.write_text('')
 
     def withdraw(self) -> None:
-        """Delete what a refused call wrote, but nothing of another compression."""
-        if self._has(_KEY):
+        """Delete what a refused call wrote, unless it went on with the work of an earlier one."""
+        if self._has(_KEY) and not self._continued:
             self.remove()
 
     def remove(self) -> None:

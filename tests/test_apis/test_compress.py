@@ -588,6 +588,8 @@ def test_progress_of_another_compression_is_not_used(tmp_path):
     other.withdraw()  # refused before it wrote anything
     again = CompressProgress(tmp_path / 'out/progress', dict(target='60%'))
     assert again.read_block('layers.0')
+    again.withdraw()  # it went on with what an earlier call had finished
+    assert again.read_block('layers.0')
     other.save_block('layers.1', dict(fc=nn.Linear(2, 2)))
     assert other.read_block('layers.1') and again.read_block('layers.0') is None
     assert other.read_block('layers.0') is None
