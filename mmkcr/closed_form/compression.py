@@ -43,7 +43,7 @@ from .readers import readers
 from .refit_blocks import refit_along
 from .report import plan, result_text
 from .share_out import check_reach, share_out
-from .survey import Survey, survey
+from .survey import Spread, Survey, survey
 from .whole import HeldBatches, whole_outputs
 
 
@@ -206,8 +206,13 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
              seen: int = 0) -> CompressResult:
     """The result of a compression: sizes are noted in the structure, and outputs are compared.
 
-    ``networks`` are refitted, ``structure`` is changed in place, and the refit saw ``seen`` of the
-    held-out images. Other arguments are those of :func:`compress`.
+    Args:
+        networks (Pair): Dense and slim, refitted.
+        structure (Structure): Of the slim network; changed in place.
+        macs (MacsModel): MACs of the dense network.
+        profiles (Mapping[str, SiteProfile]): By site. Defaults to none.
+        seen (int): Held-out images that the refit saw. Defaults to 0. The other arguments are
+            those of :func:`compress`.
     """
     dense, slim = networks
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
@@ -283,13 +288,14 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
         dict[str, float]: ``error``, the root of the summed squared difference over the summed
         squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
         first class, and of a segmentor ``pixels``, that of pixels; ``images``, their number;
-        ``seen``, how many of the images the calibration used, if any.
+        ``spread``, the share of the dense outputs' energy that differs between images; ``seen``,
+        how many of the images the calibration used, if any.
 
     Raises:
         ValueError: Outputs are not finite.
     """
     lost = energy = same = total = 0.
-    count, maps = 0, is_segmentor(dense)
+    spread, count, maps = Spread(), 0, is_segmentor(dense)
     for batch, images in numbered(of_size(batches, size)):
         # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
@@ -305,7 +311,8 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
             same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
             total += ours[-1].numel() / ours[-1].shape[1]
         count = images.stop
-    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count)
+        spread.add(theirs, len(images))
+    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count, spread=spread.share())
     if total:
         found['pixels' if maps else 'top1'] = same / total
     return dict(found, seen=seen) if seen else found

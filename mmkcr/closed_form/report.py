@@ -14,6 +14,8 @@ from .survey import Survey
 
 #: Rows per input of a layer below which a refit is reported as uncertain.
 LEAST_PER_INPUT = 4
+#: Share of the outputs' energy that must differ between images for them to tell something.
+LEAST_SPREAD = 1e-6
 
 
 def site_table(structure: Structure) -> str:
@@ -74,7 +76,12 @@ def _agreement(agreement: Mapping[str, float]) -> str:
         'the refit saw,' if seen < count else f'the {images} of the refit itself, not on others,'
     same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
         ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
-    return f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.'
+    told = f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.'
+    if agreement['spread'] < LEAST_SPREAD and count > 1:
+        told += (f' These {images} are all alike: their outputs agree up to '
+                 f'{agreement["spread"]:.1g} of their energy. So this says nothing about other '
+                 'images.')
+    return told
 
 
 def result_text(result: Any) -> str:
@@ -87,12 +94,27 @@ def result_text(result: Any) -> str:
 
 def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
          held_out: Sequence[Any], settings: CompressOptions) -> str:
-    """What a compression of the surveyed network, whose ``layers`` may be refitted, will do."""
+    """What a compression is about to do, and how long it takes.
+
+    Args:
+        looked (Survey): Of the dense network.
+        layers (Sequence[nn.Module]): Those that may be refitted.
+        batches (Sequence): Of calibration.
+        held_out (Sequence): Of agreement.
+        settings (CompressOptions): Of the compression.
+    """
     there, held = count_images(batches), count_images(held_out)
     used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))
+    forward, backward = looked.seconds
+    probes = min(there, settings.probe_images)
+    # orders, losses of sizes, refits of both networks, agreement
+    seconds = used * forward + min(there, settings.backward_images) * backward + \
+        probes * (forward + backward) + 4 * used * forward + 2 * held * forward
     sizes = ' x '.join(map(str, looked.sizes[0])) if looked.sizes else 'their own size'
     sizes += ' and others' * (len(looked.sizes) > 1)
     enough = min(looked.needed(layers, max(settings.per_unit), 32), there)
+    time = f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'
     more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
     return (f'Calibration: {used} of {there} images of {sizes}, {looked.batch(settings.memory)} at '
-            f'a time, {held} for the comparison{more}.')
+            f'a time, {held} for the comparison; passes take about {time}, '
+            f'statistics come on top{more}.')

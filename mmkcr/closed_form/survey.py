@@ -1,6 +1,7 @@
-"""What a few images tell before a calibration: rows of layers, sizes of outputs, memory."""
+"""What a few images tell before a calibration: rows of layers, sizes of outputs, memory, time."""
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -29,12 +30,14 @@ class Survey(NamedTuple):
         rows (dict[nn.Module, float]): Rows of an image that each layer with weights gets.
         scales (list[float]): See :func:`~mmkcr.closed_form.calibration.output_scales`.
         bytes (int): What a pass of an image forward and backward keeps at a time.
+        seconds (tuple[float, float]): An image's forward pass, and its backward pass.
         sizes (list[tuple[int, ...]]): Different shapes (C, H, W) of the images.
     """
 
     rows: dict[nn.Module, float]
     scales: list[float]
     bytes: int
+    seconds: tuple[float, float]
     sizes: list[tuple[int, ...]]
 
     def needed(self, layers: Iterable[nn.Module], enough: float, least: int,
@@ -70,6 +73,38 @@ class Survey(NamedTuple):
         return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
 
 
+class Spread:
+    """How much outputs differ between images: the share of their energy beyond that of the mean."""
+
+    def __init__(self) -> None:
+        self._sums: list[Tensor] | None = None
+        self._energy, self._count, self._sizes = 0., 0, False
+
+    def add(self, outputs: Sequence[Tensor], images: int) -> None:
+        """Take the outputs of a batch in."""
+        if images > 1 and any(out.ndim == 0 or len(out) % images for out in outputs):
+            images = 1
+        sums = [(out.double().unflatten(0, (images, -1)) if out.ndim else out.double()[None]).sum(0)
+                for out in outputs]
+        self._energy += sum(float(torch.linalg.vector_norm(out, dtype=torch.float64))**2
+                            for out in outputs)
+        self._count += images
+        if self._sums is None:
+            self._sums = sums
+        elif [total.shape for total in self._sums] != [value.shape for value in sums]:
+            self._sizes = True  # images of other sizes are not alike
+        else:
+            for total, value in zip(self._sums, sums):
+                total += value
+
+    def share(self) -> float:
+        """The share, 0 to 1; 1 if images have several sizes or there is none."""
+        if self._sizes or self._sums is None or not self._energy:
+            return 1.
+        mean = sum(float(total.square().sum()) for total in self._sums) / self._count
+        return max(1 - mean / self._energy, 0.)
+
+
 def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
            backward: bool = True) -> Survey:
     """Run the first images of a network, the first of them backward, too.
@@ -78,7 +113,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
         model (nn.Module): In eval mode.
         batches (Sequence): Of one image each, unless they are given as they are.
         forward (Callable): Takes model and batch.
-        backward (bool): Measure the memory of a pass backward. Defaults to True.
+        backward (bool): Measure memory and time of a pass backward. Defaults to True.
     """
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
@@ -95,17 +130,20 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
             own = images_of(batch)
             images += own
             sizes += [tuple(value.shape[-3:]) for value in flat_tensors(batch)[:1]]
+            start = time.perf_counter()
             outputs = flat_tensors(forward(model, batch))
+            spent = (time.perf_counter() - start) / own
             squares.append([scale**2 * own for scale in output_scales(outputs, own)])
     scales = [(sum(own) / images)**0.5 for own in zip(*squares)]
-    taken = _kept_bytes(model, layers, batches[0], forward) if backward else 0
+    taken, later = _backward(model, layers, batches[0], forward) if backward else (0, 0.)
     return Survey({layer: value / images for layer, value in rows.items()}, scales,
-                  taken // images_of(batches[0]), list(dict.fromkeys(sizes)))
+                  taken // images_of(batches[0]), (spent, later / images_of(batches[0])),
+                  list(dict.fromkeys(sizes)))
 
 
-def _kept_bytes(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
-                forward: Forward) -> int:
-    """Bytes that a forward keeps for the pass backward."""
+def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
+              forward: Forward) -> tuple[int, float]:
+    """Bytes that a forward keeps for the pass backward, and the seconds of that."""
     kept: dict[int, int] = {}  # by address
     weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
 
@@ -122,8 +160,9 @@ def _kept_bytes(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
             stack.callback(layer.register_forward_hook(
                 lambda _, args, __: [keep(args[0].detach())] and None).remove)
         outputs = [out for out in flat_tensors(forward(model, batch)) if out.requires_grad]
-        if outputs:  # with activation checkpointing most is kept in here
+        # outputs, their gradients, and gradients on their way
+        rest = 2 * sum(map(Tensor.nelement, outputs)) * 4 + 3 * max(kept.values(), default=0)
+        start = time.perf_counter()
+        if outputs:
             torch.autograd.backward(outputs, [torch.zeros_like(out) for out in outputs])
-    # besides outputs, their gradients, and gradients on their way
-    return sum(kept.values()) + 2 * sum(map(Tensor.nelement, outputs)) * 4 + \
-        3 * max(kept.values(), default=0)
+    return sum(kept.values()) + rest, time.perf_counter() - start

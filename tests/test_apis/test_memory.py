@@ -121,8 +121,10 @@ def test_images_that_are_all_the_same_are_refused():
 
 
 def test_what_the_comparison_tells_is_said():
-    result = compress(vit(), IMAGES, '60%', logits=True, **OPTIONS)
-    assert ' of the 2 images have the same class' in str(result)
+    other = compress(vit(), IMAGES, '60%', logits=True, **OPTIONS)
+    assert ' of the 2 images have the same class' in str(other) and 'all alike' not in str(other)
+    alike = compress(vit(), IMAGES, '60%', held_out=IMAGES[:1].repeat(3, 1, 1, 1), **OPTIONS)
+    assert 'These 3 images are all alike' in str(alike)
 
 
 def test_layers_without_variance_are_said():
@@ -135,7 +137,7 @@ def test_layers_without_variance_are_said():
 
 def test_few_large_images_are_enough():
     def looked(rows, side):
-        return Survey({layer: rows}, [], 0, [(3, side, side)])
+        return Survey({layer: rows}, [], 0, (0., 0.), [(3, side, side)])
 
     layer = nn.Linear(1536, 384)
     assert [enough_images(looked(rows, side), [layer]) for rows, side in (
