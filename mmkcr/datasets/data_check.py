@@ -1,6 +1,8 @@
 """Checks before a run that its data is on disk."""
 
 import inspect
+import mmap
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,9 @@ from mmpretrain.datasets import CustomDataset
 from mmpretrain.registry import DATASETS
 
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
+_CATEGORIES = re.compile(rb'"categories"\s*:\s*\[\s*[^\s\]]')
+_QUESTION = re.compile(rb'"question_id"\s*:')
+_ANSWERED = re.compile(rb'"answers"\s*:\s*\[\s*[^\s\]]')
 #: Commands that create a folder of that name.
 COMMANDS = {'digits': 'python tools/dataset_converters/digits.py --out',
             'digits-vqa': 'python tools/dataset_converters/digits_vqa.py --out'}
@@ -18,9 +23,9 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
     """Refuse a config whose data are missing, wrapped data sets included.
 
     It checks ``data_root``, the folders below it that ``data_prefix`` names, or ``split`` of a
-    set of folders such as ImageNet, and files of annotations and questions of COCO's formats.
-    Roots with a protocol, such as ``s3://``, are left to their backends, and sets that download
-    themselves to the host.
+    set of folders such as ImageNet, COCO annotation files, which must have categories, and
+    questions, which must have answers except in the test set. Roots with a protocol, such as
+    ``s3://``, are left to their backends, and sets that download themselves to the host.
 
     Args:
         cfg (Mapping): Config of a run.
@@ -28,18 +33,15 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
             skipped. Defaults to those of training, validation and test.
 
     Raises:
-        FileNotFoundError: A folder or a file is missing; for digits the message gives the command
-            that writes them.
+        FileNotFoundError: A folder or an annotation file is missing; for digits the message
+            gives the command that writes them.
+        ValueError: A COCO file has no categories, or questions have no answers.
     """
     for loader in loaders:
         for dataset in _dataset_configs((cfg.get(loader) or {}).get('dataset')):
-            # another backend maps paths that look local to a store
-            backend = (dataset.get('backend_args') or {}).get('backend', 'local')
-            if backend in ('local', 'disk') and '://' not in str(dataset.get('data_root')):
-                for what, path in _needed(dataset):
-                    if not path.exists():
-                        raise FileNotFoundError(f'expected {what} of `{loader}` at `{path}`, found '
-                                                f'no such file or folder{_remedy(path)}')
+            _check_folders(dataset, loader)
+            _check_coco_file(dataset, loader)
+            _check_answers(dataset, loader)
 
 
 def _dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
@@ -63,18 +65,68 @@ def pipeline_config(node: Any) -> list[Mapping[str, Any]]:
                  if dataset.get('pipeline')), [])
 
 
-def _needed(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    """Folders and files of a data set, and what they are."""
-    root, kind = dataset.get('data_root'), str(dataset.get('type'))
-    folder = Path(root or '').expanduser()
-    if isinstance(root, str) and not _downloads(dataset):
-        for below in ('', *_folders_below(dataset)):
-            yield 'the data', folder / below
-    if 'Coco' in kind and 'Caption' not in kind or 'COCOVQA' in kind:
-        for key in ('question_file', 'ann_file'):
-            file = dataset.get(key)
-            if isinstance(file, str) and file and '://' not in file:
-                yield f'`{key}`', folder / file
+def _elsewhere(dataset: Mapping[str, Any]) -> bool:
+    """Whether a backend maps paths that look local to a store."""
+    return (dataset.get('backend_args') or {}).get('backend', 'local') not in ('local', 'disk')
+
+
+def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
+    root = dataset.get('data_root')
+    if not isinstance(root, str) or '://' in root or _downloads(dataset) or _elsewhere(dataset):
+        return
+    for folder in (Path(root).expanduser() / below for below in ('', *_folders_below(dataset))):
+        if not folder.is_dir():
+            raise FileNotFoundError(f'expected the data of `{loader}` in the folder `{folder}`, '
+                                    f'found no such folder{_remedy(folder)}')
+
+
+def _check_coco_file(dataset: Mapping[str, Any], loader: str) -> None:
+    """Refuse annotations without categories, without parsing hundreds of megabytes."""
+    file, root = dataset.get('ann_file'), str(dataset.get('data_root') or '')
+    kind = str(dataset.get('type'))
+    if 'Coco' not in kind or 'Caption' in kind or not isinstance(file, str) or \
+            '://' in root + file or _elsewhere(dataset):
+        return
+    path = Path(root).expanduser() / file
+    if not path.is_file():
+        raise FileNotFoundError(f'expected the annotations of `{loader}` at `{path}`, found no '
+                                f'such file{_remedy(path.parent)}')
+    if not any(_matches(_CATEGORIES, path)):
+        raise ValueError(f'expected `categories` in the COCO annotations of `{loader}`, found none '
+                         f'in `{path}`')
+
+
+def _check_answers(dataset: Mapping[str, Any], loader: str) -> None:
+    """Refuse questions of VQAv2's format without answers, by counting both.
+
+    Those of the test set need none.
+    """
+    root, *files = (str(dataset.get(key) or '')
+                    for key in ('data_root', 'question_file', 'ann_file'))
+    if 'COCOVQA' not in str(dataset.get('type')) or '://' in root + ''.join(files) or \
+            loader == 'test_dataloader' and not files[1]:
+        return
+    questions, answers = (Path(root).expanduser() / file for file in files)
+    if not files[1]:
+        raise ValueError(f'expected answers (`ann_file`) to the questions of `{loader}`, found '
+                         f'none beside `{questions}`')
+    for path in (questions, answers):
+        if not path.is_file():
+            raise FileNotFoundError(f'expected a file of `{loader}` at `{path}`, found no such '
+                                    f'file{_remedy(path.parent)}')
+    asked, answered = (sum(1 for _ in _matches(pattern, path)) for pattern, path in (
+        (_QUESTION, questions), (_ANSWERED, answers)))
+    if not asked or asked != answered:
+        raise ValueError(f'expected answers to the {asked} questions of `{loader}`, found those to '
+                         f'{answered} in `{answers}`')
+
+
+def _matches(pattern: 're.Pattern[bytes]', path: Path) -> Iterator[int]:
+    """Yield the end of every match of a pattern in a file, without reading it as a whole."""
+    if path.stat().st_size:
+        with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            for match in pattern.finditer(text):
+                yield match.end()
 
 
 def _class_of(node: Mapping[str, Any]) -> type:

@@ -3,9 +3,11 @@
 import contextlib
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -14,6 +16,15 @@ PACKAGES: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
                                 tensorrt='onnxruntime-gpu tensorrt')
 #: PyTorch itself, and the runtimes of ONNX files.
 RUNTIMES = ('eager', 'compiled', *PACKAGES)
+_LACKS = [re.compile(text) for text in (
+    # ONNX Runtime: no kernel of a type of numbers, no such operator, none of another domain
+    r"for (?P<kinds>[A-Z]\w*)\(\d+\) node with name '(?P<name>[^']*)'",
+    r'In Node, \("(?P<name>[^"]*)", (?P<kinds>\w+), .*No Op registered',
+    r'error: (?:[\w.]+:)?(?P<kinds>\w+)\(-?\d+\) is not a registered',
+    # OpenVINO
+    r'(?:following (?:ONNX )?operations?(?: that are not supported)?:?|rule found for operations?:)'
+    r'\s*(?P<kinds>[\w., -]+)')]
+_NAMED = 3  # as many places are named
 Session = Callable[[np.ndarray], list[np.ndarray]]
 
 
@@ -80,9 +91,60 @@ def open_onnx(path: str | Path, runtime: str = 'onnxruntime', threads: int | Non
     except ImportError:
         raise
     except Exception as error:  # the runtimes' errors have no other common base
-        text = ' '.join(str(error).split())[:300]
-        raise ValueError(f'expected an ONNX file that `{runtime}` can run, found `{path}` '
-                         f'({text})') from error
+        _refuse(path, runtime, error)
+
+
+def _refuse(path: str | Path, runtime: str, error: Exception) -> NoReturn:
+    """Report the error of a runtime in one sentence."""
+    text = ' '.join(str(error).split())
+    found = next(filter(None, (pattern.search(text) for pattern in _LACKS)), None)
+    if found:
+        # 'own.domain.Kind-17 further words, Kind2'
+        kinds = [entry.split()[0].split('-')[0].rpartition('.')[2]
+                 for entry in found['kinds'].split(',') if entry.split()]
+        raise ValueError(f'expected a graph of operators that `{runtime}` has, found '
+                         f'{_places(path, kinds, found.groupdict().get("name"))} '
+                         f'of `{path}`') from error
+    raise ValueError(f'expected an ONNX file that `{runtime}` can read, found `{path}` '
+                     f'({text[:300]})') from error
+
+
+def _places(path: str | Path, kinds: Sequence[str], name: str | None) -> str:
+    """Operators and their blocks in a file: '`Erf` in `layers.3.ffn` and 2 others'."""
+    places: dict[str, list[str]] = {kind: [] for kind in kinds}
+    if name:
+        places[kinds[0]].append(module_path(name))
+    elif importlib.util.find_spec('onnx') is not None:
+        import onnx
+        for node in onnx.load(path, load_external_data=False).graph.node:
+            if node.op_type in places:
+                places[node.op_type].append(module_path(node.name or node.output[0]))
+    parts = []
+    for kind, blocks in places.items():
+        blocks = list(dict.fromkeys(blocks))
+        others = f' and {len(blocks) - _NAMED} others' if len(blocks) > _NAMED else ''
+        parts.append(f'`{kind}`' + (' in ' if blocks else '') + ', '.join(
+            f'`{block}`' for block in blocks[:_NAMED]) + others)
+    return ', '.join(parts)
+
+
+def module_path(name: str) -> str:
+    """Path of the module that a node of an exported graph belongs to; other names as they are.
+
+    Args:
+        name (str): Such as ``'/model/layers.0/ffn/layers/layers.0/MatMul'``, which gives
+            ``'layers.0.ffn.layers.0'``.
+    """
+    if not name.startswith('/'):
+        return name
+    parts: list[str] = []
+    for part in name.split('/')[1:-1]:
+        # the child of a container is called by a name that begins with the container's
+        if parts and part.startswith(f'{parts[-1]}.'):
+            parts.pop()
+        parts.append(part)
+    # TensorModel holds the model
+    return '.'.join(parts[parts[:1] == ['model']:]) or name
 
 
 def _open_onnxruntime(path: str, runtime: str, threads: int | None,

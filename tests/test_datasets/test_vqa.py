@@ -186,18 +186,34 @@ def test_no_digit_is_asked_in_both_parts(questions):
 # ---- files --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('missing', ['train_annotations.json', 'val_questions.json', ''])
-def test_missing_files_are_named(missing, questions, tmp_path):
+@pytest.mark.parametrize('change, error, found', [
+    ('folder', FileNotFoundError, 'digits_vqa.py --out'),
+    ('no ann_file', ValueError, 'expected answers .`ann_file`. to the questions of `val_data'),
+    ('no file', FileNotFoundError, 'train_annotations.json`, found no such file; make it with'),
+    ('empty', ValueError, r'expected answers to the \d+ questions of `train_dataloader`, found '
+                          'those to 0 in'),
+    ('none given', ValueError, 'found those to 0 in')])
+def test_sets_without_answers_are_refused(change, error, found, questions, tmp_path):
     root = tmp_path / 'digits-vqa'
-    for part in ('train', 'val') if missing else ():
-        (root / part).mkdir(parents=True)
-        for kind in ('questions', 'annotations'):
-            name = f'{part}_{kind}.json'
-            if name != missing:
+    config = digits_config(root)
+    if change != 'folder':
+        for part in ('train', 'val'):
+            (root / part).mkdir(parents=True)
+            for kind in ('questions', 'annotations'):
+                name = f'{part}_{kind}.json'
                 (root / name).write_text((questions / name).read_text())
-    with pytest.raises(FileNotFoundError, match=f'{missing}`, found no such .*digits_vqa.py --out'
-                       ) as caught:
-        check_data_folders(digits_config(root))
+    answers = root / 'train_annotations.json'
+    if change == 'no ann_file':
+        config.val_dataloader.dataset.ann_file = ''
+    elif change == 'no file':
+        answers.unlink()
+    elif change == 'empty':
+        answers.write_text('{"annotations": []}')
+    elif change == 'none given':
+        entries = json.loads(answers.read_text())['annotations']
+        answers.write_text(json.dumps(dict(annotations=[dict(e, answers=[]) for e in entries])))
+    with pytest.raises(error, match=found) as caught:
+        check_data_folders(config)
     assert '\n' not in str(caught.value)
 
 

@@ -170,18 +170,27 @@ def test_masks_with_labels_out_of_range(refused, config_of, scenes, tmp_path_fac
                      r'mask `\S+annotations/training/00000\d.png`', line)
 
 
-@pytest.mark.parametrize('left', [0, 9])
-def test_annotations_without_the_categories(refused, config_of, small_digits, tmp_path, left):
+NONE = ('expected `categories` in the COCO annotations of `train_dataloader`',
+        'instances_training.json')
+
+
+@pytest.mark.parametrize('change, messages', [
+    (lambda content: content.update(categories=[]), NONE),
+    (lambda content: content.pop('categories'), NONE),
+    (lambda content: content['categories'].pop(),
+     ('categories for the 10 classes of the training set', 'found 9'))])
+def test_annotations_without_the_categories(refused, config_of, small_digits, tmp_path, change,
+                                            messages):
     shutil.copytree(small_digits / 'scenes', tmp_path / 'edited')
     file = tmp_path / 'edited/annotations/instances_training.json'
     content = json.loads(file.read_text())
-    content['categories'] = content['categories'][:left]
+    change(content)
     file.write_text(json.dumps(content))
     line = refused('train', config_of('detection', 'dense', data=tmp_path / 'edited'))
-    assert 'categories for the 10 classes of the training set' in line and f'found {left}' in line
+    assert all(message in line for message in messages), line
 
 
 def test_missing_annotations(refused, config_of, small_digits):
     line = refused('train', config_of('detection', 'dense', data=small_digits / 'scenes'),
                    '--cfg-options', 'train_dataloader.dataset.ann_file=annotations/no.json')
-    assert '`ann_file` of `train_dataloader` at' in line and 'make it with' in line
+    assert 'the annotations of `train_dataloader` at' in line and 'make it with' in line
