@@ -182,3 +182,13 @@ def test_a_structure_of_other_sizes_is_refused(entry, small, tmp_path):
     (tmp_path / 'structure.json').write_text(json.dumps(content))
     with pytest.raises(ValueError, match='as its structure says, found one of'):
         mmkcr.load(tmp_path, of_timm())
+
+
+def test_a_backbone_of_mmpretrain_is_given_back(tmp_path):
+    """Its ``eval()`` returns None."""
+    from mmpretrain.models import VisionTransformer
+    arch = dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48)
+    dense = VisionTransformer(arch=arch, img_size=64, patch_size=16)
+    result = compressed(dense)
+    result.save(tmp_path / 'slim')
+    check_same(result.model, mmkcr.load(tmp_path / 'slim', dense))
