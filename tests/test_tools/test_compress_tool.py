@@ -413,7 +413,7 @@ def test_images_that_cannot_be_used(what, message, checkpoint, refused, tmp_path
      ['--target-macs', '60%', '--finetune', '1'], 'expected a config with `optim_wrapper.'),
     ("train_dataloader = dict(dataset=dict(data_root='nowhere'))",
      ['--target-macs', '60%', '--finetune', '1'],
-     'expected the data of `train_dataloader` at `nowhere`'),
+     'expected the data of `train_dataloader` in the folder `nowhere`'),
     # what is kept is given
     ('', ['--structure', '{folder}/s.json', '--divisor', '4'], 'expected `--divisor` with a'),
     ('', ['--target-macs', '60%', '--finetune-rate', '0.3'], 'expected `--finetune` with `--fine'),

@@ -77,6 +77,6 @@ def test_refusals_write_nothing(refused, write_config, search_config):
         ((search_config, '--preset', 'lambda', '--grid', 'model.price.weight=1'), 'once'),
         ((search_config, '--grid', 'model.price.weight=-1'), 'non-negative price `weight`'),
         ((search_config, '--preset', 'rank', '--fraction', '0.01'), 'every class for 5 folds'),
-        ((missing, '--preset', 'rank'), 'found no such file or folder'),
+        ((missing, '--preset', 'rank'), 'found no such folder'),
     ]:
         assert message in refused('cross_validate', *args), message

@@ -223,7 +223,7 @@ def test_told_to_end(train, whole, tmp_path, monkeypatch):
     ('train', ['{config}', '--auto-scale-lr'], 'expected `auto_scale_lr = dict(base_batch_size'),
     ('train', ['{config}', '--cfg-options', 'train_cfg=None'], 'with a `train_cfg`, found'),
     ('train', ['{config}', '--cfg-options', 'train_dataloader.dataset.data_root=nowhere'],
-     'expected the data of `train_dataloader` at `nowhere`'),
+     'expected the data of `train_dataloader` in the folder `nowhere`'),
     ('train', ['{config}', '--cfg-options', 'model.architecture.backbone.arch=vit-unknown'],
      'vit-unknown'),
     ('train', ['{config}', '--cfg-options', 'model.architecture.backbone.typo=1'], 'typo'),
