@@ -30,7 +30,7 @@ from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
 from mmkcr.deploy.end_to_end import EndToEnd, export_end_to_end
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
-from mmkcr.deploy.prepare import RUNTIMES
+from mmkcr.deploy.prepare import RUNTIMES, selection_forms
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
@@ -136,7 +136,8 @@ def main(args: ExportJob) -> None:
               f'{timing.macs_ratio:.3f} of its MACs, in `{report.runtime}`: batch 1, '
               f'{len(timing.dense)} pairs, threads {args.threads}')
         if timing.ratio > 1:
-            print('warning: slower than the dense network')
+            print('warning: slower than the dense network; selections of channels: '
+                  f'{selection_forms(model, args.runtime)}')
     if report.notice:
         print(f'notice: {report.notice}')
     size = 'dynamic' if report.dynamic_size else f'{shape[1]} x {shape[2]}'

@@ -47,7 +47,8 @@ from mmkcr.deploy.latency import (
     random_subnet,
     searchable,
 )
-from mmkcr.deploy.runtimes import RUNTIMES
+from mmkcr.deploy.prepare import selection_forms
+from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
@@ -246,8 +247,11 @@ def main(args: LatencyJob) -> None:
             rows.append(row)
             path = append(row, Path(args.out))
             if timing.ratio > 1:
+                known = runtime in PACKAGES and not isinstance(pair.slim, Path)
+                forms = selection_forms(pair.slim, runtime) if known else 'as they are'
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
-                      f'{timing.ratio:.3f} of the time of the dense one')
+                      f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
+                      f'{forms}')
     print(latency_text(rows))
     if not isinstance(pair.dense, Path):
         print('Weights are random: times do not depend on them.')

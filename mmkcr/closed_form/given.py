@@ -36,8 +36,21 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:  # of whatever hangs on a module
-        raise ValueError(f'expected a `{type(model).__name__}` that can be copied, found '
-                         f'{type(error).__name__}: {" ".join(str(error).split()):.200}') from error
+        raise ValueError(
+            f'expected a `{type(model).__name__}` that can be copied, found `{_uncopied(model)}` '
+            'that cannot, such as a result of a forward pass: delete it '
+            f'({type(error).__name__}: {" ".join(str(error).split()):.200})') from error
+
+
+def _uncopied(model: nn.Module) -> str:
+    """Path of the attribute that stands in the way of a copy."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            try:
+                copy.deepcopy(None if name == '_modules' else value)  # they follow
+            except Exception:
+                return f'{path}.{name}'.lstrip('.')
+    return type(model).__name__
 
 
 def taken(model: nn.Module, images: Any,

@@ -135,7 +135,7 @@ def locked(folder: str | Path) -> Iterator[None]:
         folder (str | Path): Created if it does not exist, and removed if it is empty at the end.
 
     Raises:
-        ValueError: Another run holds the lock.
+        ValueError: Another run holds the lock; the message names its process and machine.
     """
     folder = Path(folder)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -144,9 +144,12 @@ def locked(folder: str | Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ValueError(f'expected `{folder}` for this run alone, found that another run writes '
-                         'to it: wait, or give another `--work-dir`') from None
+        owner = (folder / LOCK).read_text(encoding='utf8') or 'another run'
+        raise ValueError(f'expected `{folder}` for this run alone, found that {owner} writes to '
+                         'it: wait, or give another `--work-dir`') from None
     try:
+        (folder / LOCK).write_text(f'process {os.getpid()} of `{socket.gethostname()}`',
+                                   encoding='utf8')
         remove_stale(folder)
         yield
     finally:

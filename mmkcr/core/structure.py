@@ -16,7 +16,7 @@ import torch
 from .io import atomic_write
 
 FORMAT_VERSION = 1
-#: Limit on the units of a site, as a file must not fill the memory.
+#: Limit on the units of a structure, as a file must not fill the memory.
 MOST_UNITS = 2**22
 #: Buffer of a subnet with a digest of its kept units: its weights are refused elsewhere.
 KEPT = 'kept_units'
@@ -129,9 +129,9 @@ class SiteEntry:
         if operator is not None and not (isinstance(operator, str) and operator):
             raise ValueError(f'expected `operator` at site `{name}` to be a name, found '
                              f'{operator!r}')
-        if not _is_count(total) or not 1 <= total <= MOST_UNITS:
-            raise ValueError(f'expected an integer `total` within [1, {MOST_UNITS}] at site '
-                             f'`{name}`, found {str(total):.40}')
+        if not _is_count(total) or total < 1:
+            raise ValueError(f'expected an integer `total` of at least 1 at site `{name}`, found '
+                             f'{str(total):.40}')
         # bounded by `total` before the list is made: a file must not fill the memory
         kept = list(range(found)) if _is_count(found) and found <= total else found
         ascending = isinstance(kept, (list, tuple)) and all(map(_is_count, kept)) and all(
@@ -227,6 +227,12 @@ class Structure:
                              f'found backbone {str(data["backbone"]):.80} and '
                              f'{len(data["sites"])} sites in {where}')
         _check_counts(data, where)
+        # before any site is expanded, see `SiteEntry.from_dict`
+        units = sum(site['total'] for site in data['sites'].values()
+                    if isinstance(site, Mapping) and _is_count(site.get('total')))
+        if units > MOST_UNITS:
+            raise ValueError(f'expected {MOST_UNITS} units at most in all sites of a structure, '
+                             f'found {str(units):.40} in {where}')
         sites = {name: SiteEntry.from_dict(name, site) for name, site in data['sites'].items()}
         return cls(**{**data, 'sites': sites})
 

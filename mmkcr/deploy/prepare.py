@@ -5,6 +5,7 @@ convolutions, the runtimes fuse activations.
 """
 
 import copy
+from collections import Counter
 from functools import partial
 
 import torch
@@ -69,6 +70,14 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
             else:  # rows of maps are contiguous anyway
                 module.set_form('gather')
     return traceable(view, dynamic_size)
+
+
+def selection_forms(model: nn.Module, runtime: str) -> str:
+    """Forms of a model's channel selections in a runtime: ``'24 elements, 2 sliced'``."""
+    found = Counter('sliced' if module.contiguous else module.form
+                    for module in prepare(model, runtime).modules()
+                    if isinstance(module, (Take, Put)))
+    return ', '.join(f'{count} {form}' for form, count in found.most_common()) or 'none'
 
 
 @torch.no_grad()

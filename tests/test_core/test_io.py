@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,10 +32,11 @@ def hold(folder):
     return process
 
 
-def test_a_second_run_is_refused(tmp_path):
+def test_a_second_run_is_refused_by_name(tmp_path):
     owner = hold(tmp_path / 'run')
     try:
-        with pytest.raises(ValueError, match='found that another run writes to it'), \
+        with pytest.raises(ValueError, match=f'found that process {owner.pid} of '
+                           f'`{re.escape(socket.gethostname())}` writes to it'), \
                 locked(tmp_path / 'run'):
             pass
         assert (tmp_path / 'run/.lock').exists()  # the refused one took nothing away

@@ -95,8 +95,9 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
     (dict(macs=dict(dense=10, subnet=5)), r"`macs` .* as \['dense', 'input_shape', 'subnet'\]"),
     (dict(params=dict(dense=3, subnet=True)), '`params` of a structure with counts'),
     (dict(params=dict(dense=3)), r"`params` .* as \['dense', 'subnet'\], or none"),
-    (dict(sites={'a': dict(total=5 * 10**9, kept=5 * 10**9)}),
-     'within .1, 4194304. at site `a`, found 5000000000'),
+    (dict(sites={'a': dict(total=5 * 10**9, kept=5 * 10**9)}), 'at most in all.*found 5000000000'),
+    (dict(sites={f's{n}': dict(total=2**20, kept=2**20) for n in range(9)}),
+     '4194304 units at most in all sites of a structure, found 9437184'),
     (dict(method=3), '`method` of a structure to be a string'),
 ])
 def test_wrong_keys(change, message):

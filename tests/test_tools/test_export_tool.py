@@ -47,13 +47,15 @@ def test_for_a_runtime_sizes_are_fixed_and_the_dense_network_is_timed(run_tool, 
 
 
 @pytest.mark.parametrize('ratio, runtime', [(1.25, 'onnxruntime'), (1.25, 'any'), (1., 'any')])
-def test_a_file_slower_than_the_dense_one_is_told(ratio, runtime, run_tool, load_tool, deploy,
-                                                  monkeypatch):
+def test_a_file_slower_than_the_dense_one_is_told_with_its_form(ratio, runtime, run_tool,
+                                                                load_tool, deploy, monkeypatch):
     monkeypatch.setattr(load_tool(TOOL), 'measure_pair', lambda *args, **options: PairTiming(
         [0.004] * 3, [0.004 * ratio] * 3, 100, 80))
     printed = run_tool(TOOL, *deploy, '--runtime', runtime, '--static-size')
     assert f'{ratio:.3f} of the time of the dense network, at 0.800 of its MACs' in printed
-    found = re.findall('^warning: slower than the dense network$', printed, re.M)
+    found = re.findall(r'^warning: slower than the dense network; selections of channels: '
+                       rf'4 {"elements" if runtime == "onnxruntime" else "gather"}$', printed,
+                       re.M)  # of two blocks
     assert len(found) == (ratio > 1) == ('warning' in printed)
 
 

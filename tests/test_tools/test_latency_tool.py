@@ -120,13 +120,15 @@ def test_macs_that_a_file_does_not_say(load_tool):
 
 
 @pytest.mark.parametrize('ratio', [1.25, 1.])
-def test_a_slim_side_slower_than_dense_is_told(ratio, run_tool, load_tool, search_config,
-                                               monkeypatch):
+def test_a_slim_side_slower_than_dense_is_told_with_its_form(ratio, run_tool, load_tool,
+                                                             search_config, monkeypatch):
     monkeypatch.setattr(load_tool(TOOL), 'measure_pair', lambda *args: PairTiming(
         [0.004] * 3, [0.004 * ratio] * 3, 100, 80))
     printed = run_tool(TOOL, search_config, '--target-macs', '80%', '--divisor', 4,
                        '--runtime', 'eager', 'onnxruntime', 'openvino', *FAST)
     warned = [line for line in printed.splitlines() if line.startswith('warning: ')]
+    # both blocks take and put channels
     assert warned == ([] if ratio <= 1 else [
-        f'warning: in `{runtime}` at batch 2 the slim side takes 1.250 of the time of the dense one'
-        for runtime in ('eager', 'onnxruntime', 'openvino')])
+        f'warning: in `{runtime}` at batch 2 the slim side takes 1.250 of the time of the dense '
+        f'one; selections of channels: {form}' for runtime, form in (
+            ('eager', 'as they are'), ('onnxruntime', '4 elements'), ('openvino', '4 gather'))])

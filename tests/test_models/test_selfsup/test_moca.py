@@ -210,6 +210,7 @@ def test_search_slim_and_train_on():
 
 
 @pytest.mark.parametrize('changes, message', [
+    (dict(base_momentum=None), 'whose teacher is a momentum copy, found None'),
     (dict(backbone=dict(VIT, type='mmpretrain.VisionTransformer')), 'found `VisionTransformer`'),
     (dict(early_layer=2), 'below the 2 layers'),
     (dict(decoded=(0.75, 0.2)), r'found \(0.75, 0.2\) for \(0.5, 0.75\)'),

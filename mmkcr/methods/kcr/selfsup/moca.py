@@ -42,8 +42,8 @@ class MOCA(BaseSelfSupervisor):
         init_cfg (dict | list[dict], optional): See ``BaseModule``.
 
     Raises:
-        ValueError: A backbone that does not mask, a layer that the backbone does not have, or
-            impossible ratios.
+        ValueError: No teacher (``base_momentum`` outside (0, 1)), a backbone that does not
+            mask, a layer that the backbone does not have, or impossible ratios.
     """
 
     def __init__(self,
@@ -59,6 +59,9 @@ class MOCA(BaseSelfSupervisor):
                  init_cfg: Any = None) -> None:
         super().__init__(backbone, neck, head, data_preprocessor=data_preprocessor,
                          init_cfg=init_cfg)
+        if not isinstance(base_momentum, (int, float)) or not 0 < base_momentum < 1:
+            raise ValueError('expected `base_momentum` within (0, 1) of MOCA, whose teacher is a '
+                             f'momentum copy, found {base_momentum!r}')
         name = type(self.backbone).__name__
         if 'mask' not in inspect.signature(self.backbone.forward).parameters:
             raise ValueError('expected a backbone of MOCA that masks images (such as `MAEViT`), '
