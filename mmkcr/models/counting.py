@@ -2,11 +2,14 @@
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 
 from torch import nn
 
 from mmkcr.core import CostModel, MacsReport, Structure, count_forward_macs, count_params
 from mmkcr.core.weights import state_bytes
+from .head_choice import is_choice
+from .search_space import StructureLike
 from .tasks import (
     counted_part,
     find_task,
@@ -155,8 +158,28 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None
         structure.macs['backbone'] = count_macs(host, structure.macs['input_shape'])
 
 
-def check_recorded(host: nn.Module, structure: Structure | None,
-                   model: nn.Module | None = None) -> None:
+def dense_counts(host: nn.Module, structure: StructureLike) -> tuple[int | None, int] | None:
+    """MACs and parameters of a host that a structure is about to slice, for :func:`check_recorded`.
+
+    Args:
+        host (nn.Module): The dense backbone.
+        structure (str | dict | Structure, optional): As given. None, or heads to replace, records
+            nothing.
+
+    Returns:
+        tuple[int | None, int], optional: MACs are None where they are not recorded, or where the
+        host does not run on one image of the recorded shape.
+    """
+    if structure is None or is_choice(structure):
+        return None
+    shape = Structure.load(structure).macs.get('input_shape')
+    with suppress(ValueError), kept_randomness():
+        return shape and count_macs(host, shape), count_params(host)
+    return None, count_params(host)
+
+
+def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Module | None = None,
+                   dense: tuple[int | None, int] | None = None) -> None:
     """Compare the MACs and parameters that a structure records with those of the built network.
 
     Args:
@@ -164,15 +187,16 @@ def check_recorded(host: nn.Module, structure: Structure | None,
         structure (Structure, optional): One without ``macs`` and ``params``, or None, is not
             compared.
         model (nn.Module, optional): The network around the host, or the host itself, that was
-            compressed. Defaults to None: it is not known, and parameters, which are those of the
-            whole network, are not compared.
+            compressed. Defaults to None: it is not known.
+        dense (tuple, optional): :func:`dense_counts`: what was saved is compared, too. Defaults to
+            None.
 
     Raises:
         ValueError: They differ: the structure or the backbone's arguments were altered.
     """
     if structure is None:
         return
-    macs, counts = structure.macs, []
+    macs, params, counts, found = structure.macs, structure.params, [], None
     promised = macs.get('subnet' if 'part' in macs or model is host else 'backbone')
     if promised is not None:
         try:
@@ -182,8 +206,16 @@ def check_recorded(host: nn.Module, structure: Structure | None,
         except ValueError:
             if 'part' in macs or 'backbone' in macs:
                 raise  # it was counted like this; otherwise only a `forward` of its own runs it
-    if structure.params and model is not None:
-        counts.append(('parameters', structure.params['subnet'], count_params(model)))
+    if params and model is not None:
+        counts.append(('parameters', params['subnet'], count_params(model)))
+    # of a search whose heads were replaced before, the dense counts are those that it began with
+    if dense is not None and not any(entry.operator for entry in structure.sites.values()):
+        before, weights = dense
+        if None not in (before, found):
+            counts.append(('MACs when dense', macs['dense'], macs['subnet'] - found + before))
+        if params:
+            counts.append(('parameters when dense', params['dense'],
+                           params['subnet'] - count_params(host) + weights))
     for what, promised, found in counts:
         if promised != found:
             raise ValueError(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mmkcr.core import BaseGate, Structure
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
-from .counting import check_recorded
+from .counting import check_recorded, dense_counts
 from .search_space import SearchSpace, StructureLike, method_of
 from .sites import QKMaskSite
 from .sites.base import KindConfig
@@ -54,9 +54,10 @@ class SearchableBackbone:
         super().__init__(*args, **kwargs)
         plain_drop_rates(self)
         described = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
+        dense = dense_counts(self, structure)
         space = SearchSpace(self, self._chosen_kinds(), described, gates, structure, self.method,
                             self.optional_keys)
-        check_recorded(self, space.structure)
+        check_recorded(self, space.structure, dense=dense)
 
     def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The host's arguments by name."""
@@ -158,9 +159,10 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
     described = dict(type='mmkcr.Searchable', sites=list(sites),
                      backbone=recorded or dict(type=f'{type(backbone).__module__}.'
                                                f'{type(backbone).__qualname__}'))
+    dense = dense_counts(backbone, structure)
     space = SearchSpace(backbone, sites, copy.deepcopy(described), gates, structure,
                         method_of(sites), optional_keys)
-    check_recorded(backbone, space.structure)
+    check_recorded(backbone, space.structure, dense=dense)
     return backbone
 
 

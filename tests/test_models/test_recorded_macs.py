@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from mmengine.config import Config
 from mmpretrain.models import VisionTransformer
 
@@ -49,6 +51,16 @@ def test_as_it_was_written(built, structure):
     assert structure['macs']['backbone'] < structure['macs']['subnet'] < structure['macs']['dense']
     built()
     built(lambda data: data['macs'].clear())
+
+
+@pytest.mark.parametrize('part', ['macs', 'params'])
+@given(data=st.data())
+@settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
+def test_every_number_is_counted_again(built, structure, part, data):
+    key = data.draw(st.sampled_from([key for key in structure[part] if key != 'input_shape']))
+    off = data.draw(st.sampled_from([-1, 1, 1000]))
+    with pytest.raises(ValueError, match='as its structure says, found one of|with counts as'):
+        built(lambda found: found[part].update({key: found[part][key] + off}))
 
 
 @pytest.mark.parametrize('change', [
