@@ -4,8 +4,8 @@ Made once for a machine, runtime, number of threads and batch size; a call that 
 where it was. Measured in turns with the dense network, exported in the same way.
 
 Examples:
-    mmkcr latency-table CONFIG --runtime openvino --out table.json
-    mmkcr compress CONFIG CHECKPOINT --target-latency 12ms --latency-table table.json
+    mmkcr latency-table CONFIG --runtime openvino --out openvino.json
+    mmkcr compress CONFIG CHECKPOINT --target-latency 12ms --latency-table openvino.json
     mmkcr latency-table CONFIG --runtime onnxruntime --threads 1 --batch 1
     mmkcr compress CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
         --threads 1 --batch 1

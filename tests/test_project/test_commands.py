@@ -144,7 +144,8 @@ class Sandbox:
 
     def __init__(self, root, logs, server):
         self.root, self.logs, self.server, self.ran = root, logs, server, {}
-        self.writers = {pattern: text for text in FORMS.values()
+        # the first one that is documented: a later one may write the same with other options
+        self.writers = {pattern: text for text in reversed(FORMS.values())
                         if not (missing_package(text) or '--latency-table' in text)
                         for pattern in written(text)}
 
