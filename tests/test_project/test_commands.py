@@ -144,10 +144,11 @@ class Sandbox:
 
     def __init__(self, root, logs, server):
         self.root, self.logs, self.server, self.ran = root, logs, server, {}
-        # the first one that is documented: a later one may write the same with other options
-        self.writers = {pattern: text for text in reversed(FORMS.values())
-                        if not (missing_package(text) or '--latency-table' in text)
-                        for pattern in written(text)}
+        self.writers = {}  # the first that is documented: others may have other options
+        for text in FORMS.values():
+            if not (missing_package(text) or '--latency-table' in text):
+                for pattern in written(text):
+                    self.writers.setdefault(pattern, text)
 
     def run(self, text):
         """What a command prints; AssertionError if it fails or does not write what it says."""
