@@ -6,7 +6,7 @@ A run goes through these files in this order.
 - ``gumbel``: a gate a unit, relaxed by noise; ``start``: gates that start from given scores
 - ``price``: the expected cost of the supernet, in the loss
 - ``search_constructor``, ``joint_constructor``, ``task_constructor``: optimizers with gates apart
-- ``split``, ``bilevel``, ``bilevel_steps``: data of gates and of weights, and their turns
+- ``split``, ``bilevel``: data of gates and of weights, and their turns
 - ``temperature_decay``, ``linear_schedule``, ``warmup_switch``: schedules (``scheduled``)
 - ``refresh``: terms whose state comes from all of the data; ``feature_tap_hook``: its features
 - ``slimming``: gates to a structure within a budget, and the subnet
