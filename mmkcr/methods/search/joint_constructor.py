@@ -7,7 +7,7 @@ from torch import nn
 
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
-from .search_constructor import gate_parameters, keep_only
+from .search_constructor import gate_parameters, take_out
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -34,12 +34,10 @@ class JointOptimWrapperConstructor:
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
-        self.config: dict[str, Any] = dict(optim_wrapper_cfg)
+        self.config: dict[str, Any] = dict(optim_wrapper_cfg, paramwise_cfg=paramwise_cfg)
         given = self.config.pop('architecture', {})
         self.architecture = {'betas': (0.5, 0.999), 'weight_decay': 0., **given}
         self.importance = self.architecture.pop('importance', None)
-        if paramwise_cfg is not None:
-            self.config['paramwise_cfg'] = paramwise_cfg
 
     def __call__(self, model: nn.Module) -> OptimWrapper:
         """Build the optimizer of a model that offers ``gate_parameters()``; may be wrapped.
@@ -53,14 +51,13 @@ class JointOptimWrapperConstructor:
         """
         module = unwrap(model)
         gates = gate_parameters(module)
-        wrapper = build_optim_wrapper(module, dict(self.config))
-        known = {id(gate) for gate in gates}
-        keep_only(wrapper, [p for p in module.parameters() if id(p) not in known])
+        wrapper = build_optim_wrapper(module, self.config)
+        take_out(wrapper, gates)
         # S and alpha of one gate may have different settings
         apart = [gate.importance for gate in module.gates().values()] if self.importance else []
-        rest = known - set(map(id, apart))
+        known = set(map(id, apart))
         wrapper.optimizer.add_param_group(
-            {**self.architecture, 'params': [gate for gate in gates if id(gate) in rest]})
+            {**self.architecture, 'params': [gate for gate in gates if id(gate) not in known]})
         if apart:
             wrapper.optimizer.add_param_group(
                 {**self.architecture, **self.importance, 'params': apart})

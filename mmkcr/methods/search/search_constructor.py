@@ -56,14 +56,14 @@ class SearchOptimWrapperConstructor:
             ValueError: The model has no gates.
         """
         module = unwrap(model)
-        parts = dict(architecture=gate_parameters(module))
-        gates = {id(gate) for gate in parts['architecture']}
-        parts['weights'] = [param for param in module.parameters() if id(param) not in gates]
+        gates = gate_parameters(module)
+        known = set(map(id, gates))
+        others = [param for param in module.parameters() if id(param) not in known]
         wrappers = {}
-        for key in KEYS:
-            # for the whole module, as `paramwise_cfg` works by names; then others are removed
+        for key, foreign in zip(KEYS, (gates, others)):
+            # for the whole module, as `paramwise_cfg` works by names
             wrappers[key] = build_optim_wrapper(module, self.optim_wrapper_cfg[key])
-            keep_only(wrappers[key], parts[key])
+            take_out(wrappers[key], foreign)
         return OptimWrapperDict(**wrappers)
 
 
@@ -76,12 +76,12 @@ def gate_parameters(module: nn.Module) -> list[nn.Parameter]:
     return gates
 
 
-def keep_only(wrapper: OptimWrapper, parameters: Iterable[nn.Parameter]) -> None:
-    """Remove all other parameters from a new optimizer, in whichever groups they are."""
-    optimizer, kept = wrapper.optimizer, {id(param) for param in parameters}
+def take_out(wrapper: OptimWrapper, parameters: Iterable[nn.Parameter]) -> None:
+    """Take parameters out of a new optimizer, in whichever groups they are."""
+    optimizer, foreign = wrapper.optimizer, set()
+    for param in parameters:
+        foreign.add(id(param))
+        optimizer.state.pop(param, None)
     for group in optimizer.param_groups:
-        for param in group['params']:
-            if id(param) not in kept:
-                optimizer.state.pop(param, None)
-        group['params'] = [param for param in group['params'] if id(param) in kept]
+        group['params'] = [param for param in group['params'] if id(param) not in foreign]
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group['params']]

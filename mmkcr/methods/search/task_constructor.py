@@ -1,5 +1,6 @@
 """A host's own constructor of optimizers, for a task model inside a training wrapper."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from mmengine.optim import OptimWrapper, build_optim_wrapper
@@ -8,7 +9,7 @@ from torch import nn
 from mmkcr.core import BaseGate
 from mmkcr.models.tasks import find_task, unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
-from .search_constructor import keep_only
+from .search_constructor import take_out
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -43,36 +44,32 @@ class TaskOptimWrapperConstructor:
         model = unwrap(model)
         task = find_task(model)
         built = build_optim_wrapper(task, self.config)
-        gates = self._gate_groups(task)
-        if gates:
-            apart = {id(parameter) for group in gates for parameter in group['params']}
-            keep_only(built, [parameter for parameter in task.parameters()
-                              if id(parameter) not in apart])
-        inside = {id(parameter) for parameter in task.parameters()}
+        groups = self._gate_groups(task, built.optimizer.defaults)
+        take_out(built, [parameter for group in groups for parameter in group['params']])
+        inside = set(map(id, task.parameters()))
         rest = {name: parameter for name, parameter in model.named_parameters()
                 if parameter.requires_grad and id(parameter) not in inside}
-        groups = [*gates, dict(params=list(rest.values()), param_names=list(rest))]
-        for group in groups if rest else gates:
+        if rest:
+            groups.append(dict(params=list(rest.values()), param_names=list(rest)))
+        for group in groups:
             # PyTorch wants names in all groups or in none
             if 'param_names' not in built.optimizer.param_groups[0]:
                 del group['param_names']
             built.optimizer.add_param_group(group)
         return built
 
-    def _gate_groups(self, task: nn.Module) -> list[dict[str, Any]]:
+    def _gate_groups(self, task: nn.Module, defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A group for each gate parameter that a key of ``custom_keys`` is part of the name of."""
         keys = (self.config['paramwise_cfg'] or {}).get('custom_keys') or {}
-        optimizer, groups = self.config['optimizer'], []
         gates = {id(parameter) for module in task.modules() if isinstance(module, BaseGate)
                  for parameter in module.parameters()}
+        groups = []
         for name, parameter in task.named_parameters():
             # of several keys the longest counts, as everywhere
             key = max((key for key in keys if key in name), key=len, default=None)
             if id(parameter) in gates and parameter.requires_grad and key is not None:
-                group = dict(params=[parameter], param_names=[name],
-                             lr=optimizer['lr'] * keys[key].get('lr_mult', 1.))
-                if 'weight_decay' in optimizer:
-                    decay = optimizer['weight_decay'] * keys[key].get('decay_mult', 1.)
-                    group['weight_decay'] = decay
-                groups.append(group)
+                groups.append(dict(
+                    params=[parameter], param_names=[name],
+                    lr=defaults['lr'] * keys[key].get('lr_mult', 1.),
+                    weight_decay=defaults['weight_decay'] * keys[key].get('decay_mult', 1.)))
         return groups
