@@ -3,7 +3,7 @@
 Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -32,11 +32,14 @@ def labelled_batches(model: nn.Module, loader: DataLoader,
         yield features, labels_of(batch['data_samples']).to(features.device), batch
 
 
-class BottleneckPass:
-    """One pass over a data set that refreshes an :class:`InformationBottleneckLoss`.
+@torch.no_grad()
+def refresh_bottleneck(model: nn.Module, loss: InformationBottleneckLoss, dataset: Any,
+                       like: DataLoader, layer: str = 'backbone', drawn: Tensor | None = None,
+                       seed: int = 0, step: int = -1) -> dict[str, float]:
+    """Refresh an :class:`InformationBottleneckLoss` in one pass over a data set.
 
-    Every sample goes through the network once. The features of at most ``samples`` drawn
-    samples are held, and every rank runs k-means on all of them. Q is summed over these and over
+    Every sample goes through the network once. The features of the drawn samples are held, and
+    every rank runs k-means on all of them. Q is summed over these and over
     all others as they stream by. With C = A = 1000 classes and clusters, d = 640 and the default of
     256 samples per cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB, and Q and its sums
     8 MB each, for any n. Reporting the IB value adds 256 000 x 1000 x 4 B = 1.02 GB divided by the
@@ -49,76 +52,62 @@ class BottleneckPass:
         dataset (Dataset): With test transforms and labels.
         like (DataLoader): See :func:`~mmkcr.evaluation.features.share_of_rank`.
         layer (str): Layer of the features. Defaults to 'backbone'.
+        drawn (Tensor, optional): Samples for k-means, ascending. Defaults to all.
+        seed (int): Seed of k-means. Defaults to 0.
+        step (int): See :meth:`InformationBottleneckLoss.refresh`.
+
+    Returns:
+        dict[str, float]: See :meth:`~mmkcr.functional.information.InformationAccumulator.values`.
     """
+    if loss.input_features is not None and not loss.input_refreshed:
+        _cluster_inputs(model, loss, dataset, like, seed)
 
-    def __init__(self, model: nn.Module, loss: InformationBottleneckLoss, dataset: Any,
-                 like: DataLoader, layer: str = 'backbone') -> None:
-        self.model, self.loss, self.layer = unwrap(model), loss, layer
-        self.dataset, self.like = dataset, like
-
-    @torch.no_grad()
-    def run(self, drawn: Tensor | None = None, seed: int = 0,
-            step: int = -1) -> dict[str, float]:
-        """Cluster, sum and refresh.
-
-        Args:
-            drawn (Tensor, optional): Samples for k-means, ascending. Defaults to all.
-            seed (int): Seed of k-means. Defaults to 0.
-            step (int): See :meth:`InformationBottleneckLoss.refresh`.
-
-        Returns:
-            dict[str, float]: See
-            :meth:`~mmkcr.functional.information.InformationAccumulator.values`.
-        """
-        loss = self.loss
-        if loss.input_features is not None and not loss.input_refreshed:
-            self._cluster_inputs(seed)
-        held = list(self._rows(drawn))
-        features = _of_all_ranks([row[0] for row in held], loss.centroids)
-        loss.centroids.copy_(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
-                                          loss.centroids if loss.ready else None))
-        broadcast(loss.centroids)
-        # memory: k-means was the last that needed them together
-        del features
-        sums = InformationAccumulator(
-            loss.num_clusters, loss.num_classes, device=loss.centroids.device,
-            input_clusters=loss.num_classes if loss.input_features is not None else 0)
-        rows = iter(held)
-        if drawn is not None:  # the second pass sees only samples that the first one did not
-            others = torch.ones(len(self.dataset), dtype=torch.bool)
-            others[drawn] = False
-            rows = chain(held, self._rows(others.nonzero().flatten()))
-        for features, labels, log_inputs in rows:
-            sums.add(loss.log_phi(features), labels, log_inputs)
-        sums.all_reduce()
-        loss.refresh(loss.centroids, sums.log_q(loss.smoothing), step)
-        return sums.values(loss.log_q)
-
-    def _rows(self, indices: Tensor | None) -> Iterator[tuple]:
+    def rows(indices: Tensor | None) -> Iterator[tuple]:
         """What is summed of every batch: features, labels, log phi of the inputs."""
-        loss, indices = self.loss, None if indices is None else indices.tolist()
-        loader = share_of_rank(self.dataset, indices, self.like)
-        for features, labels, batch in labelled_batches(self.model, loader, self.layer):
+        loader = share_of_rank(dataset, None if indices is None else indices.tolist(), like)
+        for features, labels, batch in labelled_batches(model, loader, layer):
             log_inputs = None if loss.input_features is None else log_assignments(
-                self._inputs(batch), loss.input_centroids, loss.beta, loss.normalize)
+                _inputs_of(model, batch), loss.input_centroids, loss.beta, loss.normalize)
             yield features.float(), labels, log_inputs
 
-    def _inputs(self, batch: Any) -> Tensor:
-        return flat_inputs(self.model.data_preprocessor(batch, False)['inputs'])
+    held = list(rows(drawn))
+    features = _of_all_ranks([row[0] for row in held], loss.centroids)
+    loss.centroids.copy_(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
+                                      loss.centroids if loss.ready else None))
+    broadcast(loss.centroids)
+    # memory: k-means was the last that needed them together
+    del features
+    sums = InformationAccumulator(
+        loss.num_clusters, loss.num_classes, device=loss.centroids.device,
+        input_clusters=loss.num_classes if loss.input_features is not None else 0)
+    others: Iterable[tuple] = ()
+    if drawn is not None:  # the second pass sees only samples that the first one did not
+        left = torch.ones(len(dataset), dtype=torch.bool)
+        left[drawn] = False
+        others = rows(left.nonzero().flatten())
+    for features, labels, log_inputs in chain(held, others):
+        sums.add(loss.log_phi(features), labels, log_inputs)
+    sums.all_reduce()
+    loss.refresh(loss.centroids, sums.log_q(loss.smoothing), step)
+    return sums.values(loss.log_q)
 
-    def _cluster_inputs(self, seed: int) -> None:
-        """Fit the clusters of the inputs, which never change."""
-        loss = self.loss
-        drawn = draw_samples(len(self.dataset), INPUTS_PER_CLUSTER * loss.num_classes, seed)
-        loader = share_of_rank(self.dataset, None if drawn is None else drawn.tolist(), self.like)
-        points = _of_all_ranks([self._inputs(batch) for batch in loader], loss.input_centroids)
-        if points.shape[1] != loss.input_features:
-            raise ValueError(f'expected inputs of {loss.input_features} numbers '
-                             f'(`input_features`), found `{points.shape[1]}` in '
-                             'InformationBottleneckLoss')
-        loss.input_centroids.copy_(fit_clusters(points, loss.num_classes, seed, loss.normalize))
-        broadcast(loss.input_centroids)
-        loss.input_refreshed.fill_(1)
+
+def _inputs_of(model: nn.Module, batch: Any) -> Tensor:
+    return flat_inputs(unwrap(model).data_preprocessor(batch, False)['inputs'])
+
+
+def _cluster_inputs(model: nn.Module, loss: InformationBottleneckLoss, dataset: Any,
+                    like: DataLoader, seed: int) -> None:
+    """Fit the clusters of the inputs, which never change."""
+    drawn = draw_samples(len(dataset), INPUTS_PER_CLUSTER * loss.num_classes, seed)
+    loader = share_of_rank(dataset, None if drawn is None else drawn.tolist(), like)
+    points = _of_all_ranks([_inputs_of(model, batch) for batch in loader], loss.input_centroids)
+    if points.shape[1] != loss.input_features:
+        raise ValueError(f'expected inputs of {loss.input_features} numbers (`input_features`), '
+                         f'found `{points.shape[1]}` in InformationBottleneckLoss')
+    loss.input_centroids.copy_(fit_clusters(points, loss.num_classes, seed, loss.normalize))
+    broadcast(loss.input_centroids)
+    loss.input_refreshed.fill_(1)
 
 
 def _of_all_ranks(parts: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -153,9 +142,9 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
         # one sample tells the widths of features and inputs
         one = share_of_rank(loader.dataset, [0], loader, distributed=False)
         features, _, batch = next(labelled_batches(model, one, layer))
-        inputs = flat_inputs(unwrap(model).data_preprocessor(batch, False)['inputs'])
+        inputs = _inputs_of(model, batch)
         loss = InformationBottleneckLoss(features.shape[1], num_classes,
                                          input_features=inputs.shape[1], **kwargs)
         loss.to(features.device)
         drawn = draw_samples(len(loader.dataset), SAMPLES_PER_CLUSTER * num_classes, seed)
-        return BottleneckPass(model, loss, loader.dataset, loader, layer).run(drawn, seed)
+        return refresh_bottleneck(model, loss, loader.dataset, loader, layer, drawn, seed)

@@ -9,7 +9,7 @@ from mmkcr.functional.clusters import SAMPLES_PER_CLUSTER
 from mmkcr.methods.search.refresh import RefreshHook
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
-from .bottleneck import BottleneckPass
+from .bottleneck import refresh_bottleneck
 from .information_bottleneck import InformationBottleneckLoss
 
 
@@ -18,9 +18,10 @@ class InformationBottleneckHook(RefreshHook):
     """K-means on the features, and Q(a | y) with its clusters (DCS algorithm 1, line 16).
 
     It runs before every epoch with the term on, so an epoch's loss uses the clusters and the Q of
-    the weights at the end of the previous one. It takes one eval pass over the training set; for
-    the memory see :class:`~mmkcr.methods.dcs.bottleneck.BottleneckPass`. It logs ``ib_i_labels``,
-    I(X~, Y); if the loss has ``input_features``, also ``ib_i_inputs``, ``ib_ib`` and the bounds.
+    the weights at the end of the previous one. It takes one eval pass over the training set
+    (:func:`~mmkcr.methods.dcs.bottleneck.refresh_bottleneck` tells the memory). It logs
+    ``ib_i_labels``, I(X~, Y); if the loss has ``input_features``, also ``ib_i_inputs``, ``ib_ib``
+    and the bounds.
 
     The paper computes Q with the clusters of the previous epoch and then moves the clusters. Here Q
     follows the clusters, as in the authors' later public code.
@@ -60,11 +61,10 @@ class InformationBottleneckHook(RefreshHook):
 
     def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
         """See :meth:`RefreshHook.compute`."""
-        number = self.samples or SAMPLES_PER_CLUSTER * loss.num_clusters
-        run = BottleneckPass(runner.model, loss, self.dataset, self.like,
-                             unwrap(runner.model).feature_layer)
-        seed = (self.seed * 1000003 + step) % 2**32
-        values = run.run(self.draw(number, step), seed, step)
+        drawn = self.draw(self.samples or SAMPLES_PER_CLUSTER * loss.num_clusters, step)
+        values = refresh_bottleneck(
+            runner.model, loss, self.dataset, self.like, unwrap(runner.model).feature_layer,
+            drawn, (self.seed * 1000003 + step) % 2**32, step)
         n = int(values.pop('n'))
         for key, value in values.items():
             runner.message_hub.update_scalar(f'train/{self.loss}_{key}', value)

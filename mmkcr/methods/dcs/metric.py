@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmkcr.functional.clusters import fit_clusters, flat_inputs
 from mmkcr.functional.information import InformationAccumulator, log_assignments
+from mmkcr.methods.search.feature_tap_hook import tapped_feature
 from mmkcr.registry import METRICS
 
 _CHUNK = 4096
@@ -42,8 +43,7 @@ class InformationBottleneckMetric(BaseMetric):
         smoothing (float): As there. Defaults to 1e-3.
         feature_key (str): Field with the feature (d,). Defaults to 'features'.
         seed (int): Seed of k-means. Defaults to 0.
-        collect_device (str): See ``BaseMetric``. Defaults to 'cpu'.
-        prefix (str, optional): Defaults to None: 'information'.
+        **kwargs: See ``BaseMetric``.
     """
 
     default_prefix = 'information'
@@ -58,9 +58,8 @@ class InformationBottleneckMetric(BaseMetric):
                  smoothing: float = 1e-3,
                  feature_key: str = 'features',
                  seed: int = 0,
-                 collect_device: str = 'cpu',
-                 prefix: str | None = None) -> None:
-        super().__init__(collect_device=collect_device, prefix=prefix)
+                 **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.num_classes, self.inputs = num_classes, inputs
         self.mean, self.std = (torch.tensor(value) if isinstance(value, float) else
                                torch.tensor(value).view(-1, 1, 1) for value in (mean, std))
@@ -71,11 +70,8 @@ class InformationBottleneckMetric(BaseMetric):
         """Store features, labels and inputs of a batch."""
         points = self._points(data_batch) if self.inputs else [None] * len(data_samples)
         for sample, point in zip(data_samples, points):
-            if self.feature_key not in sample:
-                raise ValueError(f'expected the field `{self.feature_key}` in the data samples, '
-                                 f'found {sorted(sample)}: add `FeatureTapHook` to custom_hooks')
-            self.results.append((sample[self.feature_key].detach().float().cpu(),
-                                 int(sample['gt_label']), point))
+            feature = tapped_feature(sample, self.feature_key).float().cpu()
+            self.results.append((feature, int(sample['gt_label']), point))
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Compute clusters, soft assignments and their mutual information.

@@ -1,8 +1,10 @@
 """Passes a layer's features to the metrics."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from mmengine.hooks import Hook
+from torch import Tensor
 
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.models.feature_tap import features_on_samples
@@ -47,3 +49,11 @@ class FeatureTapHook(Hook):
         self._taps.close()
 
     before_test_epoch, after_test_epoch = before_val_epoch, after_val_epoch
+
+
+def tapped_feature(sample: Mapping, key: str) -> Tensor:
+    """The vector (d,) that :class:`FeatureTapHook` attached to a data sample, for a metric."""
+    if key not in sample:
+        raise ValueError(f'expected the field `{key}` in the data samples, found {sorted(sample)}: '
+                         'add `FeatureTapHook` to custom_hooks')
+    return sample[key].detach()
