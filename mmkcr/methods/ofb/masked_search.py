@@ -108,21 +108,16 @@ class MaskedSearchModel(SearchModel):
         def hidden(tokens: Tensor) -> Tensor:
             return head.hide(tokens, seen['hw'], seen['mask'], finer)
 
-        def positioned(_: Any, args: tuple) -> tuple:
-            return (hidden(args[0]), )
-
-        with ExitStack() as stack:
-            def attach(handle: Any) -> None:
-                stack.callback(handle.remove)
-
+        with ExitStack() as hooks:
             # hosts add class tokens and positions between the embedding and the first block
-            attach(backbone.patch_embed.register_forward_hook(embedded))
+            hooks.enter_context(backbone.patch_embed.register_forward_hook(embedded))
             if not head.keep_position:
-                attach(backbone.drop_after_pos.register_forward_pre_hook(positioned))
-            attach(backbone.last_norm.register_forward_hook(
+                hooks.enter_context(backbone.drop_after_pos.register_forward_pre_hook(
+                    lambda _, args: (hidden(args[0]), )))
+            hooks.enter_context(backbone.last_norm.register_forward_hook(
                 lambda _, __, out: seen.update(tokens=out)))
             # a copy of the task's losses, as the wrapper adds its own terms to the same dict
-            attach(self.architecture.register_forward_hook(
+            hooks.enter_context(self.architecture.register_forward_hook(
                 lambda _, __, out: seen.update(losses=dict(out))))
             yield seen
 

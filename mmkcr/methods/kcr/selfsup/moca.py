@@ -1,8 +1,7 @@
 """MOCA: masked online codebook assignments (Gidaris et al., TMLR 2024)."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,7 +106,9 @@ class MOCA(BaseSelfSupervisor):
             losses['loss_token'] = images.new_zeros(())
         for ratio, share in zip(self.mask_ratios, self.decoded):
             self.backbone.mask_ratio = ratio
-            with self._early() as seen:
+            seen: list[Tensor] = []  # the early layer's output
+            with self.backbone.layers[self.early_layer].register_forward_hook(
+                    lambda _, __, output, seen=seen: seen.append(output)):
                 tokens, _, restore = self.backbone(images, mask=True)
             pooled = tokens[:, 1:].mean(1)  # (2B, C), without the class token
             losses['loss_image'] = losses['loss_image'] + \
@@ -135,14 +136,3 @@ class MOCA(BaseSelfSupervisor):
             view = tokens.chunk(2)[before % 2]
             self.codebook.update(view, size, spread)
         return codes, bags
-
-    @contextmanager
-    def _early(self) -> Iterator[list[Tensor]]:
-        """Catch the early layer's output within the block."""
-        seen: list[Tensor] = []
-        handle = self.backbone.layers[self.early_layer].register_forward_hook(
-            lambda _, __, output: seen.append(output))
-        try:
-            yield seen
-        finally:
-            handle.remove()
