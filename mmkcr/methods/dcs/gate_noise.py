@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmkcr.core.gate import NoisyGate
+from mmkcr.core.gate import NoisyGate, resample_gates
 from mmkcr.registry import HOOKS
 
 
@@ -31,16 +30,10 @@ class GateNoiseHook(Hook):
         Raises:
             ValueError: There is none.
         """
-        if not self._gates(runner):
+        if not any(isinstance(module, NoisyGate) for module in runner.model.modules()):
             raise ValueError('expected a model with at least one gate to draw noise for, found '
                              f'none in `{type(runner.model).__name__}` for GateNoiseHook')
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Draw the noise of an iteration."""
-        generator = torch.Generator().manual_seed(self.seed * 2**31 + runner.iter)
-        for gate in self._gates(runner):
-            gate.resample(generator)
-
-    @staticmethod
-    def _gates(runner: Runner) -> list:
-        return [module for module in runner.model.modules() if isinstance(module, NoisyGate)]
+        resample_gates(runner.model, self.seed, runner.iter)

@@ -143,12 +143,9 @@ class RelaxedTopKGate(BaseGate):
         """How far each unit's logit lies below the threshold of the choice, detached."""
         logits = torch.cat([gate.alpha.detach() for gate in self._choice.members])
         order = logits.sort(descending=True).values
+        order = torch.cat([order[:1] + 2, order, order[-1:] - 2])  # where none or all are chosen
         # halfway between the last logit that is chosen and the first that is not
-        low, high = max(self.count - 1, 0), min(self.count, len(order) - 1)
-        threshold = (order[low] + order[high]) / 2
-        if self.count in (0, len(order)):  # then beyond all logits, on either side
-            threshold = threshold + (1. if self.count == 0 else -1.)
-        return self._mine(threshold - logits)
+        return self._mine(order[self.count:self.count + 2].mean() - logits)
 
     def selection(self) -> Tensor:
         """Units that are not among the k largest logits."""

@@ -1,6 +1,5 @@
 """Scheduled values that change linearly over a run."""
 
-
 import torch
 from mmengine.runner import Runner
 from torch import nn

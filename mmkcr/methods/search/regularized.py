@@ -114,8 +114,6 @@ class RegularizedModel(BaseModel):
         if mode != 'loss':
             return self.architecture(inputs, data_samples, mode=mode)
         active = {name: term for name, term in self.regularizers.items() if term.active}
-        if not active:
-            return self.architecture(inputs, data_samples, mode='loss')
         needed = {name: self._needed(name, term, inputs, data_samples)
                   for name, term in active.items()}
         layers = {name: getattr(term, 'feature_layer', self.feature_layer)

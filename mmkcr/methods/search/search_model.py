@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from mmengine.dist import broadcast, is_distributed
+from mmengine.dist import broadcast
 from mmengine.logging import MessageHub
 from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, check_finite, check_finite_gates
-from mmkcr.core.gate import NoisyGate
+from mmkcr.core.gate import resample_gates
 from mmkcr.models.tasks import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
@@ -114,7 +114,10 @@ class SearchModel(RegularizedModel):
             first = inputs[0] if are_views(inputs) else inputs
             # before the noise is drawn: the first call runs a forward of its own
             macs = self.macs_model(tuple(first.shape[1:]))
-            self._resample()
+            seed, step = self._noise()
+            # all modules: masks on queries and keys have noise too, but no gated site
+            resample_gates(self.architecture, seed, step)
+            self._noise_state[1] = step + 1
         outputs = super().forward(inputs, data_samples, mode)
         if mode == 'loss':
             outputs.update(self.price(macs))
@@ -144,22 +147,11 @@ class SearchModel(RegularizedModel):
 
     def _noise(self) -> list[int]:
         """Seed and step of the noise: those of the first rank, also under ``diff_rank_seed``."""
-        if is_distributed() and not self._noise_agreed:
+        if not self._noise_agreed:
             state = torch.tensor(self._noise_state)
             broadcast(state)
-            self._noise_state = state.tolist()
-        self._noise_agreed = True
+            self._noise_state, self._noise_agreed = state.tolist(), True
         return self._noise_state
-
-    def _resample(self) -> None:
-        seed, step = self._noise()
-        # a new generator per step: the draw depends on seed and step, not on what ran before
-        generator = torch.Generator().manual_seed(seed * 2**31 + step)
-        # all modules: masks on queries and keys have noise too, but no gated site
-        for gate in self.architecture.modules():
-            if isinstance(gate, NoisyGate):
-                gate.resample(generator)
-        self._noise_state[1] = step + 1
 
     def end_search(self) -> None:
         """Hook: all sizes are decided. It runs before a distributed wrapper is renewed."""

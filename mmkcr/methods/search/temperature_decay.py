@@ -1,6 +1,5 @@
 """Temperature of the relaxed gates over a search."""
 
-
 from mmengine.runner import Runner
 from torch import nn
 
@@ -49,23 +48,18 @@ class TemperatureDecayHook(ScheduledHook):
                  until: int | None = None,
                  by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
-        if not 0 < minimum <= initial:
-            raise ValueError(f'expected 0 < minimum <= initial, found minimum `{minimum}` and '
-                             f'initial `{initial}` in TemperatureDecayHook')
-        if until is not None and (decay is not None or until < 1):
-            raise ValueError(f'expected `until` >= 1 without a `decay`, found until `{until}` and '
-                             f'decay `{decay}` in TemperatureDecayHook')
-        if until is not None:
-            # tau_0 gamma^n = tau_min
-            decay = (minimum / initial)**(1 / until)
-        decay = 0.95 if decay is None else decay
-        if not 0 < decay <= 1:
-            raise ValueError(f'expected a decay in (0, 1], found `{decay}` in '
-                             'TemperatureDecayHook')
-        if interval < 1:
-            raise ValueError(f'expected interval >= 1, found `{interval}` in TemperatureDecayHook')
-        self.initial, self.decay, self.minimum = initial, decay, minimum
-        self.interval = interval
+        if until is None:
+            decay = 0.95 if decay is None else decay
+            wrong = not 0 < decay <= 1
+        else:
+            wrong = decay is not None or until < 1
+        if wrong or interval < 1 or not 0 < minimum <= initial:
+            raise ValueError('expected 0 < `minimum` <= `initial`, `interval` >= 1, and a `decay` '
+                             f'in (0, 1] or `until` >= 1, found {minimum}, {initial}, {interval}, '
+                             f'{decay} and {until} in TemperatureDecayHook')
+        self.initial, self.minimum, self.interval = initial, minimum, interval
+        # tau_0 gamma^n = tau_min
+        self.decay = decay if until is None else (minimum / initial)**(1 / until)
 
     def temperature(self, step: int) -> float:
         """The temperature of a step (from 0)."""

@@ -3,7 +3,6 @@
 Shapes: B images, N tokens per image, C channels, K words.
 """
 
-
 import torch
 from mmengine.dist import all_reduce, get_dist_info
 from torch import Tensor, nn
@@ -109,4 +108,3 @@ class OnlineCodebook(nn.Module):
             raise ValueError(f'expected a `border` of the codebook that leaves some of {rows} x '
                              f'{columns} tokens, found {edge}')
         return inner
-
