@@ -84,9 +84,7 @@ def slim(model: nn.Module,
     check_finite_gates(gates)
     macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))
     budget = cost_model(cost, macs, latency)
-    target = None
-    if target_macs is not None:
-        target = budget.parse_target(target_macs)
+    target = None if target_macs is None else budget.parse_target(target_macs)
     if target is not None and latency is not None:  # a selection's gather may itself cost time
         budget.check_target(target, {site: gate.min_size for site, gate in gates.items()})
     # a bi-mask has decided some sizes in the search; only the rest of the budget is open
