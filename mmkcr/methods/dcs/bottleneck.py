@@ -131,8 +131,7 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
         num_classes (int): C = A = B.
         layer (str): Layer of the features. Defaults to 'backbone'.
         seed (int): Seed of k-means and of its samples. Defaults to 0.
-        **kwargs: ``beta``, ``normalize`` and ``smoothing`` of
-            :class:`InformationBottleneckLoss`.
+        **kwargs: ``beta``, ``normalize`` and ``smoothing`` of :class:`InformationBottleneckLoss`.
 
     Returns:
         dict[str, float]: See

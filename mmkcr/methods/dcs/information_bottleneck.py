@@ -100,13 +100,7 @@ class InformationBottleneckLoss(RefreshedTerm):
 
     @torch.no_grad()
     def refresh(self, centroids: Tensor, log_q: Tensor, step: int = -1) -> None:
-        """Stores clusters and Q.
-
-        Args:
-            centroids (Tensor): (A, d).
-            log_q (Tensor): (C, A).
-            step (int): Epoch (from 0) before which they were computed. Defaults to -1.
-        """
+        """Stores centroids (A, d), log Q (C, A), and the step before which they were computed."""
         if centroids.shape != self.centroids.shape:
             raise ValueError(f'expected centroids of shape {tuple(self.centroids.shape)}, found '
                              f'`{tuple(centroids.shape)}` in InformationBottleneckLoss')

@@ -17,10 +17,7 @@ from .qk_mask import QKMask
 
 
 def find_masks(model: nn.Module) -> Mapping[str, QKMask]:
-    """The masks of a model by module path.
-
-    Args:
-        model (nn.Module): Any, also in a wrapper.
+    """The masks of a model, also in a wrapper, by module path.
 
     Raises:
         ValueError: It has none.
@@ -52,11 +49,8 @@ class MaskWatch(ExitStack):
                 model.test_step(batch)
         watch.table()
 
-    Args:
-        model (nn.Module): With masks, also in a wrapper.
-
     Raises:
-        ValueError: It has none.
+        ValueError: The model has no masks.
     """
 
     def __init__(self, model: nn.Module) -> None:

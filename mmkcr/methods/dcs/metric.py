@@ -24,9 +24,8 @@ class InformationBottleneckMetric(BaseMetric):
 
     .. math:: \text{IB} = I(\tilde X, X) - I(\tilde X, Y) \le \text{IBB}
 
-    ``ibb`` is the bound with the lemma's term that the printed theorem drops;
-    ``ibb_printed`` is the printed right side, which is not a bound. Needs
-    :class:`mmkcr.FeatureTapHook`.
+    ``ibb`` is the bound with the lemma's term that the printed theorem drops; ``ibb_printed`` is
+    the printed right side, which is not a bound. Needs :class:`mmkcr.FeatureTapHook`.
 
     The set's features, and inputs of at most 32 x 32 pixels, are held: n (4 d + 12 288) B over all
     ranks, 740 MB for ImageNet's validation set at d = 640. The memory of
@@ -74,10 +73,7 @@ class InformationBottleneckMetric(BaseMetric):
             self.results.append((feature, int(sample['gt_label']), point))
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Compute clusters, soft assignments and their mutual information.
-
-        Args:
-            results (list): Results of all ranks, in the order of the data set.
+        """Clusters, soft assignments and mutual information of what all ranks have processed.
 
         Raises:
             ValueError: There are none, or the inputs are not of one size.

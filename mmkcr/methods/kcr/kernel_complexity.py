@@ -24,11 +24,10 @@ class KernelComplexityLoss(RefreshedTerm):
 
     .. math:: \text{KCR}_i = \|F_i\|^2 - U_i G^\top F_i
 
-    with the gradient ``2 (F_i - G U_i)`` of ``tr(K_n) - tr(U^T K_n U)``. (The printed
-    form freezes the other samples' features in ``[K_n]_{ik}`` and loses half of the
-    second term's gradient.) 'sample' stores n x r numbers and needs the index of every
-    sample. It is meant for tests and ablations on small sets. Both forms agree at a
-    refresh whose landmarks are all n samples.
+    with the gradient ``2 (F_i - G U_i)`` of ``tr(K_n) - tr(U^T K_n U)``. (The printed form freezes
+    the other samples' features in ``[K_n]_{ik}`` and loses half of the second term's gradient.)
+    'sample' stores n x r numbers and needs the index of every sample. It is meant for tests and
+    ablations on small sets. Both forms agree at a refresh whose landmarks are all n samples.
 
     All arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off. The
     basis is a buffer of fixed shape, so that checkpoints always load strictly. It is zero

@@ -87,10 +87,8 @@ class KernelComplexityMetric(BaseMetric):
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Add a batch to the moments.
 
-        Args:
-            data_batch (Any): Not used.
-            data_samples (Sequence[dict]): With the feature; for the bounds also with score and
-                ``gt_label`` (or one-hot ``gt_score``).
+        The samples have the feature; for the bounds also score and ``gt_label``, or a one-hot
+        ``gt_score``.
         """
         rows = [*self._tail, *map(self._row, data_samples)]
         if self._moment is None:  # also where this rank gets nothing but padding

@@ -56,10 +56,9 @@ class AdaptiveOneHotLoss(Priced):
     .. math:: \mu_1 \sum_i \left[H(p_i) + \tan(\pi/2 - \pi\omega_i)\right]
         + \mu_2\, d(g(V), \tau) + \mu_3 \sum \sigma(S)
 
-    over the sites that have more than one option left. g is the exact count of
-    the MACs at the expected sizes; of time it is the expected value over the
-    options, from a table. This loss takes the place of the price in a
-    :class:`~mmkcr.methods.search.search_model.SearchModel`.
+    over the sites that have more than one option left. g is the exact count of the MACs at the
+    expected sizes; of time it is the expected value over the options, from a table. This loss takes
+    the place of the price in a :class:`~mmkcr.methods.search.search_model.SearchModel`.
 
     With the published weights, at the start of a search on DeiT-S, the gradient of
     the tangent on alpha is a thousand times that of the budget. Every site then
@@ -81,8 +80,7 @@ class AdaptiveOneHotLoss(Priced):
     Each of these numbers can be overridden.
 
     Args:
-        target (str | int | float): :math:`\tau`, see
-            :func:`~mmkcr.core.parse_target`.
+        target (str | int | float): :math:`\tau`, see :func:`~mmkcr.core.parse_target`.
         preset (str): Defaults to ``'balanced'``.
         one_hot (float, optional): :math:`\mu_1`. Defaults to the preset's.
         entropy (float): Weight of H within the one-hot term (table 5d). Defaults to 1.
@@ -143,9 +141,6 @@ class AdaptiveOneHotLoss(Priced):
 
     def forward(self, macs: MacsModel) -> dict[str, Tensor]:
         """Price the gates as they are.
-
-        Args:
-            macs (MacsModel): MACs of the supernet.
 
         Returns:
             dict[str, Tensor]: ``loss_one_hot``, ``loss_budget`` and

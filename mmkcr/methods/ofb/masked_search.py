@@ -18,11 +18,10 @@ from mmkcr.registry import MODELS
 class MaskedSearchModel(SearchModel):
     """A :class:`SearchModel` that masks patches and adds ``loss_reconstruction``.
 
-    Task loss and reconstruction come from the same forward pass. The reconstruction
-    loss is scaled to the size of the task loss, as in the public code. Which patches
-    are masked depends only on the noise's seed and step, so it is the same
-    for one process and for several, and after a resume. The mask token is
-    sliced and scaled with the width that it belongs to.
+    Task loss and reconstruction come from the same forward pass. The reconstruction loss is scaled
+    to the size of the task loss, as in the public code. Which patches are masked depends only on
+    the noise's seed and step, so it is the same for one process and for several, and after a
+    resume. The mask token is sliced and scaled with the width that it belongs to.
 
     Args:
         *args: See :class:`SearchModel`.

@@ -26,19 +26,17 @@ from .bimask import BiMaskGate
 class ProgressivePruningHook(Hook):
     r"""Drops options while a supernet trains, and slices units that no option keeps (OFB, 3.3).
 
-    At every event the options with :math:`p \le \eta \bar p` are dropped. If the
-    largest option of a site is among them, weights and optimizer moments are sliced.
-    If one option is left, the mask is folded into the weights. Neither changes the
-    network's output. Averaged weights (``EMAHook``) follow, and a distributed
-    wrapper is renewed.
+    At every event the options with :math:`p \le \eta \bar p` are dropped. If the largest option of
+    a site is among them, weights and optimizer moments are sliced. If one option is left, the mask
+    is folded into the weights. Neither changes the network's output. Averaged weights (``EMAHook``)
+    follow, and a distributed wrapper is renewed.
 
-    The budget is that of the model's price. An option is dropped only if the others
-    still contain a network within [0.97, 1] of the target. At the end of the
-    search, ``share``, such a network is chosen among the remaining options, near the learned
-    probabilities (:func:`~mmkcr.core.choose_options`). So the search
-    cannot miss its target, and a target that no options meet is refused before
-    training starts. The gates' buffers record which options and units remain; a
-    supernet takes that shape before a checkpoint is loaded into it.
+    The budget is that of the model's price. An option is dropped only if the others still contain a
+    network within [0.97, 1] of the target. At the end of the search, ``share``, such a network is
+    chosen among the remaining options, near the learned probabilities
+    (:func:`~mmkcr.core.choose_options`). So the search cannot miss its target, and a target that no
+    options meet is refused before training starts. The gates' buffers record which options and
+    units remain; a supernet takes that shape before a checkpoint is loaded into it.
 
     Args:
         interval (int, optional): Iterations between events. Defaults to None:

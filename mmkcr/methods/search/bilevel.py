@@ -105,16 +105,14 @@ def _gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 class BilevelTrainLoop(_BilevelLoop, EpochBasedTrainLoop):
     """Trains gates and weights in turn, on disjoint parts of the training set.
 
-    KCR-Transformer v2, algorithm 1: the search set is split once. In each
-    iteration a batch of one part updates the gates, then a batch of the other
-    part updates the weights. An epoch is one pass over the weights' part. The
-    architecture's losses are logged with the prefix ``architecture/``.
+    KCR-Transformer v2, algorithm 1: the search set is split once. In each iteration a batch of one
+    part updates the gates, then a batch of the other part updates the weights. An epoch is one pass
+    over the weights' part. The architecture's losses are logged with the prefix ``architecture/``.
 
-    Neither step affects the other's gradients, even while gradients are
-    accumulated. The model's ``price``, if it has one, is in training mode in the
-    gates' step alone, so that a weight that grows does so once an iteration. It
-    supports AMP, gradient accumulation and clipping for each, EMA, and distributed
-    training, where gates get the mean gradient over ranks.
+    Neither step affects the other's gradients, even while gradients are accumulated. The model's
+    ``price``, if it has one, is in training mode in the gates' step alone, so that a weight that
+    grows does so once an iteration. It supports AMP, gradient accumulation and clipping for each,
+    EMA, and distributed training, where gates get the mean gradient over ranks.
 
     Args:
         runner (Runner): The runner; its model offers ``gate_parameters()``,

@@ -23,9 +23,8 @@ class FeatureTapHook(Hook):
         layer (str, optional): Tapped layer, as in
             :class:`mmkcr.models.feature_tap.FeatureTap`. Defaults to None: that of
             the model, see :func:`mmkcr.evaluation.features.feature_layer_of`.
-        key (str): Field of the data samples that receives the vector (d,). A second
-            hook with ``layer='head.fc', key='logits'`` passes on logits.
-            Defaults to 'features'.
+        key (str): Field of the data samples that receives the vector (d,). A second hook with
+            ``layer='head.fc', key='logits'`` passes on logits. Defaults to 'features'.
     """
 
     priority = 'NORMAL'

@@ -18,12 +18,10 @@ class JointOptimWrapperConstructor:
     the gates' parameters move to their own parameter group.
 
     Args:
-        optim_wrapper_cfg (dict): Config of an optimizer wrapper, with
-            ``architecture``, the options of the gates' group. Its defaults are
-            ``betas=(0.5, 0.999)`` and ``weight_decay=0``; all others are those of
-            ``optimizer``. Its entry ``importance`` holds options that differ for
-            the gates' importance S, such as ``betas=(0.9, 0.999)`` in the
-            public code.
+        optim_wrapper_cfg (dict): Config of an optimizer wrapper, with ``architecture``, the options
+            of the gates' group. Its defaults are ``betas=(0.5, 0.999)`` and ``weight_decay=0``; all
+            others are those of ``optimizer``. Its entry ``importance`` holds options that differ
+            for the gates' importance S, such as ``betas=(0.9, 0.999)`` in the public code.
         paramwise_cfg (dict, optional): See the host's constructor.
 
     Examples:

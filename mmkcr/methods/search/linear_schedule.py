@@ -15,11 +15,10 @@ class LinearScheduleHook(ScheduledHook):
 
     .. math:: v = v_0 + (v_1 - v_0) \min(1,\ t / (u T))
 
-    with the iteration t, counted from 0, of T in the run. A buffer of that name
-    is filled in place, so that a checkpoint holds the value. For Once-for-Both:
-    the weight w(t) of the importance (``'importance_weight'``, 0.99 to 0.10
-    over 0.2 of the run in the public code, 1 to 0 over the whole of it in the
-    paper) and the share of masked patches (``'mask_ratio'``, 0.01 to 0.25).
+    with the iteration t, counted from 0, of T in the run. A buffer of that name is filled in place,
+    so that a checkpoint holds the value. For Once-for-Both: the weight w(t) of the importance
+    (``'importance_weight'``, 0.99 to 0.10 over 0.2 of the run in the public code, 1 to 0 over the
+    whole of it in the paper) and the share of masked patches (``'mask_ratio'``, 0.01 to 0.25).
 
     Args:
         attribute (str): Name of the attribute; it is set on every module that has it.

@@ -99,21 +99,17 @@ class MacsPrice(Priced):
     changes the value by a constant and does not change the gradient. The price
     has no floor: its relative pull grows as the cost falls.
 
-    With a target the price is :math:`\lambda |\log(c_{open} / c_{target})|`.
-    Its value, and so the direction of its pull, is computed for the network of
-    the open gates, which slimming without a target would build. Its gradient
-    is that of the expected cost. (The two costs differ as long as many
-    :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks,
-    because the task loss pulls too. So in every training step of the gates
-    :math:`\lambda` grows by ``growth`` times the distance from the target. (It
-    is the multiplier of a limit on the gates, and this is its gradient ascent.
-    A bilevel search has one such step an iteration. Its step of the weights
-    leaves the gates as they are: there the price is in evaluation mode, in which
-    :math:`\lambda` stays.)
+    With a target the price is :math:`\lambda |\log(c_{open} / c_{target})|`. Its value, and so the
+    direction of its pull, is computed for the network of the open gates, which slimming without a
+    target would build. Its gradient is that of the expected cost. (The two costs differ as long as
+    many :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks, because the task
+    loss pulls too. So in every training step of the gates :math:`\lambda` grows by ``growth`` times
+    the distance from the target. (It is the multiplier of a limit on the gates, and this is its
+    gradient ascent. A bilevel search has one such step an iteration. Its step of the weights leaves
+    the gates as they are: there the price is in evaluation mode, in which :math:`\lambda` stays.)
 
     Args:
-        weight (float): :math:`\lambda`; with a target its initial value.
-            Defaults to 0.2.
+        weight (float): :math:`\lambda`; with a target its initial value. Defaults to 0.2.
         cost (str): See :class:`Priced`, or ``'paper'``:
             :math:`\sum_j l_j (2 \tilde D_j^2 + \tilde D_j)` over the blocks with the sampled masks
             (at least ``min_size`` channels of each), which ignores tokens and hidden width.
@@ -154,9 +150,6 @@ class MacsPrice(Priced):
 
     def forward(self, macs: MacsModel) -> dict[str, Tensor]:
         """Price the gates as they are.
-
-        Args:
-            macs (MacsModel): MACs of the supernet.
 
         Returns:
             dict[str, Tensor]: ``loss_price``, and for the log ``macs`` (G, expected),

@@ -10,10 +10,9 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 class ScheduledHook(Hook, metaclass=ABCMeta):
     """A hook whose effect depends only on the epoch or the iteration.
 
-    So it needs no state to resume. A *step* is an epoch with
-    ``by_epoch=True`` and an iteration with ``by_epoch=False``, counted from 0
-    like ``runner.epoch`` and ``runner.iter``. An iteration-based run
-    has no epochs to count.
+    So it needs no state to resume. A *step* is an epoch with ``by_epoch=True`` and an iteration
+    with ``by_epoch=False``, counted from 0 like ``runner.epoch`` and ``runner.iter``. An
+    iteration-based run has no epochs to count.
 
     Args:
         by_epoch (bool): Whether the schedule counts epochs. Defaults to True.

@@ -16,10 +16,9 @@ KEYS = ('weights', 'architecture')
 class SearchOptimWrapperConstructor:
     """Builds the two optimizers of a search (KCR-Transformer, algorithm 1).
 
-    ``architecture`` gets the gates, ``weights`` gets every other parameter.
-    Each part is built like an ordinary ``optim_wrapper``, with
-    its own type, optimizer, ``clip_grad``, ``accumulative_counts``,
-    ``paramwise_cfg`` and ``constructor``.
+    ``architecture`` gets the gates, ``weights`` gets every other parameter. Each part is built like
+    an ordinary ``optim_wrapper``, with its own type, optimizer, ``clip_grad``,
+    ``accumulative_counts``, ``paramwise_cfg`` and ``constructor``.
 
     Args:
         optim_wrapper_cfg (dict): With the keys ``weights`` and

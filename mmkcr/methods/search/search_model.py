@@ -19,10 +19,9 @@ from .start import load_scores, start_from_scores
 class SearchModel(RegularizedModel):
     """A task model whose backbone carries gates (KCR, section 3.3).
 
-    It adds ``loss_price``, ``loss_entropy`` if wanted, and the regularisers
-    to the task's losses. The gates' noise is a function of a seed and a step
-    counter, both in the checkpoint, so it is the same on every rank and
-    continues seamlessly after a resume.
+    It adds ``loss_price``, ``loss_entropy`` if wanted, and the regularisers to the task's losses.
+    The gates' noise is a function of a seed and a step counter, both in the checkpoint, so it is
+    the same on every rank and continues seamlessly after a resume.
 
     For a self-supervised model with a momentum copy (MoCo v3, BYOL ...) the online backbone is
     searched. The copy averages its weights and uses its channels, noise included.
@@ -32,9 +31,8 @@ class SearchModel(RegularizedModel):
             supernet state (``gates=...``).
         price (dict): See :class:`~mmkcr.methods.search.price.MacsPrice`. Defaults to
             ``dict(type='mmkcr.MacsPrice')``.
-        entropy_weight (float): Weight of the gates' mean binary entropy in
-            nats, which pushes them to 0 or 1. The paper mentions the term and
-            gives no weight. Defaults to 0.
+        entropy_weight (float): Weight of the gates' mean binary entropy in nats, which pushes them
+            to 0 or 1. The paper mentions the term and gives no weight. Defaults to 0.
         scores (str, optional): ``sensitivity.json`` of ``mmkcr compress``, which the gates start
             from, see :func:`.start_from_scores`. The price then needs its ``input_shape``.
             Defaults to None.
@@ -93,9 +91,7 @@ class SearchModel(RegularizedModel):
     def macs_model(self, input_shape: tuple | None = None) -> MacsModel:
         """MACs of the task model, or of its backbone, as a function of the gates' sizes.
 
-        Args:
-            input_shape (tuple, optional): (C, H, W), used only by the first call,
-                and only if the price has no shape of its own.
+        Counted once, for the price's ``input_shape`` or, if it has none, the given (C, H, W).
         """
         if self._macs is None:
             shape = self.price.input_shape or input_shape

@@ -46,10 +46,9 @@ def slim(model: nn.Module,
     Args:
         model (nn.Module): A supernet: a backbone, a task model or a
             ``SearchModel``. It is not changed.
-        target_macs (str | int | float, optional): Maximum MACs of the built
-            subnet, such as ``'12.6G'`` or ``0.8`` of the dense model, see
-            :func:`~mmkcr.core.parse_target`. Defaults to None: the
-            channels whose gates are open.
+        target_macs (str | int | float, optional): Maximum MACs of the built subnet, such as
+            ``'12.6G'`` or ``0.8`` of the dense model, see :func:`~mmkcr.core.parse_target`.
+            Defaults to None: the channels whose gates are open.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
         input_shape (Sequence[int]): (C, H, W) of the image that the MACs are
             counted for. Defaults to (3, 224, 224).

@@ -35,12 +35,7 @@ class TaskOptimWrapperConstructor:
         self.config['constructor'] = self.config.pop('of_task')
 
     def __call__(self, model: nn.Module) -> OptimWrapper:
-        """Build the optimizer.
-
-        Args:
-            model (nn.Module): A task model, a training wrapper around one, or either in a
-                distributed wrapper.
-        """
+        """Build the optimizer of a task model, also in a training or a distributed wrapper."""
         model = unwrap(model)
         task = find_task(model)
         built = build_optim_wrapper(task, self.config)

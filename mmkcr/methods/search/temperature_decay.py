@@ -27,8 +27,7 @@ class TemperatureDecayHook(ScheduledHook):
         initial (float): :math:`\tau_0`. Defaults to 4.5.
         decay (float, optional): :math:`\gamma`, in (0, 1]. Defaults to 0.95, or to what
             ``until`` gives.
-        minimum (float): :math:`\tau_{\min}`, above 0: the gates divide by it.
-            Defaults to 1e-3.
+        minimum (float): :math:`\tau_{\min}`, above 0: the gates divide by it. Defaults to 1e-3.
         interval (int): T, steps between decays. Defaults to 1.
         until (int, optional): n, intervals until the minimum is reached. Defaults to
             None: as ``decay`` says.

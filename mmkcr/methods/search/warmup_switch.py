@@ -11,11 +11,7 @@ from .scheduled import ScheduledHook
 
 
 def find_regularizer(model: nn.Module, name: str) -> nn.Module:
-    """Find a regulariser of the model by name, through a distributed wrapper.
-
-    Args:
-        model (nn.Module): A ``RegularizedModel``, possibly wrapped.
-        name (str): Its key in ``regularizers``.
+    """Find a regulariser of a ``RegularizedModel``, possibly wrapped, by its key.
 
     Raises:
         ValueError: The model has no regulariser of that name.
@@ -42,8 +38,7 @@ class WarmupSwitchHook(ScheduledHook):
         begin (int): t_warm, the number of epochs, or iterations, without the term. As long as
             the run or longer: the term is never on, which is logged. Defaults to 90 (of 300
             epochs; v1 and v2).
-        losses (Sequence[str]): Names in ``RegularizedModel.regularizers``.
-            Defaults to ('kcr', ).
+        losses (Sequence[str]): Names in ``RegularizedModel.regularizers``. Defaults to ('kcr', ).
         by_epoch (bool): Whether ``begin`` counts epochs. Defaults to True.
 
     Raises:

@@ -71,12 +71,9 @@ class OnlineCodebook(nn.Module):
 
     @torch.no_grad()
     def update(self, tokens: Tensor, size: tuple[int, int], spread: Tensor) -> None:
-        """Replace the oldest words and update the running spread.
+        """Replace the oldest words by tokens of all processes, and update the running spread.
 
-        Args:
-            tokens (Tensor): (B, N, C), of this process's images.
-            size (tuple[int, int]): See :meth:`forward`.
-            spread (Tensor): Result of :meth:`forward`.
+        It takes the arguments of :meth:`forward` and the spread that this gave.
         """
         (rank, world), step = get_dist_info(), int(self.steps)
         images = len(tokens) * world

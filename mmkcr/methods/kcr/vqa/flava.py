@@ -29,10 +29,7 @@ def hugging_face() -> Any:
 
 
 def read_answers(answers: str | Sequence[str]) -> list[str]:
-    """Read the answers that serve as classes, in the order of the classes.
-
-    Args:
-        answers (str | Sequence[str]): The answers, or a JSON file with a list of them.
+    """The answers that serve as classes, in their order: as given, or from a JSON file's list.
 
     Raises:
         FileNotFoundError: There is no such file.
