@@ -14,7 +14,7 @@ from mmkcr.core import eval_mode
 from mmkcr.engine.resume.batches import PairedBatches, set_epoch
 from mmkcr.models.tasks import held_copies, unwrap
 from mmkcr.registry import LOOPS
-from .search_constructor import KEYS, gate_parameters
+from .constructors import KEYS, gate_parameters
 from .split import build_split_dataloaders
 
 

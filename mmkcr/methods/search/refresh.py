@@ -19,8 +19,7 @@ from mmkcr.evaluation.features import (
     with_pipeline,
 )
 from mmkcr.models.tasks import find_task, is_self_supervised, unwrap
-from .scheduled import ScheduledHook
-from .warmup_switch import find_regularizer
+from .schedules import ScheduledHook, find_regularizer
 
 
 class RefreshedTerm(nn.Module):

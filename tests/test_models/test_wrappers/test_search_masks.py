@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmkcr.methods.dcs.qk_mask import QKMask
-from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
+from mmkcr.methods.search.schedules import TemperatureDecayHook
 from mmkcr.registry import MODELS
 
 
