@@ -101,9 +101,9 @@ class MOCA(BaseSelfSupervisor):
         words = self.codebook.words.clone()  # before they are renewed
         codes, bags = self._targets(images)  # (2B, N, K), (2B, K)
         bags = bags.roll(len(bags) // 2, 0)  # those of the other view
-        losses: dict[str, Tensor] = dict(loss_image=images.new_zeros(()))
+        losses: dict[str, list[Tensor]] = dict(loss_image=[])
         if self.with_neck:
-            losses['loss_token'] = images.new_zeros(())
+            losses['loss_token'] = []
         for ratio, share in zip(self.mask_ratios, self.decoded):
             self.backbone.mask_ratio = ratio
             seen: list[Tensor] = []  # the early layer's output
@@ -111,16 +111,14 @@ class MOCA(BaseSelfSupervisor):
                     lambda _, __, output, seen=seen: seen.append(output)):
                 tokens, _, restore = self.backbone(images, mask=True)
             pooled = tokens[:, 1:].mean(1)  # (2B, C), without the class token
-            losses['loss_image'] = losses['loss_image'] + \
-                self.head.image_loss(pooled, bags, words) / len(self.decoded)
+            losses['loss_image'].append(self.head.image_loss(pooled, bags, words))
             if self.with_neck:
                 # argsort inverts the restoring permutation: places, the visible ones first
                 decoded, places = self.neck(pooled, seen[0][:, 1:], restore.argsort(1), share)
                 # (2B, P, K)
                 target = codes.gather(1, places[..., None].expand(-1, -1, codes.shape[-1]))
-                losses['loss_token'] = losses['loss_token'] + \
-                    self.head.token_loss(decoded, target, words) / len(self.decoded)
-        return losses
+                losses['loss_token'].append(self.head.token_loss(decoded, target, words))
+        return {name: torch.stack(values).mean() for name, values in losses.items()}
 
     @torch.no_grad()
     def _targets(self, images: Tensor) -> Any:
