@@ -67,7 +67,11 @@ class InformationBottleneckMetric(BaseMetric):
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Store features, labels and inputs of a batch."""
-        points = self._points(data_batch) if self.inputs else [None] * len(data_samples)
+        points = [None] * len(data_samples)
+        if self.inputs:
+            images = data_batch['inputs']
+            images = (images if isinstance(images, Tensor) else _stacked(images)).float()
+            points = flat_inputs((images - self.mean.to(images)) / self.std.to(images)).cpu()
         for sample, point in zip(data_samples, points):
             feature = tapped_feature(sample, self.feature_key).float().cpu()
             self.results.append((feature, int(sample['gt_label']), point))
@@ -82,21 +86,15 @@ class InformationBottleneckMetric(BaseMetric):
             raise ValueError('expected at least one data sample, found `0` in '
                              'InformationBottleneckMetric')
         features, labels, inputs = zip(*results)
-        log_phi = self._log_phi(torch.stack(features))
-        log_inputs = self._log_phi(_stacked(inputs)) if self.inputs else None
+        rows = [self._log_phi(torch.stack(features)), torch.tensor(labels)]
+        if self.inputs:
+            rows.append(self._log_phi(_stacked(inputs)))
         sums = InformationAccumulator(self.num_classes, self.num_classes,
                                       self.num_classes if self.inputs else 0)
-        labels = torch.tensor(labels)
         # the joint of inputs and features is summed in parts, which bounds the memory
-        for start in range(0, len(labels), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            sums.add(log_phi[part], labels[part], log_inputs[part] if self.inputs else None)
+        for part in zip(*(column.split(_CHUNK) for column in rows)):
+            sums.add(*part)
         return sums.values(smoothing=self.smoothing)
-
-    def _points(self, data_batch: dict) -> Tensor:
-        images = data_batch['inputs']
-        images = (images if isinstance(images, Tensor) else _stacked(images)).float()
-        return flat_inputs((images - self.mean.to(images)) / self.std.to(images)).cpu()
 
     def _log_phi(self, points: Tensor) -> Tensor:
         centroids = fit_clusters(points, self.num_classes, self.seed, self.normalize)

@@ -109,22 +109,19 @@ class RegularizedModel(BaseModel):
         if mode != 'loss':
             return self.architecture(inputs, data_samples, mode=mode)
         active = {name: term for name, term in self.regularizers.items() if term.active}
-        needed = {name: self._needed(name, term, inputs, data_samples)
-                  for name, term in active.items()}
-        layers = {name: getattr(term, 'feature_layer', self.feature_layer)
-                  for name, term in active.items()}
+        taps, needed = {}, {}
         # features come from the forward of the loss: nothing runs twice
         with ExitStack() as stack:
-            # one tap per layer, shared by the terms that read it
-            taps = {layer: stack.enter_context(
-                FeatureTap(self.architecture, layer, are_views(inputs)))
-                for layer in dict.fromkeys(layers.values())}
-            for term in active.values():
+            for name, term in active.items():
+                needed[name] = self._needed(name, term, inputs, data_samples)
+                layer = getattr(term, 'feature_layer', self.feature_layer)
+                taps[name] = stack.enter_context(
+                    FeatureTap(self.architecture, layer, are_views(inputs)))
                 if hasattr(term, 'watch'):
                     stack.enter_context(term.watch())
             losses = self.architecture(inputs, data_samples, mode='loss')
         for name, term in active.items():
-            losses[f'loss_{name}'] = term(taps[layers[name]].features, *needed[name])
+            losses[f'loss_{name}'] = term(taps[name].features, *needed[name])
             # `parse_losses` sums entries with `loss` in their names, and only logs the others
             logged = term.log_vars() if hasattr(term, 'log_vars') else {}
             losses.update({f'{name}_{key}': torch.as_tensor(value)
