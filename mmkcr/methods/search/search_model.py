@@ -106,21 +106,21 @@ class SearchModel(RegularizedModel):
                 data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
-        if mode == 'loss':
-            first = inputs[0] if are_views(inputs) else inputs
-            # before the noise is drawn: the first call runs a forward of its own
-            macs = self.macs_model(tuple(first.shape[1:]))
-            seed, step = self._noise()
-            # all modules: masks on queries and keys have noise too, but no gated site
-            resample_gates(self.architecture, seed, step)
-            self._noise_state[1] = step + 1
-        outputs = super().forward(inputs, data_samples, mode)
-        if mode == 'loss':
-            outputs.update(self.price(macs))
-            if self.entropy_weight:
-                entropy = torch.stack([gate.entropy() for gate in self.gates().values()])
-                outputs['loss_entropy'] = self.entropy_weight * entropy.mean()
-        return outputs
+        if mode != 'loss':
+            return super().forward(inputs, data_samples, mode)
+        first = inputs[0] if are_views(inputs) else inputs
+        # before the noise is drawn: the first call runs a forward of its own
+        macs = self.macs_model(tuple(first.shape[1:]))
+        seed, step = self._noise()
+        # all modules: masks on queries and keys have noise too, but no gated site
+        resample_gates(self.architecture, seed, step)
+        self._noise_state[1] = step + 1
+        losses = super().forward(inputs, data_samples, mode)
+        losses.update(self.price(macs))
+        if self.entropy_weight:
+            entropy = torch.stack([gate.entropy() for gate in self.gates().values()])
+            losses['loss_entropy'] = self.entropy_weight * entropy.mean()
+        return losses
 
     def parse_losses(self, losses: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum the losses, as the host does, and stop if the sum is not finite.
