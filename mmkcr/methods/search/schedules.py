@@ -119,26 +119,23 @@ class TemperatureDecayHook(ScheduledHook):
         """The temperature of a step (from 0)."""
         return max(self.minimum, self.initial * self.decay**(step // self.interval))
 
-    def before_train(self, runner: Runner) -> None:
-        """Refuse a model without gates to anneal."""
-        super().before_train(runner)
-        if not self._gates(runner.model):
+    def before_step(self, runner: Runner, step: int) -> None:
+        """Set the step's temperature, and log it once.
+
+        Raises:
+            ValueError: The model has no gates to anneal.
+        """
+        gates = [module for module in runner.model.modules()
+                 if isinstance(module, NoisyGate) and hasattr(module, 'temperature')]
+        if not gates:
             raise ValueError('expected a model with at least one gate that has a `temperature`, '
                              f'found none in `{type(runner.model).__name__}` for '
                              'TemperatureDecayHook')
-
-    def before_step(self, runner: Runner, step: int) -> None:
-        """Set the step's temperature, and log it once."""
         value = self.temperature(step)
-        for gate in self._gates(runner.model):
+        for gate in gates:
             gate.temperature = value
         if self.begins(runner):
             runner.message_hub.update_scalar('train/temperature', value)
-
-    @staticmethod
-    def _gates(model: nn.Module) -> list[NoisyGate]:
-        return [module for module in model.modules()
-                if isinstance(module, NoisyGate) and hasattr(module, 'temperature')]
 
 
 @HOOKS.register_module()
@@ -174,27 +171,25 @@ class LinearScheduleHook(ScheduledHook):
         """The value at an iteration (from 0) of a run of ``steps``."""
         return self.start + (self.end - self.start) * min(1., step / (self.share * steps))
 
-    def before_train(self, runner: Runner) -> None:
-        """Refuse a model that has no such attribute."""
-        super().before_train(runner)
-        if not self._owners(runner.model):
+    def before_step(self, runner: Runner, step: int) -> None:
+        """Set and log the iteration's value.
+
+        Raises:
+            ValueError: The model has no such attribute.
+        """
+        owners = [module for module in runner.model.modules() if hasattr(module, self.attribute)]
+        if not owners:
             raise ValueError(f'expected a module with `{self.attribute}` in '
                              f'`{type(unwrap(runner.model)).__name__}`, found none for '
                              'LinearScheduleHook')
-
-    def before_step(self, runner: Runner, step: int) -> None:
-        """Set and log the iteration's value."""
         value = self.value(step, runner.max_iters)
-        for module in self._owners(runner.model):
+        for module in owners:
             held = getattr(module, self.attribute)
             if torch.is_tensor(held):
                 held.fill_(value)
             else:
                 setattr(module, self.attribute, value)
         runner.message_hub.update_scalar(f'train/{self.attribute}', value)
-
-    def _owners(self, model: nn.Module) -> list[nn.Module]:
-        return [module for module in model.modules() if hasattr(module, self.attribute)]
 
 
 def find_regularizer(model: nn.Module, name: str) -> nn.Module:
