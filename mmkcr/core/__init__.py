@@ -10,7 +10,7 @@ from .latency import LatencyModel, LatencyTable, load_table
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .modes import eval_mode
 from .options import allowed_ratio_sizes, can_meet, choose_options
-from .selection import TOLERANCE, select_units
+from .selection import TOLERANCE, choose_within, select_units
 from .sites import Cost, MaskPoint, Site, SiteHolder, Unsupported, block_of
 from .slicing import slice_parameter, take_entries
 from .structure import KEPT, SiteEntry, Structure, digest
@@ -21,7 +21,7 @@ __all__ = [
     'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate', 'NonFiniteError',
     'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE',
     'Unsupported', 'allowed_ratio_sizes', 'atomic_folder', 'atomic_write', 'block_of', 'can_meet',
-    'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
+    'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options', 'choose_within',
     'count_forward_macs', 'count_params', 'digest', 'eval_mode', 'load_table', 'locked',
     'parse_target', 'remove_stale', 'scale_axes', 'select_units', 'slice_axes', 'slice_parameter',
     'solve_budget', 'sync_sizes', 'take_entries', 'write_tensors'

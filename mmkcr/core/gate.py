@@ -20,6 +20,15 @@ class NoisyGate(nn.Module, metaclass=ABCMeta):
         """
 
 
+def resample_gates(root: nn.Module, seed: int, step: int) -> None:
+    """Draw the noise of a training step for all gates below a module, from a seed and the step."""
+    # a new generator per step: the draw does not depend on what ran before
+    generator = torch.Generator().manual_seed(seed * 2**31 + step)
+    for gate in root.modules():
+        if isinstance(gate, NoisyGate):
+            gate.resample(generator)
+
+
 def logistic_noise(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
     """Differences of two independent Gumbel(0, 1) variables, on the CPU, in fp32."""
     # such a difference is Logistic(0, 1), whose inverse CDF is the logit

@@ -55,17 +55,29 @@ def _select_free(gates: Gates, macs: CostModel, target: int | None,
                         {site: gate.group for site, gate in gates.items()})
 
 
-def _select_options(gates: Gates, macs: CostModel, target: int | None,
-                    missing: int = 0) -> dict[str, Tensor]:
-    """Options that cost the target, or up to ``missing`` less, or those that were learned."""
-    if target is None:
-        return {site: gate.selection() for site, gate in gates.items()}
+def choose_within(gates: Gates, macs: CostModel, target: int, missing: int = 0) -> dict[str, int]:
+    """Options of gates that cost the target, or less by its tolerance and ``missing``.
+
+    Returns:
+        dict[str, int]: Position among :meth:`~mmkcr.core.BaseGate.options` by site.
+
+    Raises:
+        ValueError: As of :func:`~mmkcr.core.choose_options`.
+    """
     found = {site: gate.options() for site, gate in gates.items()}
-    chosen = choose_options(
+    return choose_options(
         {site: [size for size, _ in options] for site, options in found.items()},
         {site: [logit for _, logit in options] for site, options in found.items()},
         macs, int(target * (1 - TOLERANCE)) + 1 - missing, target)
-    return {site: gates[site].selection(option) for site, option in chosen.items()}
+
+
+def _select_options(gates: Gates, macs: CostModel, target: int | None,
+                    missing: int = 0) -> dict[str, Tensor]:
+    """Units of the options within a target, or of those that were learned."""
+    if target is None:
+        return {site: gate.selection() for site, gate in gates.items()}
+    return {site: gates[site].selection(option)
+            for site, option in choose_within(gates, macs, target, missing).items()}
 
 
 def _select_both(free: Gates, given: Gates, macs: CostModel, target: int | None,

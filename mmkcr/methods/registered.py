@@ -2,7 +2,7 @@
 # ruff: noqa: F401
 
 from mmkcr import registry  # before any host library
-from .dcs import bottleneck_refresh, gate_noise, information_bottleneck, metric, qk_mask
+from .dcs import bottleneck, information_bottleneck, metric, qk_mask
 from .dwconv import top_k
 from .kcr import kernel_complexity, nystrom_refresh
 from .kcr import metric as kernel_metric
@@ -17,15 +17,11 @@ from .ofb import (
 )
 from .search import (
     bilevel,
+    constructors,
     feature_tap_hook,
     gumbel,
-    joint_constructor,
-    linear_schedule,
     price,
     regularized,
-    search_constructor,
+    schedules,
     search_model,
-    task_constructor,
-    temperature_decay,
-    warmup_switch,
 )

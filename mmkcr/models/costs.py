@@ -1,10 +1,6 @@
 """Cost models of budgets, by name."""
 
-from collections.abc import Callable, Mapping, Sequence
-
-from torch import nn
-
-from mmkcr.core import COUNTED, CostModel, LatencyModel, LatencyTable, MacsModel, load_table
+from mmkcr.core import COUNTED, CostModel, LatencyModel, LatencyTable, MacsModel
 from .tasks import momentum_copies
 
 
@@ -28,47 +24,3 @@ def cost_model(cost: str, macs: MacsModel, table: LatencyTable | None = None) ->
     if cost == 'macs':
         return macs
     return COUNTED[cost](macs.model, macs.sites, momentum_copies(macs.model))
-
-
-class Priced(nn.Module):
-    """A loss about the cost of a supernet.
-
-    Args:
-        cost (str): One of :data:`~mmkcr.core.COUNTED`, ``'latency'`` or of ``more``.
-        table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, with ``'latency'``.
-        more (Mapping[str, Callable]): Further names, and what builds their cost from the MACs of
-            the network. Defaults to none.
-        input_shape (Sequence[int], optional): That of the table's images. Defaults to None: not
-            checked.
-        force_table (bool): Accept a table of another machine. Defaults to False.
-
-    Raises:
-        FileNotFoundError: There is no such table.
-        ValueError: Another cost, a table without ``'latency'`` or missing with it, or as in
-            :func:`~mmkcr.core.load_table`.
-    """
-
-    def __init__(self, cost: str, table: str | None, input_shape: Sequence[int] | None = None,
-                 force_table: bool = False,
-                 more: Mapping[str, Callable[[MacsModel], CostModel]] | None = None) -> None:
-        super().__init__()
-        self.input_shape = None if input_shape is None else tuple(input_shape)
-        self._more = more or {}
-        names = [*COUNTED, *self._more, 'latency']
-        if cost not in names:
-            raise ValueError(f'expected `cost` of a price among {names}, found {cost!r}')
-        if (cost == 'latency') != (table is not None):
-            raise ValueError("expected a `table` with the `cost` 'latency', found "
-                             f'{table!r} with {cost!r}')
-        self.cost = cost
-        about = {} if input_shape is None else dict(input_shape=list(input_shape))
-        self.table = None if table is None else load_table(table, about, force_table)
-        self._of: tuple[MacsModel, CostModel] | None = None
-
-    def cost_model(self, macs: MacsModel) -> CostModel:
-        """The cost of a supernet that is priced, and that the target limits."""
-        if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
-            cost = 'macs' if self.cost == 'latency' else self.cost
-            self._of = macs, self._more[cost](macs) if cost in self._more else \
-                cost_model(cost, macs, self.table)
-        return self._of[1]

@@ -20,8 +20,7 @@ from lab.model_zoo import uninitialized
 from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.methods.search.refresh import RefreshHook
-from mmkcr.methods.search.scheduled import ScheduledHook
-from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
+from mmkcr.methods.search.schedules import ScheduledHook, TemperatureDecayHook
 from mmkcr.models import DistillationLoss
 from mmkcr.models.tasks import find_backbone, find_task, search_space
 

@@ -195,8 +195,7 @@ def test_pruning_while_it_searches_keeps_to_the_cost(cost):
     macs = macs_of(network)
     model = SimpleNamespace(price=AdaptiveOneHotLoss('70%', cost=cost), gates=network.gates,
                             macs_model=lambda: macs)
-    alive = {site: gate.alive for site, gate in network.gates().items()}
-    chosen = ProgressivePruningHook()._choose(model, alive)
+    chosen = ProgressivePruningHook()._choose(model)
     sizes = {site: network.gates()[site].option_sizes().flatten().tolist()[index]
              for site, index in chosen.items()}
     count = cost_model(cost, macs)

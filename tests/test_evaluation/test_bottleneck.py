@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from mmkcr.methods.dcs import bottleneck
-from mmkcr.methods.dcs.bottleneck import BottleneckPass, information_statistics
+from mmkcr.methods.dcs.bottleneck import information_statistics, refresh_bottleneck
 from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 from mmkcr.registry import MODELS
 
@@ -53,8 +53,8 @@ def test_values_are_those_of_all_features_at_once(model, layer, width):
         FewImages(), 26, collate_fn=loader().collate_fn))))
     features = model.backbone(data['inputs'])[-1].detach()
     loss = InformationBottleneckLoss(width, 4)
-    run = BottleneckPass(model, loss, FewImages(), loader(), layer)
-    assert run.run()['i_labels'] == pytest.approx(found['i_labels'], abs=1e-6)
+    again = refresh_bottleneck(model, loss, FewImages(), loader(), layer)
+    assert again['i_labels'] == pytest.approx(found['i_labels'], abs=1e-6)
     phi = loss.log_phi(features).double().exp()
     joint = phi.T @ torch.eye(4).double()[torch.arange(26) % 4] / 26
     expected = (joint * (joint / joint.sum(0) / joint.sum(1, keepdim=True)).log()).sum()
@@ -70,7 +70,7 @@ def test_every_image_goes_through_the_network_once(model, monkeypatch):
         features.shape) or fit(features, *args, **kwargs))
     loss = InformationBottleneckLoss(16, 4)
     drawn = torch.tensor([0, 3, 4, 9, 17])
-    values = BottleneckPass(model, loss, FewImages(), loader()).run(drawn)
+    values = refresh_bottleneck(model, loss, FewImages(), loader(), drawn=drawn)
     assert sum(seen) == 26 and values['n'] == 26 and held == [(5, 16)]
     assert loss.ready and torch.allclose(loss.log_q.exp().sum(1), torch.ones(4))
 
@@ -105,7 +105,7 @@ def test_memory_does_not_grow_with_the_data_set(model, inputs, monkeypatch):
     def peak(n, drawn):
         loss = InformationBottleneckLoss(16, 4, input_features=inputs)
         with PeakBytes() as bytes_:
-            BottleneckPass(model, loss, FewImages(n), loader()).run(torch.arange(drawn))
+            refresh_bottleneck(model, loss, FewImages(n), loader(), drawn=torch.arange(drawn))
         return bytes_.peak
 
     peak(50, 20)  # what is made once
@@ -118,4 +118,4 @@ def test_memory_does_not_grow_with_the_data_set(model, inputs, monkeypatch):
 def test_inputs_of_another_size_are_refused(model):
     loss = InformationBottleneckLoss(16, 4, input_features=12)
     with pytest.raises(ValueError, match='inputs of 12 numbers .* found `768`'):
-        BottleneckPass(model, loss, FewImages(), loader()).run()
+        refresh_bottleneck(model, loss, FewImages(), loader())

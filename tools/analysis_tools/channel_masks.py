@@ -32,7 +32,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights, run_folder
 from mmkcr.methods.ofb.bimask import BiMaskGate
-from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
+from mmkcr.methods.search.schedules import TemperatureDecayHook
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import format_table

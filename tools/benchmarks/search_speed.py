@@ -43,7 +43,7 @@ from lab.machine import machine_info
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import TOLERANCE, atomic_write, choose_options
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.methods.search.joint_constructor import JointOptimWrapperConstructor
+from mmkcr.methods.search.constructors import JointOptimWrapperConstructor
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import format_table

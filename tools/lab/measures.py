@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 from mmkcr.engine.build import default_shape
 from mmkcr.evaluation.features import feature_layer_of, undisturbed
 from mmkcr.methods.dcs.bottleneck import information_statistics
-from mmkcr.methods.dcs.masks import MaskWatch, has_masks, masks_held_open
+from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
 from mmkcr.models.counting import count_parts
+from mmkcr.models.sites.qk_mask import QKMaskSite
 from mmkcr.models.tasks import find_task, unwrap
 from .kernel_analysis import kernel_statistics, split_loader
 
@@ -53,7 +54,7 @@ def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
     Openness and shares of constant channels in percent, means over the masks, and under
     ``<metric>_open`` the metrics of the test with all masks held open.
     """
-    if not has_masks(model):
+    if not QKMaskSite.masks(unwrap(model)):
         return {}
     loader = Runner.build_dataloader(config.test_dataloader, seed=0)
     with undisturbed(model), MaskWatch(model) as watch:

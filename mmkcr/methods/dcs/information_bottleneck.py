@@ -1,14 +1,15 @@
 """The information bottleneck of features and labels as a loss."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmkcr.functional.information import log_assignments
+from mmkcr.methods.search.refresh import RefreshedTerm
 from mmkcr.registry import MODELS
 
 
 @MODELS.register_module()
-class InformationBottleneckLoss(nn.Module):
+class InformationBottleneckLoss(RefreshedTerm):
     r"""Variational bound of the IB loss (DCS theorem 3.1; docs/dcs.md).
 
     .. math:: \text{IBB}_j = -\frac1{|B_j|} \sum_{i \in B_j} \sum_a \phi(\tilde X_i, a)
@@ -38,10 +39,10 @@ class InformationBottleneckLoss(nn.Module):
             report the IB value. Their centroids are then buffers here. Defaults to None.
 
     Attributes:
-        active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
         needs_labels (bool): ``forward`` takes the labels.
-        ready (bool): Whether there are clusters and Q, by a refresh or from a checkpoint.
     """
+
+    state, hook, marker = 'clusters', 'InformationBottleneckHook', 'refreshed'
 
     needs_labels = True
 
@@ -54,18 +55,15 @@ class InformationBottleneckLoss(nn.Module):
                  normalize: bool = True,
                  smoothing: float = 1e-3,
                  input_features: int | None = None) -> None:
-        super().__init__()
+        super().__init__(num_features)
         for name, value in (('num_clusters', num_clusters or num_classes), ('beta', beta),
                             ('smoothing', smoothing)):
             if value <= 0:
                 raise ValueError(f'expected {name} > 0, found `{value}` in '
                                  'InformationBottleneckLoss')
-        self.num_features, self.num_classes = num_features, num_classes
-        self.num_clusters = num_clusters or num_classes
+        self.num_classes, self.num_clusters = num_classes, num_clusters or num_classes
         self.weight, self.beta, self.normalize = weight, beta, normalize
-        self.smoothing = smoothing
-        self.active = True
-        self._value: Tensor | None = None
+        self.smoothing, self.input_features = smoothing, input_features
         self.register_buffer('centroids', torch.zeros(self.num_clusters, num_features))
         self.register_buffer('log_q', torch.zeros(num_classes, self.num_clusters))
         # epoch of the last refresh, and whether there was one
@@ -74,8 +72,6 @@ class InformationBottleneckLoss(nn.Module):
         if input_features is not None:  # B = C clusters of the inputs
             self.register_buffer('input_centroids', torch.zeros(num_classes, input_features))
             self.register_buffer('input_refreshed', torch.zeros((), dtype=torch.long))
-        self.input_features = input_features
-        self.ready = False
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """The weighted loss of a batch, a scalar.
@@ -88,39 +84,23 @@ class InformationBottleneckLoss(nn.Module):
             RuntimeError: There are no clusters yet.
             ValueError: The features have another width.
         """
-        if features.ndim != 2 or features.shape[1] != self.num_features:
-            raise ValueError(f'expected features of shape (B, {self.num_features}), found '
-                             f'`{tuple(features.shape)}` in InformationBottleneckLoss')
-        if not self.ready:
-            raise RuntimeError('expected clusters, found none in InformationBottleneckLoss: add '
-                               '`InformationBottleneckHook` or call `refresh` before the first '
-                               'batch')
+        self.check(features)
         log_phi = self.log_phi(features)
         with torch.autocast(features.device.type, enabled=False):
             log_q = self.log_q.to(log_phi)
             # (B, A): log Q(. | y_i), or its mean under the scores of a mixed image
             rows = log_q[labels] if labels.ndim == 1 else labels.to(log_phi) @ log_q
             value = -(log_phi.exp() * rows).sum(1).mean()
-        self._value = value.detach()
+        self._logged = dict(variational=value.detach())  # without eta
         return self.weight * value
 
     def log_phi(self, features: Tensor) -> Tensor:
         """Log of the soft assignments (B, A) of features (B, d) to the clusters."""
         return log_assignments(features, self.centroids, self.beta, self.normalize)
 
-    def log_vars(self) -> dict[str, Tensor]:
-        """dict[str, Tensor]: The last batch's value, without eta."""
-        return {} if self._value is None else dict(variational=self._value)
-
     @torch.no_grad()
     def refresh(self, centroids: Tensor, log_q: Tensor, step: int = -1) -> None:
-        """Stores clusters and Q.
-
-        Args:
-            centroids (Tensor): (A, d).
-            log_q (Tensor): (C, A).
-            step (int): Epoch (from 0) before which they were computed. Defaults to -1.
-        """
+        """Stores centroids (A, d), log Q (C, A), and the step before which they were computed."""
         if centroids.shape != self.centroids.shape:
             raise ValueError(f'expected centroids of shape {tuple(self.centroids.shape)}, found '
                              f'`{tuple(centroids.shape)}` in InformationBottleneckLoss')
@@ -129,7 +109,3 @@ class InformationBottleneckLoss(nn.Module):
         self.refresh_step.fill_(step)
         self.refreshed.fill_(1)
         self.ready = True
-
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.ready = bool(self.refreshed)  # read once here: no device wait in every forward

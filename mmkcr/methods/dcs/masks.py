@@ -4,7 +4,7 @@ Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch.nn.functional as F
@@ -16,16 +16,8 @@ from mmkcr.models.tasks import unwrap
 from .qk_mask import QKMask
 
 
-def has_masks(model: nn.Module) -> bool:
-    """Whether a model, also in a wrapper, has masks on queries and keys."""
-    return bool(QKMaskSite.masks(unwrap(model)))
-
-
 def find_masks(model: nn.Module) -> Mapping[str, QKMask]:
-    """The masks of a model by module path.
-
-    Args:
-        model (nn.Module): Any, also in a wrapper.
+    """The masks of a model, also in a wrapper, by module path.
 
     Raises:
         ValueError: It has none.
@@ -57,32 +49,25 @@ class MaskWatch(ExitStack):
                 model.test_step(batch)
         watch.table()
 
-    Args:
-        model (nn.Module): With masks, also in a wrapper.
-
     Raises:
-        ValueError: It has none.
+        ValueError: The model has no masks.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.masks = find_masks(model)
-        self._counts: dict[str, Tensor] = {}  # open positions by channel; all positions
+        self._counts: dict[QKMask, Tensor] = {}  # open positions by channel; all positions
 
     def __enter__(self) -> 'MaskWatch':
-        for name, mask in self.masks.items():
-            self.callback(mask.register_forward_hook(self._recorder(name)).remove)
+        for mask in self.masks.values():
+            self.enter_context(mask.register_forward_hook(self._count))
         return self
 
-    def _recorder(self, name: str) -> Callable[[QKMask, tuple, Tensor], None]:
-        def record(mask: QKMask, args: tuple, theta: Tensor) -> None:
-            if mask.maps:  # (B, R, D, H, W)
-                theta = theta.permute(0, 3, 4, 1, 2)
-            opened = theta.detach().flatten(-2).flatten(0, -2) > 0  # (all positions, R * D)
-            counts = F.pad(opened, (0, 1), value=True).sum(0)
-            self._counts[name] = self._counts.get(name, 0) + counts
-
-        return record
+    def _count(self, mask: QKMask, args: tuple, theta: Tensor) -> None:
+        if mask.maps:  # (B, R, D, H, W)
+            theta = theta.permute(0, 3, 4, 1, 2)
+        opened = theta.detach().flatten(-2).flatten(0, -2) > 0  # (all positions, R * D)
+        self._counts[mask] = self._counts.get(mask, 0) + F.pad(opened, (0, 1), value=True).sum(0)
 
     def table(self) -> dict[str, dict[str, float]]:
         """Of every mask that was called, over all processes, by its layer within the backbone.
@@ -92,8 +77,10 @@ class MaskWatch(ExitStack):
         that of those that are 0 likewise; all in percent, without noise.
         """
         found = {}
-        for name in filter(self._counts.__contains__, self.masks):
-            counts = self._counts[name].double()
+        for name, mask in self.masks.items():
+            if mask not in self._counts:
+                continue
+            counts = self._counts[mask].double()
             all_reduce(counts)
             openness = counts[:-1] / counts[-1]  # share of positions that are open, by channel
             layer = name.rpartition('backbone.')[2].removesuffix('.mask')

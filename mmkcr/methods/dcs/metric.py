@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmkcr.functional.clusters import fit_clusters, flat_inputs
 from mmkcr.functional.information import InformationAccumulator, log_assignments
+from mmkcr.methods.search.feature_tap_hook import tapped_feature
 from mmkcr.registry import METRICS
 
 _CHUNK = 4096
@@ -23,9 +24,8 @@ class InformationBottleneckMetric(BaseMetric):
 
     .. math:: \text{IB} = I(\tilde X, X) - I(\tilde X, Y) \le \text{IBB}
 
-    ``ibb`` is the bound with the lemma's term that the printed theorem drops;
-    ``ibb_printed`` is the printed right side, which is not a bound. Needs
-    :class:`mmkcr.FeatureTapHook`.
+    ``ibb`` is the bound with the lemma's term that the printed theorem drops; ``ibb_printed`` is
+    the printed right side, which is not a bound. Needs :class:`mmkcr.FeatureTapHook`.
 
     The set's features, and inputs of at most 32 x 32 pixels, are held: n (4 d + 12 288) B over all
     ranks, 740 MB for ImageNet's validation set at d = 640. The memory of
@@ -42,8 +42,7 @@ class InformationBottleneckMetric(BaseMetric):
         smoothing (float): As there. Defaults to 1e-3.
         feature_key (str): Field with the feature (d,). Defaults to 'features'.
         seed (int): Seed of k-means. Defaults to 0.
-        collect_device (str): See ``BaseMetric``. Defaults to 'cpu'.
-        prefix (str, optional): Defaults to None: 'information'.
+        **kwargs: See ``BaseMetric``.
     """
 
     default_prefix = 'information'
@@ -58,9 +57,8 @@ class InformationBottleneckMetric(BaseMetric):
                  smoothing: float = 1e-3,
                  feature_key: str = 'features',
                  seed: int = 0,
-                 collect_device: str = 'cpu',
-                 prefix: str | None = None) -> None:
-        super().__init__(collect_device=collect_device, prefix=prefix)
+                 **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.num_classes, self.inputs = num_classes, inputs
         self.mean, self.std = (torch.tensor(value) if isinstance(value, float) else
                                torch.tensor(value).view(-1, 1, 1) for value in (mean, std))
@@ -69,19 +67,17 @@ class InformationBottleneckMetric(BaseMetric):
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Store features, labels and inputs of a batch."""
-        points = self._points(data_batch) if self.inputs else [None] * len(data_samples)
+        points = [None] * len(data_samples)
+        if self.inputs:
+            images = data_batch['inputs']
+            images = (images if isinstance(images, Tensor) else _stacked(images)).float()
+            points = flat_inputs((images - self.mean.to(images)) / self.std.to(images)).cpu()
         for sample, point in zip(data_samples, points):
-            if self.feature_key not in sample:
-                raise ValueError(f'expected the field `{self.feature_key}` in the data samples, '
-                                 f'found {sorted(sample)}: add `FeatureTapHook` to custom_hooks')
-            self.results.append((sample[self.feature_key].detach().float().cpu(),
-                                 int(sample['gt_label']), point))
+            feature = tapped_feature(sample, self.feature_key).float().cpu()
+            self.results.append((feature, int(sample['gt_label']), point))
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Compute clusters, soft assignments and their mutual information.
-
-        Args:
-            results (list): Results of all ranks, in the order of the data set.
+        """Clusters, soft assignments and mutual information of what all ranks have processed.
 
         Raises:
             ValueError: There are none, or the inputs are not of one size.
@@ -90,21 +86,15 @@ class InformationBottleneckMetric(BaseMetric):
             raise ValueError('expected at least one data sample, found `0` in '
                              'InformationBottleneckMetric')
         features, labels, inputs = zip(*results)
-        log_phi = self._log_phi(torch.stack(features))
-        log_inputs = self._log_phi(_stacked(inputs)) if self.inputs else None
+        rows = [self._log_phi(torch.stack(features)), torch.tensor(labels)]
+        if self.inputs:
+            rows.append(self._log_phi(_stacked(inputs)))
         sums = InformationAccumulator(self.num_classes, self.num_classes,
                                       self.num_classes if self.inputs else 0)
-        labels = torch.tensor(labels)
         # the joint of inputs and features is summed in parts, which bounds the memory
-        for start in range(0, len(labels), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            sums.add(log_phi[part], labels[part], log_inputs[part] if self.inputs else None)
+        for part in zip(*(column.split(_CHUNK) for column in rows)):
+            sums.add(*part)
         return sums.values(smoothing=self.smoothing)
-
-    def _points(self, data_batch: dict) -> Tensor:
-        images = data_batch['inputs']
-        images = (images if isinstance(images, Tensor) else _stacked(images)).float()
-        return flat_inputs((images - self.mean.to(images)) / self.std.to(images)).cpu()
 
     def _log_phi(self, points: Tensor) -> Tensor:
         centroids = fit_clusters(points, self.num_classes, self.seed, self.normalize)

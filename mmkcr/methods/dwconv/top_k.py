@@ -1,6 +1,5 @@
 """A relaxed choice of k units over all sites (differentiable subset pruning)."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,20 +30,6 @@ def relaxed_top_k(logits: Tensor, count: int, temperature: float) -> Tensor:
         logits = torch.where(chosen < 1, logits + torch.log1p(-chosen.clamp_max(below_1)),
                              -torch.inf)
     return weights
-
-
-class _Choice:
-    """The choice that the gates of a backbone make together."""
-
-    def __init__(self, members: list['RelaxedTopKGate']) -> None:
-        self.members = members
-        self.relaxed: dict[bool, Tensor] = {}  # with noise, and without; of the current step
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> '_Choice':
-        # in the memo before the members are copied, because they refer back to this object
-        memo[id(self)] = copied = _Choice([])
-        copied.members = copy.deepcopy(self.members, memo)
-        return copied
 
 
 @MODELS.register_module()
@@ -78,7 +63,12 @@ class RelaxedTopKGate(BaseGate):
             raise ValueError(f'expected a positive gate `temperature`, found {temperature}')
         self.count, self.blockwise, self.temperature = count, blockwise, temperature
         self.alpha = nn.Parameter(torch.rand(1 if blockwise else total))
-        self._choice = _Choice([self])
+        self._members = [self]  # the gates that choose together
+        self._of_step: dict[bool, Tensor] = {}  # of the first: relaxed with noise, and without
+
+    def __getstate__(self) -> dict[str, Any]:
+        # tensors within a graph cannot be copied
+        return {**vars(self), '_of_step': {}}
 
     def join(self, gates: Sequence[BaseGate]) -> None:
         """Choose together with the other gates of this class.
@@ -86,10 +76,8 @@ class RelaxedTopKGate(BaseGate):
         Raises:
             ValueError: ``count`` is above the number of units.
         """
-        members = [gate for gate in gates if isinstance(gate, RelaxedTopKGate)]
-        self._choice = members[0]._choice
-        self._choice.members = members
-        units = sum(len(gate.alpha) for gate in members)
+        self._members = [gate for gate in gates if isinstance(gate, RelaxedTopKGate)]
+        units = sum(len(gate.alpha) for gate in self._members)
         if self.count > units:
             raise ValueError(f'expected a `count` of at most the {units} '
                              f'{"blocks" if self.blockwise else "units"} of the backbone, found '
@@ -97,15 +85,15 @@ class RelaxedTopKGate(BaseGate):
 
     def refresh(self) -> None:
         """Compute the choice once per forward, outside of blocks that may be checkpointed."""
-        if self is self._choice.members[0]:
-            self._choice.relaxed.clear()
+        if self is self._members[0]:
+            self._of_step.clear()
             self._relaxed(True)
 
     def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw the noise of one training step; the choice of the last one no longer counts."""
         super().resample(generator)
         # a momentum copy that follows may run before this network's own forward refreshes it
-        self._choice.relaxed.clear()
+        self._members[0]._of_step.clear()
 
     def _draw(self, generator: torch.Generator | None) -> Tensor:
         # Gumbel(0, 1), by its inverse CDF
@@ -114,15 +102,15 @@ class RelaxedTopKGate(BaseGate):
 
     def _mine(self, over_all: Tensor) -> Tensor:
         """This site's part of a vector over all logits, shape (total,)."""
-        lengths = [len(gate.alpha) for gate in self._choice.members]
-        part = over_all.split(lengths)[self._choice.members.index(self)]
+        lengths = [len(gate.alpha) for gate in self._members]
+        part = over_all.split(lengths)[self._members.index(self)]
         return part.expand(self.total) if self.blockwise else part
 
     def _relaxed(self, noisy: bool) -> Tensor:
-        found = self._choice.relaxed
+        found = self._members[0]._of_step
         if noisy not in found:
             logits = torch.cat([gate.alpha + gate.noise if noisy and gate.noise is not None
-                                else gate.alpha for gate in self._choice.members])
+                                else gate.alpha for gate in self._members])
             found[noisy] = relaxed_top_k(logits.float(), self.count, self.temperature)
         return 1 - self._mine(found[noisy])
 
@@ -141,18 +129,15 @@ class RelaxedTopKGate(BaseGate):
 
     def scores(self) -> Tensor:
         """How far each unit's logit lies below the threshold of the choice, detached."""
-        logits = torch.cat([gate.alpha.detach() for gate in self._choice.members])
+        logits = torch.cat([gate.alpha.detach() for gate in self._members])
         order = logits.sort(descending=True).values
+        order = torch.cat([order[:1] + 2, order, order[-1:] - 2])  # where none or all are chosen
         # halfway between the last logit that is chosen and the first that is not
-        low, high = max(self.count - 1, 0), min(self.count, len(order) - 1)
-        threshold = (order[low] + order[high]) / 2
-        if self.count in (0, len(order)):  # then beyond all logits, on either side
-            threshold = threshold + (1. if self.count == 0 else -1.)
-        return self._mine(threshold - logits)
+        return self._mine(order[self.count:self.count + 2].mean() - logits)
 
     def selection(self) -> Tensor:
         """Units that are not among the k largest logits."""
-        logits = torch.cat([gate.alpha.detach() for gate in self._choice.members])
+        logits = torch.cat([gate.alpha.detach() for gate in self._members])
         chosen = torch.zeros_like(logits)
         chosen[logits.sort(descending=True, stable=True).indices[:self.count]] = 1.
         return (self._mine(chosen) == 0).nonzero().flatten()

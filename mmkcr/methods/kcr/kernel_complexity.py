@@ -1,16 +1,16 @@
 """Kernel complexity reduction: the approximate truncated nuclear norm as a loss."""
 
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmkcr.functional.kernel import leading_basis, moment_of, orthonormalise, truncation_rank
+from mmkcr.methods.search.refresh import RefreshedTerm
 from mmkcr.models.losses.processes import mean_over_processes
 from mmkcr.registry import MODELS
 
 
 @MODELS.register_module()
-class KernelComplexityLoss(nn.Module):
+class KernelComplexityLoss(RefreshedTerm):
     r"""KCR regulariser (KCR section 3.2, equation 2; docs/kernel_complexity.md).
 
     The form 'projection' needs only the feature-space basis V (d, r):
@@ -24,11 +24,10 @@ class KernelComplexityLoss(nn.Module):
 
     .. math:: \text{KCR}_i = \|F_i\|^2 - U_i G^\top F_i
 
-    with the gradient ``2 (F_i - G U_i)`` of ``tr(K_n) - tr(U^T K_n U)``. (The printed
-    form freezes the other samples' features in ``[K_n]_{ik}`` and loses half of the
-    second term's gradient.) 'sample' stores n x r numbers and needs the index of every
-    sample. It is meant for tests and ablations on small sets. Both forms agree at a
-    refresh whose landmarks are all n samples.
+    with the gradient ``2 (F_i - G U_i)`` of ``tr(K_n) - tr(U^T K_n U)``. (The printed form freezes
+    the other samples' features in ``[K_n]_{ik}`` and loses half of the second term's gradient.)
+    'sample' stores n x r numbers and needs the index of every sample. It is meant for tests and
+    ablations on small sets. Both forms agree at a refresh whose landmarks are all n samples.
 
     All arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off. The
     basis is a buffer of fixed shape, so that checkpoints always load strictly. It is zero
@@ -44,9 +43,10 @@ class KernelComplexityLoss(nn.Module):
         num_samples (int, optional): n, for 'sample' only, where it is required.
 
     Attributes:
-        active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
         needs_indices (bool): Whether ``forward`` needs the samples' indices.
     """
+
+    state, hook, marker = 'a basis', 'NystromRefreshHook', 'basis_rank'
 
     def __init__(self,
                  num_features: int,
@@ -55,20 +55,15 @@ class KernelComplexityLoss(nn.Module):
                  form: str = 'projection',
                  scale_free: bool = False,
                  num_samples: int | None = None) -> None:
-        super().__init__()
+        super().__init__(num_features)
         if form not in ('projection', 'sample'):
             raise ValueError(f"expected form 'projection' or 'sample', found `{form}` in "
                              'KernelComplexityLoss')
         if (form == 'sample') != (num_samples is not None):
             raise ValueError("expected num_samples with form 'sample' and only there, found "
                              f'`{num_samples}` with form `{form}` in KernelComplexityLoss')
-        self.num_features, self.num_samples = num_features, num_samples
-        self.rank_ratio, self.weight = rank_ratio, weight
-        self.form, self.scale_free = form, scale_free
-        self.active = True
-        self.needs_indices = form == 'sample'
-        self.ready = False  # whether a basis was set, by a refresh or from a checkpoint
-        self._energy_outside = None
+        self.num_samples, self.rank_ratio, self.weight = num_samples, rank_ratio, weight
+        self.scale_free, self.needs_indices = scale_free, form == 'sample'
         # the largest rank that a refresh may have; 'projection' does not know n yet
         rank = truncation_rank(num_samples or num_features, num_features, rank_ratio)
         self.register_buffer('basis', torch.zeros(num_features, rank))  # V
@@ -80,7 +75,7 @@ class KernelComplexityLoss(nn.Module):
 
     @property
     def refresh_step(self) -> Tensor:
-        """Tensor: As ``basis_epoch``, for :class:`mmkcr.methods.search.refresh.RefreshHook`."""
+        """Tensor: As ``basis_epoch``."""
         return self.basis_epoch
 
     def forward(self, features: Tensor, indices: Tensor | None = None) -> Tensor:
@@ -94,7 +89,10 @@ class KernelComplexityLoss(nn.Module):
             RuntimeError: There is no basis yet.
             ValueError: The features have another width, or indices are missing.
         """
-        self._check(features, indices)
+        self.check(features)
+        if self.needs_indices and indices is None:
+            raise ValueError("expected the samples' indices for form 'sample', found `None` in "
+                             'KernelComplexityLoss')
         with torch.autocast(features.device.type, enabled=False):
             features = features if features.dtype == torch.float64 else features.float()
             energy = features.square().sum()
@@ -108,12 +106,8 @@ class KernelComplexityLoss(nn.Module):
             if self.scale_free:  # a ratio of sums over the images of all processes
                 residual, energy = mean_over_processes(torch.stack([residual, energy]))
             share = residual / energy.clamp(min=torch.finfo(energy.dtype).tiny)
-            self._energy_outside = share.detach()
+            self._logged = dict(energy_outside=share.detach())  # of the batch's energy
             return self.weight * (share if self.scale_free else mean)
-
-    def log_vars(self) -> dict[str, Tensor]:
-        """Share of the last batch's energy outside the subspace, on the features' device."""
-        return {} if self._energy_outside is None else dict(energy_outside=self._energy_outside)
 
     def _sample(self, features: Tensor, indices: Tensor) -> Tensor:
         coordinates = self.coordinates[indices.to(self.coordinates.device)].to(features.dtype)
@@ -121,17 +115,6 @@ class KernelComplexityLoss(nn.Module):
         inside = (coordinates * (features @ self.loadings.to(features.dtype))).sum()
         # The value of `inside` with twice its gradient: both factors of U^T F F^T U move.
         return features.square().sum() - (2 * inside - inside.detach())
-
-    def _check(self, features: Tensor, indices: Tensor | None) -> None:
-        if features.ndim != 2 or features.shape[1] != self.num_features:
-            raise ValueError(f'expected features of shape (B, {self.num_features}), found '
-                             f'`{tuple(features.shape)}` in KernelComplexityLoss')
-        if not self.ready:
-            raise RuntimeError('expected a basis, found none in KernelComplexityLoss: add '
-                               '`NystromRefreshHook` or call `refresh` before the first batch')
-        if self.needs_indices and indices is None:
-            raise ValueError("expected the samples' indices for form 'sample', found `None` in "
-                             'KernelComplexityLoss')
 
     @torch.no_grad()
     def set_basis(self, basis: Tensor, epoch: int = -1) -> None:
@@ -191,7 +174,3 @@ class KernelComplexityLoss(nn.Module):
             self.coordinates.copy_(u)
             self.loadings.copy_(features.T @ u)
         self.set_basis(basis, epoch)
-
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.ready = bool(self.basis_rank > 0)  # read once here: no device wait in every forward

@@ -18,6 +18,7 @@ from mmkcr.functional.kernel import (
     tnn,
     truncation_rank,
 )
+from mmkcr.methods.search.feature_tap_hook import tapped_feature
 from mmkcr.registry import METRICS
 
 
@@ -60,8 +61,7 @@ class KernelComplexityMetric(BaseMetric):
         score_key (str, optional): Field with the network's output (C,) to be compared with
             the one-hot label; None leaves the bounds out. Defaults to 'pred_score'.
         seed (int): Seed of the landmarks. Defaults to 0.
-        collect_device (str): Unused, for the base class. Defaults to 'cpu'.
-        prefix (str, optional): Defaults to None: 'kernel'.
+        **kwargs: See ``BaseMetric``.
     """
 
     default_prefix = 'kernel'
@@ -74,26 +74,27 @@ class KernelComplexityMetric(BaseMetric):
                  feature_key: str = 'features',
                  score_key: str | None = 'pred_score',
                  seed: int = 0,
-                 collect_device: str = 'cpu',
-                 prefix: str | None = None) -> None:
-        super().__init__(collect_device=collect_device, prefix=prefix)
+                 **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         if not 0 < landmark_ratio <= 1:
             raise ValueError(f'expected landmark_ratio in (0, 1], found `{landmark_ratio}` in '
                              'KernelComplexityMetric')
-        self.landmark_ratio, self.rank_ratio, self.form, self.x = landmark_ratio, rank_ratio, \
-            form, x
+        self.landmark_ratio, self.rank_ratio = landmark_ratio, rank_ratio
+        self.form, self.x = form, x
         self.feature_key, self.score_key, self.seed = feature_key, score_key, seed
         self._reset()
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Add a batch to the moments.
 
-        Args:
-            data_batch (Any): Not used.
-            data_samples (Sequence[dict]): With the feature; for the bounds also with score and
-                ``gt_label`` (or one-hot ``gt_score``).
+        The samples have the feature; for the bounds also score and ``gt_label``, or a one-hot
+        ``gt_score``.
         """
-        rows = self._tail + [self._row(sample) for sample in data_samples]
+        rows = [*self._tail, *map(self._row, data_samples)]
+        if self._moment is None:  # also where this rank gets nothing but padding
+            feature = rows[0][0]
+            self._moment, self._landmarks = (
+                MomentAccumulator(len(feature), feature.device) for _ in range(2))
         self._tail = rows[-1:]  # may be padding, which is known only at the end
         self._consume(rows[:-1])
 
@@ -144,12 +145,9 @@ class KernelComplexityMetric(BaseMetric):
         self._tail, self._seen, self._error = [], 0, 0.0
         self._moment = self._landmarks = None
 
-    def _row(self, sample: dict) -> tuple:
-        if self.feature_key not in sample:
-            raise ValueError(f'expected the field `{self.feature_key}` in the data samples, found '
-                             f'{sorted(sample)}: add `FeatureTapHook` to custom_hooks')
-        feature = sample[self.feature_key].detach()
-        return feature, 0.0 if self.score_key is None else self._squared_error(sample)
+    def _row(self, sample: dict) -> tuple[Tensor, Tensor | float]:
+        return (tapped_feature(sample, self.feature_key),
+                0. if self.score_key is None else self._squared_error(sample))
 
     def _squared_error(self, sample: dict) -> Tensor:
         if self.score_key not in sample or not {'gt_label', 'gt_score'} & set(sample):
@@ -163,11 +161,6 @@ class KernelComplexityMetric(BaseMetric):
         return score.square().sum() - 2 * score[label] + 1  # |score - onehot|^2
 
     def _consume(self, rows: list) -> None:
-        # also on a rank without samples of its own, which takes part in the all-reduce
-        if self._moment is None and (rows or self._tail):
-            feature = (rows or self._tail)[0][0]
-            self._moment = MomentAccumulator(len(feature), feature.device)
-            self._landmarks = MomentAccumulator(len(feature), feature.device)
         if not rows:
             return
         rank, world = get_dist_info()

@@ -51,14 +51,18 @@ class NystromRefreshHook(RefreshHook):
         if landmarks is not None and landmarks < 1:
             raise ValueError(f'expected landmarks >= 1, found `{landmarks}` in NystromRefreshHook')
         self.landmarks, self.solver = landmarks, solver
+        self._number = landmarks or DEFAULT_LANDMARKS
 
     def check(self, loss: nn.Module) -> None:
         """Refuse fewer landmarks than the rank, more than samples, and samples without a row."""
-        indices, n = self._draw(0), len(self.dataset)
+        n = len(self.dataset)
         rank = truncation_rank(n, loss.num_features, loss.rank_ratio)
-        if indices is not None and len(indices) < rank:
+        if self.landmarks is not None and self.landmarks > n:
+            raise ValueError(f'expected at most n = {n} landmarks, found `{self.landmarks}` in '
+                             'NystromRefreshHook')
+        if self.solver == 'nystrom' and self._number < rank:
             raise ValueError(f'expected at least as many landmarks as the rank {rank}, found '
-                             f'`{len(indices)}` in NystromRefreshHook')
+                             f'`{self._number}` in NystromRefreshHook')
         if loss.needs_indices:
             # the loss finds a sample's row of U by `sample_idx`, its place in the innermost set
             sources = sample_sources(self.dataset)
@@ -84,24 +88,15 @@ class NystromRefreshHook(RefreshHook):
                 model, loader, model.feature_layer)])
             loss.refresh_from_features(features, indices, step)
         else:
-            loss.refresh(self._moment(model, indices), len(self.dataset), step)
+            moment = MomentAccumulator(loss.num_features, loss.basis.device)
+            chosen = None if indices is None else indices.tolist()
+            loader = share_of_rank(self.dataset, chosen, self.like)
+            for features, _ in feature_batches(model, loader, model.feature_layer):
+                moment.add(features)
+            loss.refresh(moment.all_reduce().moment(), len(self.dataset), step)
         used = len(self.dataset) if indices is None else len(indices)
         return f'basis of rank {int(loss.basis_rank)} from {used} of {len(self.dataset)} samples'
 
     def _draw(self, step: int) -> Tensor | None:
         """Landmarks of a step, ascending, or None for all samples."""
-        n = len(self.dataset)
-        m = min(DEFAULT_LANDMARKS, n) if self.landmarks is None else self.landmarks
-        if m > n:
-            raise ValueError(f'expected at most n = {n} landmarks, found `{m}` in '
-                             'NystromRefreshHook')
-        return None if self.solver == 'exact' else self.draw(m, step)
-
-    def _moment(self, model: nn.Module, indices: Tensor | None) -> Tensor:
-        loss = model.regularizers[self.loss]
-        accumulator = MomentAccumulator(loss.num_features, loss.basis.device)
-        chosen = None if indices is None else indices.tolist()
-        loader = share_of_rank(self.dataset, chosen, self.like)
-        for features, _ in feature_batches(model, loader, model.feature_layer):
-            accumulator.add(features)
-        return accumulator.all_reduce().moment()
+        return None if self.solver == 'exact' else self.draw(self._number, step)

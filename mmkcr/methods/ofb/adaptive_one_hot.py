@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmkcr.core import CostModel, MacsModel
-from mmkcr.models.costs import Priced
+from mmkcr.methods.search.price import Priced
 from mmkcr.registry import MODELS
 from .bimask import BiMaskGate, entropy_of
 
@@ -55,10 +56,9 @@ class AdaptiveOneHotLoss(Priced):
     .. math:: \mu_1 \sum_i \left[H(p_i) + \tan(\pi/2 - \pi\omega_i)\right]
         + \mu_2\, d(g(V), \tau) + \mu_3 \sum \sigma(S)
 
-    over the sites that have more than one option left. g is the exact count of
-    the MACs at the expected sizes; of time it is the expected value over the
-    options, from a table. This loss takes the place of the price in a
-    :class:`~mmkcr.methods.search.search_model.SearchModel`.
+    over the sites that have more than one option left. g is the exact count of the MACs at the
+    expected sizes; of time it is the expected value over the options, from a table. This loss takes
+    the place of the price in a :class:`~mmkcr.methods.search.search_model.SearchModel`.
 
     With the published weights, at the start of a search on DeiT-S, the gradient of
     the tangent on alpha is a thousand times that of the budget. Every site then
@@ -80,8 +80,7 @@ class AdaptiveOneHotLoss(Priced):
     Each of these numbers can be overridden.
 
     Args:
-        target (str | int | float): :math:`\tau`, see
-            :func:`~mmkcr.core.parse_target`.
+        target (str | int | float): :math:`\tau`, see :func:`~mmkcr.core.parse_target`.
         preset (str): Defaults to ``'balanced'``.
         one_hot (float, optional): :math:`\mu_1`. Defaults to the preset's.
         entropy (float): Weight of H within the one-hot term (table 5d). Defaults to 1.
@@ -93,20 +92,13 @@ class AdaptiveOneHotLoss(Priced):
         growth (float, optional): See above. Defaults to 1e-3, and to 0 in the published presets.
         band (float): See above. Defaults to 0.02.
         eps (float): See :func:`one_hot_terms`. Defaults to 1e-3.
-        input_shape (Sequence[int], optional): (C, H, W) of the image that the
-            MACs are counted for. Defaults to that of the first batch.
-        part (str, optional): See :class:`~mmkcr.methods.search.price.MacsPrice`.
-        cost (str): What g and :math:`\tau` are: ``'macs'``, ``'params'``, the ``'bytes'`` of the
-            ``state_dict`` or ``'latency'``, a time such as ``'12ms'``. Defaults to ``'macs'``.
-        table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for ``cost='latency'``.
-            Defaults to None.
-        force_table (bool): See :class:`~mmkcr.methods.search.price.MacsPrice`. Defaults to False.
+        cost (str): What g and :math:`\tau` are, see :class:`~mmkcr.methods.search.price.Priced`.
+            Defaults to ``'macs'``.
+        **kwargs: See there.
 
     Raises:
-        FileNotFoundError: There is no such table.
-        ValueError: Unknown ``preset`` or ``cost``, ``table`` without ``cost='latency'`` or missing
-            with it, a ``balance`` of a published preset, a negative weight, ``eps`` or
-            ``band`` out of (0, 0.5), or as in :func:`~mmkcr.core.load_table`.
+        ValueError: Unknown ``preset``, a ``balance`` of a published preset, a negative weight, or
+            ``eps`` or ``band`` out of (0, 0.5).
     """
 
     def __init__(self,
@@ -121,12 +113,9 @@ class AdaptiveOneHotLoss(Priced):
                  growth: float | None = None,
                  band: float = 0.02,
                  eps: float = 1e-3,
-                 input_shape: Sequence[int] | None = None,
-                 part: str | None = None,
                  cost: str = 'macs',
-                 table: str | None = None,
-                 force_table: bool = False) -> None:
-        super().__init__(cost, table, input_shape, force_table)
+                 **kwargs: Any) -> None:
+        super().__init__(cost, target, **kwargs)
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')
         if balance is not None and preset != 'balanced':
@@ -143,7 +132,7 @@ class AdaptiveOneHotLoss(Priced):
         if min(weights) < 0 or not 0 < eps < 0.5 or not 0 < band < 0.5:
             raise ValueError('expected weights of at least 0 and `eps` and `band` within (0, 0.5), '
                              f'found {weights}, {eps} and {band}')
-        self.target, self.preset, self.eps, self.band, self.part = target, preset, eps, band, part
+        self.preset, self.eps, self.band = preset, eps, band
         self.one_hot, self.entropy, self.tangent = chosen['one_hot'], entropy, tangent
         self.balance, self.growth = chosen['balance'], chosen['growth']
         self.importance, self.per_option = dict(chosen['importance']), chosen['per_option']
@@ -152,9 +141,6 @@ class AdaptiveOneHotLoss(Priced):
 
     def forward(self, macs: MacsModel) -> dict[str, Tensor]:
         """Price the gates as they are.
-
-        Args:
-            macs (MacsModel): MACs of the supernet.
 
         Returns:
             dict[str, Tensor]: ``loss_one_hot``, ``loss_budget`` and

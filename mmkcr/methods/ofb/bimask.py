@@ -38,15 +38,13 @@ class BiMaskGate(BaseGate):
             an option. Defaults to 2.
         init (str): ``'random'``, alpha from U[0, 1), or ``'uniform'``, alpha 0
             (worse: the paper's table A.2). Defaults to ``'random'``.
-        order (str): ``'importance'``, or ``'ordinal'``: sparsity by index, the
-            weight sharing of earlier searches (table 5a). Defaults to
-            ``'importance'``.
+        order (str): ``'importance'``, or ``'ordinal'``: sparsity by index, the weight sharing of
+            earlier searches (table 5a). Defaults to ``'importance'``.
         std (float): Standard deviation of the truncated normal that S is drawn from.
             Defaults to 0.2.
 
     Raises:
-        ValueError: ``init`` or ``order`` is unknown, or ``groups`` does not divide
-            ``total``.
+        ValueError: ``init`` or ``order`` is unknown, or ``groups`` does not divide ``total``.
     """
 
     #: The gate takes the argument ``groups``.

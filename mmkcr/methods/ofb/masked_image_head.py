@@ -65,8 +65,7 @@ class MaskedImageHead(nn.Module):
         Args:
             batch (int): Images of this rank.
             grid (Sequence[int]): Rows and columns of patches.
-            generator (torch.Generator): A CPU generator, in the same state on
-                every rank.
+            generator (torch.Generator): A CPU generator, in the same state on every rank.
             sizes (Tensor, optional): Height and width of every image, shape (batch, 2). Defaults
                 to None: all of the grid is image.
 

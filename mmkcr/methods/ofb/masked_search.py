@@ -18,11 +18,10 @@ from mmkcr.registry import MODELS
 class MaskedSearchModel(SearchModel):
     """A :class:`SearchModel` that masks patches and adds ``loss_reconstruction``.
 
-    Task loss and reconstruction come from the same forward pass. The reconstruction
-    loss is scaled to the size of the task loss, as in the public code. Which patches
-    are masked depends only on the noise's seed and step, so it is the same
-    for one process and for several, and after a resume. The mask token is
-    sliced and scaled with the width that it belongs to.
+    Task loss and reconstruction come from the same forward pass. The reconstruction loss is scaled
+    to the size of the task loss, as in the public code. Which patches are masked depends only on
+    the noise's seed and step, so it is the same for one process and for several, and after a
+    resume. The mask token is sliced and scaled with the width that it belongs to.
 
     Args:
         *args: See :class:`SearchModel`.
@@ -108,21 +107,16 @@ class MaskedSearchModel(SearchModel):
         def hidden(tokens: Tensor) -> Tensor:
             return head.hide(tokens, seen['hw'], seen['mask'], finer)
 
-        def positioned(_: Any, args: tuple) -> tuple:
-            return (hidden(args[0]), )
-
-        with ExitStack() as stack:
-            def attach(handle: Any) -> None:
-                stack.callback(handle.remove)
-
+        with ExitStack() as hooks:
             # hosts add class tokens and positions between the embedding and the first block
-            attach(backbone.patch_embed.register_forward_hook(embedded))
+            hooks.enter_context(backbone.patch_embed.register_forward_hook(embedded))
             if not head.keep_position:
-                attach(backbone.drop_after_pos.register_forward_pre_hook(positioned))
-            attach(backbone.last_norm.register_forward_hook(
+                hooks.enter_context(backbone.drop_after_pos.register_forward_pre_hook(
+                    lambda _, args: (hidden(args[0]), )))
+            hooks.enter_context(backbone.last_norm.register_forward_hook(
                 lambda _, __, out: seen.update(tokens=out)))
             # a copy of the task's losses, as the wrapper adds its own terms to the same dict
-            attach(self.architecture.register_forward_hook(
+            hooks.enter_context(self.architecture.register_forward_hook(
                 lambda _, __, out: seen.update(losses=dict(out))))
             yield seen
 

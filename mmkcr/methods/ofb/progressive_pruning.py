@@ -14,10 +14,10 @@ from mmengine.runner import Runner
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_options
+from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_within
 from mmkcr.datasets.part import count_sources
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.tasks import renew_record, search_space, unwrap
+from mmkcr.models.tasks import find_task, renew_record, search_space, unwrap
 from mmkcr.registry import HOOKS
 from .bimask import BiMaskGate
 
@@ -26,19 +26,17 @@ from .bimask import BiMaskGate
 class ProgressivePruningHook(Hook):
     r"""Drops options while a supernet trains, and slices units that no option keeps (OFB, 3.3).
 
-    At every event the options with :math:`p \le \eta \bar p` are dropped. If the
-    largest option of a site is among them, weights and optimizer moments are sliced.
-    If one option is left, the mask is folded into the weights. Neither changes the
-    network's output. Averaged weights (``EMAHook``) follow, and a distributed
-    wrapper is renewed.
+    At every event the options with :math:`p \le \eta \bar p` are dropped. If the largest option of
+    a site is among them, weights and optimizer moments are sliced. If one option is left, the mask
+    is folded into the weights. Neither changes the network's output. Averaged weights (``EMAHook``)
+    follow, and a distributed wrapper is renewed.
 
-    The budget is that of the model's price. An option is dropped only if the others
-    still contain a network within [0.97, 1] of the target. At the end of the
-    search, ``share``, such a network is chosen among the remaining options, near the learned
-    probabilities (:func:`~mmkcr.core.choose_options`). So the search
-    cannot miss its target, and a target that no options meet is refused before
-    training starts. The gates' buffers record which options and units remain; a
-    supernet takes that shape before a checkpoint is loaded into it.
+    The budget is that of the model's price. An option is dropped only if the others still contain a
+    network within [0.97, 1] of the target. At the end of the search, ``share``, such a network is
+    chosen among the remaining options, near the learned probabilities
+    (:func:`~mmkcr.core.choose_options`). So the search cannot miss its target, and a target that no
+    options meet is refused before training starts. The gates' buffers record which options and
+    units remain; a supernet takes that shape before a checkpoint is loaded into it.
 
     Args:
         interval (int, optional): Iterations between events. Defaults to None:
@@ -79,69 +77,59 @@ class ProgressivePruningHook(Hook):
         if not isinstance(getattr(runner.optim_wrapper, 'optimizer', None), Optimizer):
             raise ValueError('expected one optimizer for ProgressivePruningHook, found '
                              f'`{type(runner.optim_wrapper).__name__}`')
-        self._choose(model, self._alive(model))
+        self._choose(model)
         self._every = self.interval or max(1, _epoch_length(runner) // 3)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None,
                          outputs: dict | None = None) -> None:
         """Prune when an event is due."""
         model, done = unwrap(runner.model), runner.iter + 1
-        if all(gate.decided for gate in model.gates().values()):
-            return
         # from then on all open sites are decided at once, within the budget
-        if done >= int(self.share * runner.max_iters):
-            self._agree(model)
-            self._decide(model, runner.logger)
-        elif done % self._every == 0:
-            self._agree(model)
-            self._prune(model)
-        else:
+        last = done >= int(self.share * runner.max_iters)
+        if all(gate.decided for gate in model.gates().values()) or not (
+                last or done % self._every == 0):
             return
+        for parameter in model.gate_parameters():
+            broadcast(parameter.data)  # every rank decides on the same numbers, bit for bit
+        if last:
+            self._decide(model, runner.logger)
+        else:
+            self._prune(model)
         if self._follow(runner):
             self._report(runner)
 
     # ---- decisions ------------------------------------------------------------------------------
 
     @staticmethod
-    def _alive(model: torch.nn.Module) -> dict[str, Tensor]:
-        return {site: gate.alive.clone() for site, gate in model.gates().items()}
-
-    @staticmethod
-    def _agree(model: torch.nn.Module) -> None:
-        """Make every rank decide on the same numbers, bit for bit."""
-        for parameter in model.gate_parameters():
-            broadcast(parameter.data)
-
-    @staticmethod
-    def _window(model: torch.nn.Module) -> tuple[CostModel, int, int]:
-        """Cost as a function of sizes, and the budget's lower and upper limit."""
+    def _budget(model: torch.nn.Module) -> tuple[CostModel, int]:
+        """Cost as a function of sizes, and its upper limit."""
         cost = model.price.cost_model(model.macs_model())
-        target = cost.parse_target(model.price.target)
-        return cost, int(target * (1 - TOLERANCE)) + 1, target
+        return cost, cost.parse_target(model.price.target)
 
-    @staticmethod
-    def _sizes(model: torch.nn.Module, alive: dict[str, Tensor]) -> dict[str, list[int]]:
-        """Sizes of the options that would remain."""
-        gates: dict[str, BiMaskGate] = model.gates()
-        return {site: gates[site].option_sizes()[kept].tolist() for site, kept in alive.items()}
-
-    def _choose(self, model: torch.nn.Module, alive: dict[str, Tensor]) -> dict[str, int]:
-        """Choose a network within the budget; positions among the options that would remain."""
-        gates: dict[str, BiMaskGate] = model.gates()
-        scores = {site: gates[site].alpha.detach()[kept].tolist() for site, kept in alive.items()}
-        return choose_options(self._sizes(model, alive), scores, *self._window(model))
+    def _choose(self, model: torch.nn.Module) -> dict[str, int]:
+        """Choose a network within the budget; positions among the options alive."""
+        return choose_within(model.gates(), *self._budget(model))
 
     def _prune(self, model: torch.nn.Module) -> None:
         """Drop unlikely options: all of them, or site by site as far as the budget allows."""
-        alive = self._alive(model)
-        likely = {site: self._likely(gate) for site, gate in model.gates().items()}
-        if self._affordable(model, likely):
+        gates, (cost, target) = model.gates(), self._budget(model)
+        low = int(target * (1 - TOLERANCE)) + 1
+
+        def affordable(alive: dict[str, Tensor]) -> bool:
+            """Whether the options still contain a network within the budget."""
+            sizes = {site: gates[site].option_sizes()[kept].tolist()
+                     for site, kept in alive.items()}
+            return can_meet(sizes, cost, low, target)
+
+        alive = {site: gate.alive for site, gate in gates.items()}
+        likely = {site: self._likely(gate) for site, gate in gates.items()}
+        if affordable(likely):
             alive = likely
         else:
             for site, kept in likely.items():
-                if self._affordable(model, {**alive, site: kept}):
+                if affordable({**alive, site: kept}):
                     alive[site] = kept
-        for site, gate in model.gates().items():
+        for site, gate in gates.items():
             gate.restrict(alive[site])
 
     def _likely(self, gate: BiMaskGate) -> Tensor:
@@ -151,16 +139,11 @@ class ProgressivePruningHook(Hook):
         threshold = self.eta / int(gate.alive.sum())
         return gate.alive & (probabilities > min(threshold, float(probabilities.max()) * 0.999))
 
-    def _affordable(self, model: torch.nn.Module, alive: dict[str, Tensor]) -> bool:
-        """Whether the options still contain a network within the budget."""
-        return can_meet(self._sizes(model, alive), *self._window(model))
-
     def _decide(self, model: torch.nn.Module, logger: logging.Logger) -> None:
         """Choose a network within the budget, and log how likely its options were."""
-        alive = self._alive(model)
-        chosen, likely, forced = self._choose(model, alive), [], []
+        chosen, likely, forced = self._choose(model), [], []
         for site, gate in model.gates().items():
-            probabilities = gate.probabilities().detach()[alive[site]]
+            probabilities = gate.probabilities().detach()[gate.alive]
             gate.restrict(gate.only(chosen[site]))
             if len(probabilities) > 1:
                 found, best = float(probabilities[chosen[site]]), float(probabilities.max())
@@ -191,13 +174,9 @@ class ProgressivePruningHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Take the checkpoint's shape, optimizer included, before the weights are loaded."""
         state = checkpoint.get('state_dict', checkpoint)
-        space = search_space(unwrap(runner.model))
-        ends = [f'{site}.gate.kept' for site in space.gates()]
-        # the prefix of the backbone's keys, read off the first gate
-        key = next((key for key in state for end in ends[:1] if key.endswith(end)), None)
-        if key is None:
-            return
-        prefix = key[:-len(ends[0])]
+        space, task = search_space(unwrap(runner.model)), find_task(runner.model)
+        name = next(name for name, module in task.named_modules() if module is space.host)
+        prefix = f'{name}.' if name else ''
         wrapper = runner.optim_wrapper  # a config where nothing is trained
         optimizer = wrapper.optimizer if isinstance(wrapper, OptimWrapper) else None
         changed = space.take_shape(state, prefix, optimizer)

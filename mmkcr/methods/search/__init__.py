@@ -5,9 +5,9 @@ A run goes through these files in this order.
 - ``search_model``, ``regularized``: the task model with a price and further terms in its losses
 - ``gumbel``: a gate a unit, relaxed by noise; ``start``: gates that start from given scores
 - ``price``: the expected cost of the supernet, in the loss
-- ``search_constructor``, ``joint_constructor``, ``task_constructor``: optimizers with gates apart
-- ``split``, ``bilevel``, ``bilevel_steps``: data of gates and of weights, and their turns
-- ``temperature_decay``, ``linear_schedule``, ``warmup_switch``: schedules (``scheduled``)
+- ``constructors``: optimizers with gates apart
+- ``split``, ``bilevel``: data of gates and of weights, and their turns
+- ``schedules``: the temperature of gates, values that change linearly, terms that begin later
 - ``refresh``: terms whose state comes from all of the data; ``feature_tap_hook``: its features
 - ``slimming``: gates to a structure within a budget, and the subnet
 """

@@ -1,42 +1,128 @@
 """The bilevel search of KCR-Transformer, algorithm 1."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from mmengine.dist import all_reduce_params
+from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from mmkcr.core import eval_mode
 from mmkcr.engine.resume.batches import PairedBatches, set_epoch
+from mmkcr.models.tasks import held_copies, unwrap
 from mmkcr.registry import LOOPS
-from .bilevel_steps import BilevelSteps
+from .constructors import KEYS, gate_parameters
 from .split import build_split_dataloaders
 
 
+class _BilevelLoop:
+    """Updates gates and weights in turn; a mixin before one of MMEngine's training loops."""
+
+    def __init__(self,
+                 runner: Runner,
+                 dataloader: DataLoader | dict,
+                 architecture_fraction: float = 0.3,
+                 split_seed: int = 0,
+                 **kwargs: Any) -> None:
+        self._module = unwrap(runner.model)
+        self._gates = gate_parameters(self._module)
+        keys = set(getattr(runner.optim_wrapper, 'keys', set)())
+        if not keys >= set(KEYS):
+            raise ValueError('expected an `optim_wrapper` with the keys `weights` and '
+                             '`architecture` (constructor `mmkcr.SearchOptimWrapperConstructor`), '
+                             f'found {sorted(keys) or type(runner.optim_wrapper).__name__}')
+        weights_loader, self.architecture_dataloader = build_split_dataloaders(
+            runner, dataloader, architecture_fraction, split_seed,
+            endless=isinstance(self, IterBasedTrainLoop))
+        super().__init__(runner, weights_loader, **kwargs)
+
+    def run(self) -> nn.Module:
+        """Launch training."""
+        # the host's `OptimWrapperDict` leaves this to its parts
+        for wrapper in self.runner.optim_wrapper.values():
+            wrapper.initialize_count_status(self.runner.model, self._iter, self._max_iters)
+        return super().run()
+
+    def run_iter(self, idx: int, data_batch: Sequence[dict],
+                 architecture_batch: Sequence[dict]) -> None:
+        """Update the gates, then the weights; hooks see the batch of the weights."""
+        hook_args = dict(batch_idx=idx, data_batch=data_batch)
+        self.runner.call_hook('before_train_iter', **hook_args)
+        logs = self._step_architecture(architecture_batch)
+        # gradients of the gates that are being accumulated must not see this step, nor may the
+        # weight of a price grow for gates that are not updated
+        price = getattr(self._module, 'price', None)
+        with _gradients_aside(self._gates), nullcontext() if price is None else eval_mode(price):
+            outputs = self.runner.model.train_step(
+                data_batch, optim_wrapper=self.runner.optim_wrapper['weights'])
+        outputs = {**outputs, **{f'architecture/{name}': value for name, value in logs.items()}}
+        self.runner.call_hook('after_train_iter', **hook_args, outputs=outputs)
+        self._iter += 1
+
+    def _step_architecture(self, batch: Sequence[dict]) -> dict[str, Tensor]:
+        wrapper: OptimWrapper = self.runner.optim_wrapper['architecture']
+        # momentum copies average the weights once per weight step, so not here
+        # the bare module, as a distributed wrapper would reduce the gradients of the weights too
+        with wrapper.optim_context(self._module), held_copies(self._module):
+            data = self._module.data_preprocessor(batch, True)
+            losses = self._module._run_forward(data, mode='loss')
+        loss, logs = self._module.parse_losses(losses)
+        loss = wrapper.scale_loss(loss)
+        # accumulated gradients of the weights must survive this backward pass; re-entrant
+        # checkpointing, the hosts' `with_cp`, forbids `backward(inputs=...)`
+        if any(getattr(module, 'with_cp', False) for module in self._module.modules()):
+            gates = {id(gate) for gate in self._gates}
+            others = [param for param in self._module.parameters() if id(param) not in gates]
+            with _gradients_aside(others):
+                wrapper.backward(loss)
+        else:
+            wrapper.backward(loss, inputs=self._gates)
+        if wrapper.should_update():
+            all_reduce_params([gate.grad for gate in self._gates if gate.grad is not None],
+                              op='mean')
+            wrapper.step()
+            wrapper.zero_grad()
+        return logs
+
+
+@contextmanager
+def _gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Remove gradients for the block and restore them; those that it computes are dropped."""
+    kept = [param.grad for param in parameters]
+    for param in parameters:
+        param.grad = None
+    try:
+        yield
+    finally:
+        for param, grad in zip(parameters, kept):
+            param.grad = grad
+
+
 @LOOPS.register_module()
-class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
+class BilevelTrainLoop(_BilevelLoop, EpochBasedTrainLoop):
     """Trains gates and weights in turn, on disjoint parts of the training set.
 
-    KCR-Transformer v2, algorithm 1: the search set is split once. In each
-    iteration a batch of one part updates the gates, then a batch of the other
-    part updates the weights. An epoch is one pass over the weights' part. The
-    architecture's losses are logged with the prefix ``architecture/``.
+    KCR-Transformer v2, algorithm 1: the search set is split once. In each iteration a batch of one
+    part updates the gates, then a batch of the other part updates the weights. An epoch is one pass
+    over the weights' part. The architecture's losses are logged with the prefix ``architecture/``.
 
-    Neither step affects the other's gradients, even while gradients are
-    accumulated. The model's ``price``, if it has one, is in training mode in the
-    gates' step alone, so that a weight that grows does so once an iteration. It
-    supports AMP, gradient accumulation and clipping for each, EMA, and distributed
-    training, where gates get the mean gradient over ranks.
+    Neither step affects the other's gradients, even while gradients are accumulated. The model's
+    ``price``, if it has one, is in training mode in the gates' step alone, so that a weight that
+    grows does so once an iteration. It supports AMP, gradient accumulation and clipping for each,
+    EMA, and distributed training, where gates get the mean gradient over ranks.
 
     Args:
         runner (Runner): The runner; its model offers ``gate_parameters()``,
             its ``optim_wrapper`` has the keys ``weights`` and
             ``architecture``, see :class:`mmkcr.SearchOptimWrapperConstructor`.
         dataloader (dict): Config of the loader; both parts use it.
-        max_epochs (int): Epochs.
         architecture_fraction (float): Share of the samples that train the
             gates, within (0, 1). Defaults to 0.3.
         split_seed (int): Seed of the split. Defaults to 0.
-        **kwargs: ``val_begin``, ``val_interval``, ``dynamic_intervals``.
+        **kwargs: ``max_epochs``, ``val_begin``, ``val_interval``, ``dynamic_intervals``.
 
     Raises:
         TypeError: ``dataloader`` is not a config.
@@ -46,18 +132,6 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
     Examples:
         >>> train_cfg = dict(type='mmkcr.BilevelTrainLoop', max_epochs=200)
     """
-
-    def __init__(self,
-                 runner: Runner,
-                 dataloader: DataLoader | dict,
-                 max_epochs: int,
-                 architecture_fraction: float = 0.3,
-                 split_seed: int = 0,
-                 **kwargs: Any) -> None:
-        self._prepare(runner)
-        weights_loader, self.architecture_dataloader = build_split_dataloaders(
-            runner, dataloader, architecture_fraction, split_seed)
-        super().__init__(runner, weights_loader, max_epochs, **kwargs)
 
     def run_epoch(self) -> None:
         """One pass over the weights' part."""
@@ -77,35 +151,19 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
 
 
 @LOOPS.register_module()
-class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
+class IterBilevelTrainLoop(_BilevelLoop, IterBasedTrainLoop):
     """:class:`BilevelTrainLoop` for iteration-based runs, such as those of mmseg.
 
-    The two parts are separate streams. With an ``InfiniteSampler`` neither
-    ends; with a sampler of epochs each restarts in its own next order.
-
-    Args:
-        runner (Runner): See :class:`BilevelTrainLoop`.
-        dataloader (dict): As there, like all that is not said here.
-        max_iters (int): Iterations, each with one batch of either part.
-        architecture_fraction (float): Defaults to 0.3.
-        split_seed (int): Defaults to 0.
-        **kwargs: Also ``fast_forward_on_resume``.
+    It takes the same arguments, but ``max_iters`` in place of ``max_epochs``, and
+    ``fast_forward_on_resume``. The two parts are separate streams. With an ``InfiniteSampler``
+    neither ends; with a sampler of epochs each restarts in its own next order.
 
     Examples:
         >>> train_cfg = dict(type='mmkcr.IterBilevelTrainLoop', max_iters=160000)
     """
 
-    def __init__(self,
-                 runner: Runner,
-                 dataloader: DataLoader | dict,
-                 max_iters: int,
-                 architecture_fraction: float = 0.3,
-                 split_seed: int = 0,
-                 **kwargs: Any) -> None:
-        self._prepare(runner)
-        weights_loader, self.architecture_dataloader = build_split_dataloaders(
-            runner, dataloader, architecture_fraction, split_seed, endless=True)
-        super().__init__(runner, weights_loader, max_iters, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.dataloader_iterator = PairedBatches(self.dataloader, self.architecture_dataloader)
 
     def run_iter(self, data_batch: tuple[Sequence[dict], Sequence[dict]]) -> None:

@@ -1,8 +1,10 @@
 """Passes a layer's features to the metrics."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from mmengine.hooks import Hook
+from torch import Tensor
 
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.models.feature_tap import features_on_samples
@@ -21,9 +23,8 @@ class FeatureTapHook(Hook):
         layer (str, optional): Tapped layer, as in
             :class:`mmkcr.models.feature_tap.FeatureTap`. Defaults to None: that of
             the model, see :func:`mmkcr.evaluation.features.feature_layer_of`.
-        key (str): Field of the data samples that receives the vector (d,). A second
-            hook with ``layer='head.fc', key='logits'`` passes on logits.
-            Defaults to 'features'.
+        key (str): Field of the data samples that receives the vector (d,). A second hook with
+            ``layer='head.fc', key='logits'`` passes on logits. Defaults to 'features'.
     """
 
     priority = 'NORMAL'
@@ -47,3 +48,11 @@ class FeatureTapHook(Hook):
         self._taps.close()
 
     before_test_epoch, after_test_epoch = before_val_epoch, after_val_epoch
+
+
+def tapped_feature(sample: Mapping, key: str) -> Tensor:
+    """The vector (d,) that :class:`FeatureTapHook` attached to a data sample, for a metric."""
+    if key not in sample:
+        raise ValueError(f'expected the field `{key}` in the data samples, found {sorted(sample)}: '
+                         'add `FeatureTapHook` to custom_hooks')
+    return sample[key].detach()

@@ -15,17 +15,15 @@ from mmkcr.registry import MODELS
 class GumbelChannelGate(BaseGate):
     r"""One gate per channel, relaxed by Gumbel noise (KCR v2, section 3.1).
 
-    Training: :math:`\hat g = \sigma((\alpha + \epsilon_1 - \epsilon_2)/\tau)`
-    with independent Gumbel(0, 1) noise, whose difference is Logistic(0, 1).
-    Eval: :math:`g = 1[\alpha > 0]`. If fewer than ``min_size`` are positive,
-    the ``min_size`` largest :math:`\alpha` are kept.
+    Training: :math:`\hat g = \sigma((\alpha + \epsilon_1 - \epsilon_2)/\tau)` with independent
+    Gumbel(0, 1) noise, whose difference is Logistic(0, 1). Eval: :math:`g = 1[\alpha > 0]`. If
+    fewer than ``min_size`` are positive, the ``min_size`` largest :math:`\alpha` are kept.
 
     Args:
         total (int): Number of channels D.
         init (float): Initial value of every :math:`\alpha`. A positive value
             starts the search from the whole network. Defaults to 2.0.
-        temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``.
-            Defaults to 4.5.
+        temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``. Defaults to 4.5.
         min_size (int): Fewest channels kept, rounded up to whole groups. Defaults to 8.
         group (int): Consecutive channels that share one gate. Runtimes copy the channels that are
             kept fastest in groups of 16 or 32. Defaults to 1, as in the paper.
@@ -75,12 +73,11 @@ class GumbelChannelGate(BaseGate):
     def expected_size(self) -> Tensor:
         r"""Expected number of channels that the noise leaves open, at least ``min_size``.
 
-        A channel is open if :math:`\alpha + \epsilon_1 - \epsilon_2 > 0`. This has the
-        probability :math:`\sigma(\alpha)` at every temperature, and the mean of the sampled
-        relaxed mask tends to it as :math:`\tau` falls. The noise-free relaxation
-        :math:`\sigma(\alpha/\tau)` does not: it saturates, and its gradient vanishes with
-        :math:`\tau`. The number N of open gates is treated as normal, which gives
-        :math:`E[\max(N, \mathrm{min\_size})]` in closed form.
+        A channel is open if :math:`\alpha + \epsilon_1 - \epsilon_2 > 0`. This has the probability
+        :math:`\sigma(\alpha)` at every temperature, and the mean of the sampled relaxed mask tends
+        to it as :math:`\tau` falls. The noise-free relaxation :math:`\sigma(\alpha/\tau)` does not:
+        it saturates, and its gradient vanishes with :math:`\tau`. The number N of open gates is
+        treated as normal, which gives :math:`E[\max(N, \mathrm{min\_size})]` in closed form.
         """
         keep, least = torch.sigmoid(self.alpha), self.min_size // self.group
         above = keep.sum() - least

@@ -1,14 +1,79 @@
 """The price of a supernet's gates (KCR, section 3.3)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mmkcr.core import Cost, CostModel, MacsModel
+from mmkcr.core import COUNTED, Cost, CostModel, MacsModel, load_table
 from mmkcr.core.cost import check_range
-from mmkcr.models.costs import Priced
+from mmkcr.models.costs import cost_model
 from mmkcr.registry import MODELS
+
+
+class Priced(nn.Module):
+    """A loss about the cost of a supernet; a search model and hooks read ``target`` and ``part``.
+
+    Args:
+        cost (str): One of
+
+            - ``'macs'``: the exact MACs of the whole network at the expected sizes;
+            - ``'params'`` or ``'bytes'``: the parameters, or the bytes of the
+              ``state_dict``, at the expected sizes;
+            - ``'latency'``: the time at the expected sizes, from ``table``;
+            - a name in the class's ``more``.
+
+        target (str | int | float, optional): As in :func:`~mmkcr.core.parse_target`, a time for
+            ``'latency'``, a size such as ``'40MB'`` for ``'bytes'``.
+        input_shape (Sequence[int], optional): (C, H, W) of the image that the
+            MACs are counted for. Defaults to that of the first batch, which is
+            reproducible only if all batches have one size.
+        part (str, optional): ``'model'`` or ``'backbone'``, whose cost is
+            counted, see :func:`~mmkcr.models.tasks.counted_part`. Defaults to
+            None: the backbone of a detector, else the task model.
+        table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
+            ``cost='latency'``. Defaults to None.
+        force_table (bool): Accept a table of another machine, such as that where the
+            network will run. Defaults to False.
+
+    Raises:
+        FileNotFoundError: There is no such table.
+        ValueError: Another cost, a table without ``'latency'`` or missing with it, or as in
+            :func:`~mmkcr.core.load_table`.
+    """
+
+    #: Further costs by name: what builds them from the MACs of the network.
+    more: Mapping[str, Callable[[MacsModel], CostModel]] = {}
+
+    def __init__(self,
+                 cost: str,
+                 target: str | int | float | None,
+                 input_shape: Sequence[int] | None = None,
+                 part: str | None = None,
+                 table: str | None = None,
+                 force_table: bool = False) -> None:
+        super().__init__()
+        self.target, self.part = target, part
+        self.input_shape = None if input_shape is None else tuple(input_shape)
+        names = [*COUNTED, *self.more, 'latency']
+        if cost not in names:
+            raise ValueError(f'expected `cost` of a price among {names}, found {cost!r}')
+        if (cost == 'latency') != (table is not None):
+            raise ValueError("expected a `table` with the `cost` 'latency', found "
+                             f'{table!r} with {cost!r}')
+        self.cost = cost
+        about = {} if input_shape is None else dict(input_shape=list(input_shape))
+        self.table = None if table is None else load_table(table, about, force_table)
+        self._of: tuple[MacsModel, CostModel] | None = None
+
+    def cost_model(self, macs: MacsModel) -> CostModel:
+        """The cost of a supernet that is priced, and that the target limits."""
+        if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
+            cost = 'macs' if self.cost == 'latency' else self.cost
+            self._of = macs, self.more[cost](macs) if cost in self.more else \
+                cost_model(cost, macs, self.table)
+        return self._of[1]
 
 
 class PaperCost(CostModel):
@@ -34,74 +99,43 @@ class MacsPrice(Priced):
     changes the value by a constant and does not change the gradient. The price
     has no floor: its relative pull grows as the cost falls.
 
-    With a target the price is :math:`\lambda |\log(c_{open} / c_{target})|`.
-    Its value, and so the direction of its pull, is computed for the network of
-    the open gates, which slimming without a target would build. Its gradient
-    is that of the expected cost. (The two costs differ as long as many
-    :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks,
-    because the task loss pulls too. So in every training step of the gates
-    :math:`\lambda` grows by ``growth`` times the distance from the target. (It
-    is the multiplier of a limit on the gates, and this is its gradient ascent.
-    A bilevel search has one such step an iteration. Its step of the weights
-    leaves the gates as they are: there the price is in evaluation mode, in which
-    :math:`\lambda` stays.)
+    With a target the price is :math:`\lambda |\log(c_{open} / c_{target})|`. Its value, and so the
+    direction of its pull, is computed for the network of the open gates, which slimming without a
+    target would build. Its gradient is that of the expected cost. (The two costs differ as long as
+    many :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks, because the task
+    loss pulls too. So in every training step of the gates :math:`\lambda` grows by ``growth`` times
+    the distance from the target. (It is the multiplier of a limit on the gates, and this is its
+    gradient ascent. A bilevel search has one such step an iteration. Its step of the weights leaves
+    the gates as they are: there the price is in evaluation mode, in which :math:`\lambda` stays.)
 
     Args:
-        weight (float): :math:`\lambda`; with a target its initial value.
-            Defaults to 0.2.
-        cost (str): One of
-
-            - ``'macs'``: the exact MACs of the whole network at the expected sizes;
-            - ``'params'`` or ``'bytes'``: the parameters, or the bytes of the
-              ``state_dict``, at the expected sizes;
-            - ``'latency'``: the time at the expected sizes, from ``table``;
-            - ``'paper'``: :math:`\sum_j l_j (2 \tilde D_j^2 + \tilde D_j)` over
-              the blocks with the sampled masks (at least ``min_size`` channels
-              of each), which ignores tokens and hidden width.
-
+        weight (float): :math:`\lambda`; with a target its initial value. Defaults to 0.2.
+        cost (str): See :class:`Priced`, or ``'paper'``:
+            :math:`\sum_j l_j (2 \tilde D_j^2 + \tilde D_j)` over the blocks with the sampled masks
+            (at least ``min_size`` channels of each), which ignores tokens and hidden width.
             Defaults to ``'macs'``.
-        target (str | int | float, optional): As in
-            :func:`~mmkcr.core.parse_target`. A share for ``cost='paper'``, a time
-            for ``'latency'``, a size such as ``'40MB'`` for ``'bytes'``. Defaults
-            to None.
+        target (str | int | float, optional): See :class:`Priced`; a share for ``cost='paper'``.
+            Defaults to None.
         growth (float): Growth of :math:`\lambda` per step of the gates at a distance
             :math:`|\log(c_{open} / c_{target})|` of 1. Defaults to 0.02.
-        input_shape (Sequence[int], optional): (C, H, W) of the image that the
-            MACs are counted for. Defaults to that of the first batch, which is
-            reproducible only if all batches have one size.
-        part (str, optional): ``'model'`` or ``'backbone'``, whose cost is
-            counted, see :func:`~mmkcr.models.tasks.counted_part`. Defaults to
-            None: the backbone of a detector, else the task model.
-        table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
-            ``cost='latency'``. Defaults to None.
-        force_table (bool): Accept a table of another machine, such as that where the
-            network will run. Defaults to False.
+        **kwargs: See :class:`Priced`.
 
     Raises:
-        FileNotFoundError: There is no such table.
-        ValueError: ``cost`` or ``part`` is unknown, ``table`` is given without
-            ``cost='latency'`` or missing with it, ``weight`` or ``growth`` is negative, or as
-            in :func:`~mmkcr.core.load_table`.
+        ValueError: ``weight`` or ``growth`` is negative.
     """
+
+    more = dict(paper=PaperCost)
 
     def __init__(self,
                  weight: float = 0.2,
                  cost: str = 'macs',
                  target: str | int | float | None = None,
                  growth: float = 0.02,
-                 input_shape: Sequence[int] | None = None,
-                 part: str | None = None,
-                 table: str | None = None,
-                 force_table: bool = False) -> None:
-        super().__init__(cost, table, input_shape, force_table, dict(paper=PaperCost))
+                 **kwargs: Any) -> None:
+        super().__init__(cost, target, **kwargs)
         if min(weight, growth) < 0:
             raise ValueError('expected a non-negative price `weight` and `growth`, found '
                              f'{weight} and {growth}')
-        if part not in (None, 'model', 'backbone'):
-            raise ValueError('expected `part` of a price to be `model` or `backbone`, found '
-                             f'{part!r}')
-        self.part = part
-        self.target = target
         self.growth = growth
         # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('weight', torch.tensor(float(weight)), target is not None)
@@ -116,9 +150,6 @@ class MacsPrice(Priced):
 
     def forward(self, macs: MacsModel) -> dict[str, Tensor]:
         """Price the gates as they are.
-
-        Args:
-            macs (MacsModel): MACs of the supernet.
 
         Returns:
             dict[str, Tensor]: ``loss_price``, and for the log ``macs`` (G, expected),

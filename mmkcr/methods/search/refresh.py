@@ -19,20 +19,52 @@ from mmkcr.evaluation.features import (
     with_pipeline,
 )
 from mmkcr.models.tasks import find_task, is_self_supervised, unwrap
-from .scheduled import ScheduledHook
-from .warmup_switch import find_regularizer
+from .schedules import ScheduledHook, find_regularizer
+
+
+class RefreshedTerm(nn.Module):
+    """A regulariser of features (B, d) with a state that a :class:`RefreshHook` computes.
+
+    It is called while it is ``active``, see :class:`mmkcr.WarmupSwitchHook`. It is ``ready`` after
+    a refresh or with the state of a checkpoint; the buffer ``refresh_step`` is the step before
+    which the state was computed.
+    """
+
+    # the state in words, the hook that computes it, a buffer that is 0 without it
+    state, hook, marker = '', '', ''
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.num_features, self.active, self.ready = num_features, True, False
+        self._logged: dict[str, Tensor] = {}
+
+    def check(self, features: Tensor) -> None:
+        """Refuse features of another width, and a forward without a state."""
+        name = type(self).__name__
+        if features.ndim != 2 or features.shape[1] != self.num_features:
+            raise ValueError(f'expected features of shape (B, {self.num_features}), found '
+                             f'`{tuple(features.shape)}` in {name}')
+        if not self.ready:
+            raise RuntimeError(f'expected {self.state}, found none in {name}: add `{self.hook}` '
+                               'or call `refresh` before the first batch')
+
+    def log_vars(self) -> dict[str, Tensor]:
+        """Values of the last batch for the log, on the features' device."""
+        return self._logged
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        # read once here: no device wait in every forward
+        self.ready = bool(getattr(self, self.marker) > 0)
 
 
 class RefreshHook(ScheduledHook):
-    """Computes a regulariser's state from the training set before some steps.
+    """Computes the state of a :class:`RefreshedTerm` from the training set before some steps.
 
     The model runs in eval mode with the test transforms. Each rank does its share, and all
     hold the same state afterwards. The state consists of buffers and
     records its step, so a run resumed within an epoch keeps the state that the epoch
     began with. The modules' modes and the random states are left as they were.
-
-    The regulariser has ``ready`` (whether there is a state) and ``refresh_step``
-    (the step before which it was computed, a buffer).
 
     Note:
         With :class:`mmengine.hooks.EMAHook` the features are those of the online
@@ -74,15 +106,15 @@ class RefreshHook(ScheduledHook):
         self.dataloader, self.pipeline, self.seed = dataloader, pipeline, seed
 
     @abstractmethod
-    def check(self, loss: nn.Module) -> None:
+    def check(self, loss: RefreshedTerm) -> None:
         """Refuse bad settings before any work; ``self.dataset`` is already set."""
 
     @abstractmethod
-    def due(self, loss: nn.Module, step: int) -> bool:
+    def due(self, loss: RefreshedTerm, step: int) -> bool:
         """Whether the state is to be computed before a step (from 0)."""
 
     @abstractmethod
-    def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
+    def compute(self, runner: Runner, loss: RefreshedTerm, step: int) -> str:
         """Compute the state before a step (from 0), from the model in eval mode.
 
         Returns:

@@ -20,11 +20,10 @@ _PREFIX = 'architecture.'
 class RegularizedModel(BaseModel):
     """A task model (classifier, detector, segmentor) with regularisers.
 
-    The losses of the task model are kept as they are. Each active
-    regulariser adds ``loss_<name>``, computed on features of the same forward pass.
-    Checkpoints hold the task model under its own keys, without a prefix, so
-    that an ordinary config of the task model can load them. The state of the
-    regularisers is stored beside it under ``regularizers.<name>``.
+    The losses of the task model are kept as they are. Each active regulariser adds ``loss_<name>``,
+    computed on features of the same forward pass. Checkpoints hold the task model under its own
+    keys, without a prefix, so that an ordinary config of the task model can load them. The state of
+    the regularisers is stored beside it under ``regularizers.<name>``.
 
     In self-supervised training with several views of an image, the features are those of all
     views in the online network, without those of a momentum copy.
@@ -32,21 +31,17 @@ class RegularizedModel(BaseModel):
     Args:
         architecture (dict | nn.Module): The task model.
         regularizers (dict[str, dict]): Regularisers by name, such as
-            ``dict(kcr=dict(type='mmkcr.KernelComplexityLoss'))``. Their ``num_features``
-            is inferred if it is not given. A regulariser is
-            called while its ``active`` is true, with features of shape (B, d)
-            and then with what it asks for: the model's inputs
-            (``needs_inputs``), positions in the training set
-            (``needs_indices``), labels (``needs_labels``, see
-            :func:`labels_of`). One with a context manager ``watch()`` observes
-            the forward pass. Defaults to none.
+            ``dict(kcr=dict(type='mmkcr.KernelComplexityLoss'))``. Their ``num_features`` is
+            inferred if it is not given. A regulariser is called while its ``active`` is true, with
+            features of shape (B, d) and then with what it asks for: the model's inputs
+            (``needs_inputs``), positions in the training set (``needs_indices``), labels
+            (``needs_labels``, see :func:`labels_of`). One with a context manager ``watch()``
+            observes the forward pass. Defaults to none.
         feature_layer (str): Layer whose features are regularised, see
-            :class:`~mmkcr.models.feature_tap.FeatureTap`. Defaults to
-            ``'backbone'``: the pooled last output, which is what a linear
-            classification head reads. A regulariser with an attribute
-            ``feature_layer`` uses that layer instead.
-        data_preprocessor (dict, optional): Given to the task model if it has
-            none.
+            :class:`~mmkcr.models.feature_tap.FeatureTap`. Defaults to ``'backbone'``: the pooled
+            last output, which is what a linear classification head reads. A regulariser with an
+            attribute ``feature_layer`` uses that layer instead.
+        data_preprocessor (dict, optional): Given to the task model if it has none.
         init_cfg (dict, optional): See ``BaseModule``.
 
     Raises:
@@ -114,24 +109,19 @@ class RegularizedModel(BaseModel):
         if mode != 'loss':
             return self.architecture(inputs, data_samples, mode=mode)
         active = {name: term for name, term in self.regularizers.items() if term.active}
-        if not active:
-            return self.architecture(inputs, data_samples, mode='loss')
-        needed = {name: self._needed(name, term, inputs, data_samples)
-                  for name, term in active.items()}
-        layers = {name: getattr(term, 'feature_layer', self.feature_layer)
-                  for name, term in active.items()}
+        taps, needed = {}, {}
         # features come from the forward of the loss: nothing runs twice
         with ExitStack() as stack:
-            # one tap per layer, shared by the terms that read it
-            taps = {layer: stack.enter_context(
-                FeatureTap(self.architecture, layer, are_views(inputs)))
-                for layer in dict.fromkeys(layers.values())}
-            for term in active.values():
+            for name, term in active.items():
+                needed[name] = self._needed(name, term, inputs, data_samples)
+                layer = getattr(term, 'feature_layer', self.feature_layer)
+                taps[name] = stack.enter_context(
+                    FeatureTap(self.architecture, layer, are_views(inputs)))
                 if hasattr(term, 'watch'):
                     stack.enter_context(term.watch())
             losses = self.architecture(inputs, data_samples, mode='loss')
         for name, term in active.items():
-            losses[f'loss_{name}'] = term(taps[layers[name]].features, *needed[name])
+            losses[f'loss_{name}'] = term(taps[name].features, *needed[name])
             # `parse_losses` sums entries with `loss` in their names, and only logs the others
             logged = term.log_vars() if hasattr(term, 'log_vars') else {}
             losses.update({f'{name}_{key}': torch.as_tensor(value)

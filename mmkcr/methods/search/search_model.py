@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from mmengine.dist import broadcast, is_distributed
+from mmengine.dist import broadcast
 from mmengine.logging import MessageHub
 from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, check_finite, check_finite_gates
-from mmkcr.core.gate import NoisyGate
+from mmkcr.core.gate import resample_gates
 from mmkcr.models.tasks import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
@@ -19,10 +19,9 @@ from .start import load_scores, start_from_scores
 class SearchModel(RegularizedModel):
     """A task model whose backbone carries gates (KCR, section 3.3).
 
-    It adds ``loss_price``, ``loss_entropy`` if wanted, and the regularisers
-    to the task's losses. The gates' noise is a function of a seed and a step
-    counter, both in the checkpoint, so it is the same on every rank and
-    continues seamlessly after a resume.
+    It adds ``loss_price``, ``loss_entropy`` if wanted, and the regularisers to the task's losses.
+    The gates' noise is a function of a seed and a step counter, both in the checkpoint, so it is
+    the same on every rank and continues seamlessly after a resume.
 
     For a self-supervised model with a momentum copy (MoCo v3, BYOL ...) the online backbone is
     searched. The copy averages its weights and uses its channels, noise included.
@@ -32,9 +31,8 @@ class SearchModel(RegularizedModel):
             supernet state (``gates=...``).
         price (dict): See :class:`~mmkcr.methods.search.price.MacsPrice`. Defaults to
             ``dict(type='mmkcr.MacsPrice')``.
-        entropy_weight (float): Weight of the gates' mean binary entropy in
-            nats, which pushes them to 0 or 1. The paper mentions the term and
-            gives no weight. Defaults to 0.
+        entropy_weight (float): Weight of the gates' mean binary entropy in nats, which pushes them
+            to 0 or 1. The paper mentions the term and gives no weight. Defaults to 0.
         scores (str, optional): ``sensitivity.json`` of ``mmkcr compress``, which the gates start
             from, see :func:`.start_from_scores`. The price then needs its ``input_shape``.
             Defaults to None.
@@ -93,9 +91,7 @@ class SearchModel(RegularizedModel):
     def macs_model(self, input_shape: tuple | None = None) -> MacsModel:
         """MACs of the task model, or of its backbone, as a function of the gates' sizes.
 
-        Args:
-            input_shape (tuple, optional): (C, H, W), used only by the first call,
-                and only if the price has no shape of its own.
+        Counted once, for the price's ``input_shape`` or, if it has none, the given (C, H, W).
         """
         if self._macs is None:
             shape = self.price.input_shape or input_shape
@@ -110,18 +106,21 @@ class SearchModel(RegularizedModel):
                 data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
-        if mode == 'loss':
-            first = inputs[0] if are_views(inputs) else inputs
-            # before the noise is drawn: the first call runs a forward of its own
-            macs = self.macs_model(tuple(first.shape[1:]))
-            self._resample()
-        outputs = super().forward(inputs, data_samples, mode)
-        if mode == 'loss':
-            outputs.update(self.price(macs))
-            if self.entropy_weight:
-                entropy = torch.stack([gate.entropy() for gate in self.gates().values()])
-                outputs['loss_entropy'] = self.entropy_weight * entropy.mean()
-        return outputs
+        if mode != 'loss':
+            return super().forward(inputs, data_samples, mode)
+        first = inputs[0] if are_views(inputs) else inputs
+        # before the noise is drawn: the first call runs a forward of its own
+        macs = self.macs_model(tuple(first.shape[1:]))
+        seed, step = self._noise()
+        # all modules: masks on queries and keys have noise too, but no gated site
+        resample_gates(self.architecture, seed, step)
+        self._noise_state[1] = step + 1
+        losses = super().forward(inputs, data_samples, mode)
+        losses.update(self.price(macs))
+        if self.entropy_weight:
+            entropy = torch.stack([gate.entropy() for gate in self.gates().values()])
+            losses['loss_entropy'] = self.entropy_weight * entropy.mean()
+        return losses
 
     def parse_losses(self, losses: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum the losses, as the host does, and stop if the sum is not finite.
@@ -144,22 +143,11 @@ class SearchModel(RegularizedModel):
 
     def _noise(self) -> list[int]:
         """Seed and step of the noise: those of the first rank, also under ``diff_rank_seed``."""
-        if is_distributed() and not self._noise_agreed:
+        if not self._noise_agreed:
             state = torch.tensor(self._noise_state)
             broadcast(state)
-            self._noise_state = state.tolist()
-        self._noise_agreed = True
+            self._noise_state, self._noise_agreed = state.tolist(), True
         return self._noise_state
-
-    def _resample(self) -> None:
-        seed, step = self._noise()
-        # a new generator per step: the draw depends on seed and step, not on what ran before
-        generator = torch.Generator().manual_seed(seed * 2**31 + step)
-        # all modules: masks on queries and keys have noise too, but no gated site
-        for gate in self.architecture.modules():
-            if isinstance(gate, NoisyGate):
-                gate.resample(generator)
-        self._noise_state[1] = step + 1
 
     def end_search(self) -> None:
         """Hook: all sizes are decided. It runs before a distributed wrapper is renewed."""

@@ -46,10 +46,9 @@ def slim(model: nn.Module,
     Args:
         model (nn.Module): A supernet: a backbone, a task model or a
             ``SearchModel``. It is not changed.
-        target_macs (str | int | float, optional): Maximum MACs of the built
-            subnet, such as ``'12.6G'`` or ``0.8`` of the dense model, see
-            :func:`~mmkcr.core.parse_target`. Defaults to None: the
-            channels whose gates are open.
+        target_macs (str | int | float, optional): Maximum MACs of the built subnet, such as
+            ``'12.6G'`` or ``0.8`` of the dense model, see :func:`~mmkcr.core.parse_target`.
+            Defaults to None: the channels whose gates are open.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
         input_shape (Sequence[int]): (C, H, W) of the image that the MACs are
             counted for. Defaults to (3, 224, 224).
@@ -84,9 +83,7 @@ def slim(model: nn.Module,
     check_finite_gates(gates)
     macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))
     budget = cost_model(cost, macs, latency)
-    target = None
-    if target_macs is not None:
-        target = budget.parse_target(target_macs)
+    target = None if target_macs is None else budget.parse_target(target_macs)
     if target is not None and latency is not None:  # a selection's gather may itself cost time
         budget.check_target(target, {site: gate.min_size for site, gate in gates.items()})
     # a bi-mask has decided some sizes in the search; only the rest of the budget is open

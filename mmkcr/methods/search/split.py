@@ -16,8 +16,7 @@ from mmkcr.engine.resume.batches import source_sampler
 class CycledSampler(Sampler):
     """Repeats a finite sampler, built from its config, until enough samples are drawn.
 
-    Its order is a function of the epoch: pass k of epoch e is the inner
-    sampler's epoch ``e * passes + k``.
+    Pass k of epoch e has the order of the inner sampler's epoch ``e * passes + k``.
     """
 
     def __init__(self,
@@ -62,12 +61,8 @@ def split_indices(total: int, architecture_fraction: float, seed: int,
                   sources: Sequence[int] | None = None) -> tuple[list, list]:
     """Split a dataset's indices into disjoint parts, the same on every rank.
 
-    Args:
-        total (int): Number of indices.
-        architecture_fraction (float): Share of the samples in the second part, within (0, 1).
-        seed (int): Seed of the split.
-        sources (Sequence[int], optional): See :func:`sample_sources`. All indices of a sample go to
-            one part. Defaults to None: each index is its own sample.
+    All indices of a sample (``sources``, see :func:`sample_sources`; by default each index is its
+    own sample) go to one part.
 
     Returns:
         tuple[list[int], list[int]]: Ascending indices for the weights and for the architecture.
@@ -97,16 +92,9 @@ def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fracti
                             endless: bool = False) -> tuple[DataLoader, DataLoader]:
     """Build the loaders of the weights' and the architecture's part.
 
-    Both have the same settings. An epoch is one pass over the weights' part;
-    the other loader cycles and yields at least as many batches. Endless
-    loaders each run through their own part at their own pace.
-
-    Args:
-        runner (Runner): Gives the seed.
-        config (dict): The config ``train_dataloader``.
-        architecture_fraction (float): See :func:`split_indices`.
-        split_seed (int): As there.
-        endless (bool): Whether the run counts iterations. Defaults to False.
+    Both have the settings of ``train_dataloader``, the config. An epoch is one pass over the
+    weights' part; the other loader cycles and yields at least as many batches. ``endless`` loaders,
+    of runs that count iterations, each go through their own part at their own pace.
 
     Raises:
         TypeError: ``config`` is not a dict.

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmkcr.methods.dcs.gate_noise import GateNoiseHook
-from mmkcr.methods.dcs.qk_mask import QKMask
+from mmkcr.methods.dcs.qk_mask import GateNoiseHook, QKMask
 
 
 def noise_at(iteration, seed=0):

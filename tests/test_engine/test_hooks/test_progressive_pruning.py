@@ -143,7 +143,7 @@ def test_events_keep_a_network_within_the_budget(finished):
         hook._prune(model)
         search_space(model).apply_decisions()
         left.append(sum(int(gate.alive.sum()) for gate in model.gates().values()))
-        hook._choose(model, hook._alive(model))
+        hook._choose(model)
     assert left[-1] > len(model.gates()) and left[0] < 17 + 2 * 2 * 7
     hook._decide(model, logging.getLogger('test')), search_space(model).apply_decisions()
     share = count_macs(model.architecture, SHAPE) / model.macs_model().dense

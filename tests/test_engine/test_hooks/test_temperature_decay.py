@@ -3,7 +3,7 @@
 import pytest
 
 from mmkcr.methods.search.gumbel import GumbelChannelGate
-from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
+from mmkcr.methods.search.schedules import TemperatureDecayHook
 from .kernel_toy import Watch
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmkcr.methods.search.warmup_switch import WarmupSwitchHook
+from mmkcr.methods.search.schedules import WarmupSwitchHook
 from .kernel_toy import Watch
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 
 from mmkcr.methods.search.gumbel import GumbelChannelGate
-from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
+from mmkcr.methods.search.schedules import TemperatureDecayHook
 
 
 def seeded(seed):

@@ -132,7 +132,7 @@ def test_a_copy_chooses_for_itself():
     gates = group(count=1)
     gates[0]()
     again = copy.deepcopy(gates).eval()
-    assert again[0]._choice is again[2]._choice is not gates[0]._choice
+    assert again[2]._members[0] is again[0] is not gates[0]
     again[1].alpha.data.fill_(9.)
     assert not again[1]().any() and list(again.state_dict()) == list(gates.state_dict())
 

@@ -1,10 +1,12 @@
 """Masks inside the search wrapper: noise, temperature and optimizer parts."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from mmkcr.methods.dcs.qk_mask import QKMask
-from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
+from mmkcr.methods.search.schedules import TemperatureDecayHook
 from mmkcr.registry import MODELS
 
 
@@ -76,8 +78,9 @@ def test_masks_are_weights_and_have_the_temperature():
     model = search_model()
     gates = {id(p) for p in model.gate_parameters()}
     assert not gates & {id(p) for mask in masks_of(model) for p in mask.parameters()}
-    for gate in TemperatureDecayHook._gates(model):
-        gate.temperature = 0.25
+    hub = SimpleNamespace(update_scalar=lambda *_: None)
+    TemperatureDecayHook(0.25, by_epoch=False).before_step(
+        SimpleNamespace(model=model, message_hub=hub), 0)
     assert all(mask.temperature == 0.25 for mask in masks_of(model))
 
 

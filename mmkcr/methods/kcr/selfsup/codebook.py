@@ -3,7 +3,6 @@
 Shapes: B images, N tokens per image, C channels, K words.
 """
 
-
 import torch
 from mmengine.dist import all_reduce, get_dist_info
 from torch import Tensor, nn
@@ -72,12 +71,9 @@ class OnlineCodebook(nn.Module):
 
     @torch.no_grad()
     def update(self, tokens: Tensor, size: tuple[int, int], spread: Tensor) -> None:
-        """Replace the oldest words and update the running spread.
+        """Replace the oldest words by tokens of all processes, and update the running spread.
 
-        Args:
-            tokens (Tensor): (B, N, C), of this process's images.
-            size (tuple[int, int]): See :meth:`forward`.
-            spread (Tensor): Result of :meth:`forward`.
+        It takes the arguments of :meth:`forward` and the spread that this gave.
         """
         (rank, world), step = get_dist_info(), int(self.steps)
         images = len(tokens) * world
@@ -109,4 +105,3 @@ class OnlineCodebook(nn.Module):
             raise ValueError(f'expected a `border` of the codebook that leaves some of {rows} x '
                              f'{columns} tokens, found {edge}')
         return inner
-

@@ -1,8 +1,7 @@
 """MOCA: masked online codebook assignments (Gidaris et al., TMLR 2024)."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -105,24 +104,24 @@ class MOCA(BaseSelfSupervisor):
         words = self.codebook.words.clone()  # before they are renewed
         codes, bags = self._targets(images)  # (2B, N, K), (2B, K)
         bags = bags.roll(len(bags) // 2, 0)  # those of the other view
-        losses: dict[str, Tensor] = dict(loss_image=images.new_zeros(()))
+        losses: dict[str, list[Tensor]] = dict(loss_image=[])
         if self.with_neck:
-            losses['loss_token'] = images.new_zeros(())
+            losses['loss_token'] = []
         for ratio, share in zip(self.mask_ratios, self.decoded):
             self.backbone.mask_ratio = ratio
-            with self._early() as seen:
+            seen: list[Tensor] = []  # the early layer's output
+            with self.backbone.layers[self.early_layer].register_forward_hook(
+                    lambda _, __, output, seen=seen: seen.append(output)):
                 tokens, _, restore = self.backbone(images, mask=True)
             pooled = tokens[:, 1:].mean(1)  # (2B, C), without the class token
-            losses['loss_image'] = losses['loss_image'] + \
-                self.head.image_loss(pooled, bags, words) / len(self.decoded)
+            losses['loss_image'].append(self.head.image_loss(pooled, bags, words))
             if self.with_neck:
                 # argsort inverts the restoring permutation: places, the visible ones first
                 decoded, places = self.neck(pooled, seen[0][:, 1:], restore.argsort(1), share)
                 # (2B, P, K)
                 target = codes.gather(1, places[..., None].expand(-1, -1, codes.shape[-1]))
-                losses['loss_token'] = losses['loss_token'] + \
-                    self.head.token_loss(decoded, target, words) / len(self.decoded)
-        return losses
+                losses['loss_token'].append(self.head.token_loss(decoded, target, words))
+        return {name: torch.stack(values).mean() for name, values in losses.items()}
 
     @torch.no_grad()
     def _targets(self, images: Tensor) -> Any:
@@ -138,14 +137,3 @@ class MOCA(BaseSelfSupervisor):
             view = tokens.chunk(2)[before % 2]
             self.codebook.update(view, size, spread)
         return codes, bags
-
-    @contextmanager
-    def _early(self) -> Iterator[list[Tensor]]:
-        """Catch the early layer's output within the block."""
-        seen: list[Tensor] = []
-        handle = self.backbone.layers[self.early_layer].register_forward_hook(
-            lambda _, __, output: seen.append(output))
-        try:
-            yield seen
-        finally:
-            handle.remove()

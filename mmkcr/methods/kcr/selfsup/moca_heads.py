@@ -89,12 +89,10 @@ class Prototypes(BaseModule):
         features (int): Width of the classified features.
         hidden (int): Width of the hidden layer.
         scale (float): :math:`\kappa`.
-        init_cfg (dict | list[dict], optional): See ``BaseModule``.
     """
 
-    def __init__(self, channels: int, features: int, hidden: int, scale: float,
-                 init_cfg: Any = _INIT) -> None:
-        super().__init__(init_cfg)
+    def __init__(self, channels: int, features: int, hidden: int, scale: float) -> None:
+        super().__init__(_INIT)
         self.scale = scale
         self.generator = nn.Sequential(
             nn.Linear(channels, hidden, bias=False),

@@ -6,6 +6,7 @@ The encoders are those of Hugging Face's ``transformers``, with keys of their ow
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,7 @@ def hugging_face() -> Any:
 
 
 def read_answers(answers: str | Sequence[str]) -> list[str]:
-    """Read the answers that serve as classes, in the order of the classes.
-
-    Args:
-        answers (str | Sequence[str]): The answers, or a JSON file with a list of them.
+    """The answers that serve as classes, in their order: as given, or from a JSON file's list.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -136,26 +134,23 @@ class FlavaVQA(ImageClassifier):
                  init_cfg: Any = None) -> None:
         super().__init__(backbone, head=head, data_preprocessor=data_preprocessor,
                          init_cfg=init_cfg)
-        self._answers = answers if isinstance(answers, str) else self._checked(answers)
+        self._answers = answers
+        if not isinstance(answers, str):
+            _ = self.answers  # those of a file are checked once they are read
         self.text_encoder = _encoder('Text', text or {})
         self.multimodal_encoder = _encoder('Multimodal', multimodal or {}, normed=True)
         width = self.multimodal_encoder.config.hidden_size
         self.image_to_mm_projection = nn.Linear(self.backbone.embed_dims, width)
         self.text_to_mm_projection = nn.Linear(self.text_encoder.config.hidden_size, width)
 
-    def _checked(self, answers: Sequence[str] | str) -> list[str]:
-        found = read_answers(answers)
+    @cached_property
+    def answers(self) -> list[str]:
+        """What the classes of the head are."""
+        found = read_answers(self._answers)
         if self.head.num_classes != len(found):
             raise ValueError(f'expected `num_classes` {len(found)} of the head, the number of '
                              f'answers, found {self.head.num_classes}')
         return found
-
-    @property
-    def answers(self) -> list[str]:
-        """What the classes of the head are."""
-        if isinstance(self._answers, str):
-            self._answers = self._checked(self._answers)
-        return self._answers
 
     def extract_feat(self, inputs: Tensor, stage: str = 'neck',
                      data_samples: list | None = None) -> Tensor | tuple[Tensor]:

@@ -45,16 +45,15 @@ class TokenizeQuestion(BaseTransform):
 
     def transform(self, results: dict[str, Any]) -> dict[str, Any]:
         """Tokenise the question."""
-        found = self._tokens(results.get('question') or '')
-        results['tokens'] = torch.tensor(found + [0] * (self.length - len(found)))
-        return results
-
-    def _tokens(self, question: str) -> list[int]:
+        question, tokens = results.get('question') or '', []
         if self._tokenizer is None:
-            return [self._words.get(word, 1)
-                    for word in _WORD.findall(question.lower())][:self.length]
-        return self._tokenizer(question, truncation=True, max_length=self.length)['input_ids'] \
-            if question else []
+            words = _WORD.findall(question.lower())[:self.length]
+            tokens = [self._words.get(word, 1) for word in words]
+        elif question:
+            tokens = self._tokenizer(question, truncation=True,
+                                     max_length=self.length)['input_ids']
+        results['tokens'] = torch.tensor(tokens + [0] * (self.length - len(tokens)))
+        return results
 
 
 @TRANSFORMS.register_module()
