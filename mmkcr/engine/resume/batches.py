@@ -8,6 +8,7 @@ matters.
 
 import copy
 import hashlib
+import itertools
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -162,15 +163,22 @@ def _seeded(loader: DataLoader) -> SeededBatches:
     return loader.batch_sampler
 
 
-def continue_with(loader: DataLoader, batches: Iterator | None) -> None:
-    """Make a loader's next pass go on with an iterator of its batch sampler.
+def skip_batches(loader: DataLoader, number: int) -> int:
+    """Make a loader's next pass begin behind its first batches, of which no sample is loaded.
 
     Args:
         loader (DataLoader): Changed in place, between two passes.
-        batches (Iterator, optional): ``iter(loader.batch_sampler)``, advanced to where
-            the pass shall begin; None for a whole pass.
+        number (int): How many batches; 0 for a whole pass.
+
+    Returns:
+        int: How many of them there were.
     """
-    _seeded(loader).rest = batches
+    sampler = _seeded(loader)
+    sampler.rest = None  # of a pass that was never begun
+    batches = iter(sampler)
+    skipped = sum(1 for _ in itertools.islice(batches, number))
+    sampler.rest = batches if number else None
+    return skipped
 
 
 def train_loaders(runner: Runner) -> dict[str, DataLoader]:
@@ -192,41 +200,25 @@ class EndlessBatches:
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader = loader
-        self._iterator: Any = None
-        self._epoch = 0
+        self._batches = self._from(0)
 
     def __iter__(self) -> 'EndlessBatches':
         return self
 
     def __next__(self) -> Any:
-        if self._iterator is None:
-            self._iterator = iter(self.loader)
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self._begin_epoch(self._epoch + 1)
-            self._iterator = iter(self.loader)
-            return next(self._iterator)
+        return next(self._batches)
 
     def skip_iter(self, num_iters: int) -> None:
         """Go to a position: batches of this rank, counted from the very beginning."""
-        self._begin_epoch(0)
-        continue_with(self.loader, None)
-        indices = iter(self.loader.batch_sampler)
-        for _ in range(num_iters):
-            try:
-                next(indices)
-            except StopIteration:
-                self._begin_epoch(self._epoch + 1)
-                indices = iter(self.loader.batch_sampler)
-                next(indices)
-        # the next `iter(loader)` takes the rest of this very pass
-        continue_with(self.loader, indices)
-        self._iterator = None
+        self._batches = self._from(num_iters)
 
-    def _begin_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-        set_epoch(self.loader, epoch)
+    def _from(self, position: int) -> Iterator[Any]:
+        for epoch in itertools.count():
+            set_epoch(self.loader, epoch)
+            position -= skip_batches(self.loader, position)
+            # also of an epoch that ends at the position: nothing is left of it
+            if position == 0:
+                yield from self.loader
 
 
 class PairedBatches(EndlessBatches):

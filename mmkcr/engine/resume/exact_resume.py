@@ -16,11 +16,11 @@ from mmkcr.registry import HOOKS
 from .atomic_checkpoint import AtomicCheckpointHook
 from .batches import (
     EndlessBatches,
-    continue_with,
     derive_seed,
     make_reproducible,
     seed_everything,
     set_epoch,
+    skip_batches,
     source_sampler,
     train_loaders,
 )
@@ -145,12 +145,8 @@ class ExactResumeHook(Hook):
         seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
         for loader in train_loaders(runner).values():
             set_epoch(loader, runner.epoch)
-            # a pass that is entered later, as indices only
-            batches = iter(loader.batch_sampler) if self._passed else None
-            for _ in range(self._passed):
-                next(batches, None)
-            # None too: of two loaders the second is not asked once the first has nothing left
-            continue_with(loader, batches)
+            # 0 too: of two loaders the second is not asked once the first has nothing left
+            skip_batches(loader, self._passed)
         self._passed = 0
 
     def before_train_iter(self,
