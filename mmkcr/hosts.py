@@ -10,7 +10,6 @@ import functools
 import logging
 import warnings
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,17 +100,18 @@ def refuse_mixed_families() -> None:
     Raises:
         ImportError: Both are installed; the message has the two commands that mend it.
     """
-    both = {fork: found for fork, names in ORIGINALS.items() if _installed(fork)
-            and (found := [name for name in names if _installed(name)])}
-    if not both:
-        return
-    originals = [name for found in both.values() for name in found]
-    forks = [f'{fork}=={_installed(fork)}' for fork in both]
-    raise ImportError(
-        f'expected the OpenMMLab packages of one family, found {", ".join(originals)} beside '
-        f'{", ".join(forks)}, which overwrite each other\'s files: run `pip uninstall -y '
-        f'{" ".join(originals)}`, then `pip install --force-reinstall --no-deps '
-        f'--no-build-isolation {" ".join(forks)}`')
+    originals, forks = [], []
+    for fork, names in ORIGINALS.items():
+        beside = [name for name in names if _installed(name)]
+        if beside and _installed(fork):
+            originals += beside
+            forks.append(f'{fork}=={_installed(fork)}')
+    if originals:
+        raise ImportError(
+            f'expected the OpenMMLab packages of one family, found {", ".join(originals)} beside '
+            f'{", ".join(forks)}, which overwrite each other\'s files: run `pip uninstall -y '
+            f'{" ".join(originals)}`, then `pip install --force-reinstall --no-deps '
+            f'--no-build-isolation {" ".join(forks)}`')
 
 
 def name_unreadable_images() -> None:
@@ -163,23 +163,19 @@ def register_references() -> None:
     of this package name their own modules with a scope (``mmkcr.X``) and a host's without: these
     belong to the default scope of the run, as in a stand-alone config.
 
-    MMEngine also parses every metafile of that library, which takes a second each time, before it
-    looks among the library's config files. Here an existing file is taken at once.
+    MMEngine also parses every metafile of that library, which takes up to a second each time,
+    before it looks among the library's config files; no metafile has a reference.
     """
     from mmengine.config import Config
     from mmengine.config import config as files
     from mmengine.config.utils import MODULE2PACKAGE
     MODULE2PACKAGE.update(mmkcr='mmkcr', mmseg='mmseg')
-    find, by_metafiles = Config._get_cfg_path, files._get_external_cfg_path
-
-    def by_path(package_path: str, cfg_file: str) -> str:
-        path = Path(package_path, '.mim', 'configs', cfg_file)
-        return str(path) if path.is_file() else by_metafiles(package_path, cfg_file)
+    # `_get_cfg_path` finds it by this name in its module
+    files._get_external_cfg_path = files._get_external_cfg_base_path
+    find = Config._get_cfg_path
 
     def find_unscoped(cfg_path: str, filename: str) -> tuple[str, str | None]:
         path, scope = find(cfg_path, filename)
         return path, None if scope == 'mmkcr' else scope
 
-    # `_get_cfg_path` finds it by this name in its module
-    files._get_external_cfg_path = by_path
     Config._get_cfg_path = staticmethod(find_unscoped)
