@@ -7,7 +7,6 @@ up before anything imports ``mmkcr``, but a path to it with ``custom_imports``, 
 """
 
 import copy
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +27,6 @@ _CONSTRUCTORS = dict(bilevel='mmkcr.SearchOptimWrapperConstructor',
                      joint='mmkcr.JointOptimWrapperConstructor')
 _OF_WRAPPER = ('architecture', 'price', 'regularizers', 'feature_layer', 'entropy_weight',
                'reconstruction', 'scores')
-_PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
 
 @RUNNERS.register_module()
@@ -305,14 +303,14 @@ def _add_hooks(config: Config, settings: ConfigDict) -> None:
 
 def _resolved(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Turn a hook's shares of the run into numbers of epochs or iterations."""
-    found, shared = dict(hook), False
+    found = dict(hook)
     for key, value in hook.items():
-        share: re.Match | None = _PERCENT.fullmatch(value) if isinstance(value, str) else None
-        if share is not None:
+        if isinstance(value, str) and value.endswith('%'):
             length, by_epoch = run_length(config)
-            part = float(share[1]) / 100
-            found[key], shared = max(1, round(part * length)), True
-            if key == 'begin' and part < 1:
+            share = float(value[:-1]) / 100
+            found[key] = max(1, round(share * length))
+            if key == 'begin' and share < 1:
                 found[key] = reached(found[key], length)
-    # hooks count epochs by default
-    return {**found, **(dict(by_epoch=False) if shared and not by_epoch else {})}
+            if not by_epoch:  # hooks count epochs by default
+                found['by_epoch'] = False
+    return found

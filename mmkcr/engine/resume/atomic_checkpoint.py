@@ -77,13 +77,6 @@ class AtomicCheckpointHook(CheckpointHook):
     Takes the arguments of :class:`mmengine.hooks.CheckpointHook`.
     """
 
-    @classmethod
-    def in_place_of(cls, hook: CheckpointHook) -> 'AtomicCheckpointHook':
-        """A hook with the settings and the state of a plain one."""
-        new = cls.__new__(cls)
-        vars(new).update(vars(hook))
-        return new
-
     def before_train(self, runner: Runner) -> None:
         """Choose the atomic file backend if the target is local."""
         super().before_train(runner)

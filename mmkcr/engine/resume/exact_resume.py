@@ -82,7 +82,8 @@ class ExactResumeHook(Hook):
         """Make a plain ``CheckpointHook`` atomic, and add the hooks that this one needs."""
         for place, hook in enumerate(runner.hooks):
             if type(hook) is CheckpointHook:
-                runner.hooks[place] = AtomicCheckpointHook.in_place_of(hook)
+                runner.hooks[place] = AtomicCheckpointHook()
+                vars(runner.hooks[place]).update(vars(hook))
         wanted = [MissedValidationHook, PreemptionHook, FiniteHook]
         wanted += [SyncBatchNormHook] if self.sync_batch_norm else []
         for hook in wanted:
