@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Subset
 
 from mmkcr.core import eval_mode
 from mmkcr.core.forward import stop_after
-from mmkcr.datasets.part import mixes_images
+from mmkcr.datasets.part import inner_sets, mixes_images
 from mmkcr.models.feature_tap import FeatureTap, find_layer
 from mmkcr.models.tasks import find_task, is_self_supervised, kept_randomness, unwrap
 
@@ -31,11 +31,10 @@ def find_pipeline(dataset: Any) -> Any:
     """
     if hasattr(dataset, 'pipeline'):
         return dataset.pipeline
-    inner = getattr(dataset, 'dataset', None) or next(iter(getattr(dataset, 'datasets', [])), None)
-    if inner is None:
-        raise ValueError('expected a data set with a `pipeline`, found '
-                         f'`{type(dataset).__name__}` without one')
-    return find_pipeline(inner)
+    for inner in inner_sets(dataset):
+        return find_pipeline(inner)
+    raise ValueError('expected a data set with a `pipeline`, found '
+                     f'`{type(dataset).__name__}` without one')
 
 
 def plain_pipeline(pipeline: Any, size: tuple[int, int]) -> Any:
