@@ -34,11 +34,7 @@ _trusted = False
 
 
 def trust_checkpoints(trust: bool = True) -> None:
-    """Permit, or forbid again, that checkpoints run code when they are read.
-
-    Args:
-        trust (bool): Whether the checkpoints' authors are trusted. Defaults to True.
-    """
+    """Permit, or forbid again, that checkpoints run code when they are read."""
     global _trusted
     _trusted = trust
 
@@ -215,12 +211,9 @@ def _harmless() -> list[Any]:
 def read_config_text(text: str, path: str | Path) -> 'Config':
     """Parse the config that a run wrote into its checkpoint, without running it.
 
-    Args:
-        text (str): Assignments of plain values, as ``Config.pretty_text`` gives them.
-        path (str | Path): The checkpoint, for the message.
-
     Raises:
-        ValueError: The text holds anything else.
+        ValueError: The text holds something else than assignments of plain values, which
+            ``Config.pretty_text`` gives; the message names the checkpoint as ``path``.
     """
     from mmengine.config import Config
     if is_trusted():
@@ -243,12 +236,8 @@ def check_types(config: Any, path: str | Path) -> None:
 
     A registry would import whatever a dotted ``type`` names.
 
-    Args:
-        config (Any): Dicts, lists and values.
-        path (str | Path): The file, for the message.
-
     Raises:
-        ValueError: There is such a ``type``.
+        ValueError: There is such a ``type``; the message names the file as ``path``.
     """
     if isinstance(config, Mapping):
         kind = config.get('type', 'Any')

@@ -56,11 +56,7 @@ def _dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def pipeline_config(node: Any) -> list[Mapping[str, Any]]:
-    """The transforms in a data set's config, also inside its wrappers; empty if there are none.
-
-    Args:
-        node (Mapping, optional): ``dataset`` of a data loader.
-    """
+    """The transforms in a data set's config, also inside its wrappers; empty if there are none."""
     return next((list(dataset['pipeline']) for dataset in _dataset_configs(node)
                  if dataset.get('pipeline')), [])
 

@@ -43,10 +43,8 @@ class CheckSegLabels:
 def watch_labels(dataset: Any, num_classes: int) -> None:
     """Put :class:`CheckSegLabels` behind a data set's transforms, once.
 
-    Args:
-        dataset (Dataset): Its ``pipeline``, or those inside wrappers and joined sets, are
-            extended in place if they are a ``Compose`` or the list of a set that mixes images.
-        num_classes (int): Number of classes.
+    Its ``pipeline``, or those inside wrappers and joined sets, are extended in place if they are a
+    ``Compose`` or the list of a set that mixes images.
     """
     if not hasattr(dataset, 'pipeline'):
         for child in inner_sets(dataset):

@@ -119,11 +119,7 @@ def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
 
 
 def inner_sets(dataset: Any) -> list:
-    """The data sets that a data set wraps or joins; none of an innermost one.
-
-    Args:
-        dataset (Dataset): With the attribute ``dataset`` or ``datasets`` if it has such sets.
-    """
+    """The data sets that a data set wraps or joins; none of an innermost one."""
     # not hasattr: a wrapper may forward attributes of what it wraps
     own = getattr(dataset, '__dict__', {})
     return [own['dataset']] if 'dataset' in own else list(own.get('datasets') or [])
@@ -153,11 +149,8 @@ def _refuse_mixing_inside(dataset: Dataset, wrapper: Dataset | None = None) -> N
 def class_labels(dataset: Dataset) -> np.ndarray:
     """The class of every sample, (n,), int64.
 
-    Args:
-        dataset (Dataset): With one integer ``gt_label`` per sample.
-
     Raises:
-        TypeError: A sample has none, or several.
+        TypeError: A sample has no integer ``gt_label``, or several.
     """
     labels = [dataset.get_data_info(index).get('gt_label') for index in range(len(dataset))]
     wrong = [label for label in labels if not isinstance(label, (int, np.integer))]
@@ -168,11 +161,7 @@ def class_labels(dataset: Dataset) -> np.ndarray:
 
 
 def sample_sources(dataset: Dataset) -> Sequence[int]:
-    """Map every index of a data set to its original sample, as some data sets repeat samples.
-
-    Args:
-        dataset (Dataset): Such as MMEngine's ``RepeatDataset`` around another, or a part of it.
-    """
+    """Map every index of a data set to its original sample: ``RepeatDataset`` repeats samples."""
     if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
         inner = sample_sources(dataset.dataset)
         return [inner[dataset._get_ori_dataset_idx(index)] for index in range(len(dataset))]

@@ -47,11 +47,7 @@ def join_processes(config: Config) -> None:
 
 
 def is_first_process(launcher: str) -> bool:
-    """Whether this process is the only one, or the launcher's process that writes files.
-
-    Args:
-        launcher (str): Value of ``--launcher``.
-    """
+    """Whether this process is the only one of ``--launcher``, or the one that writes files."""
     names = _VARIABLES.get(launcher)
     return names is None or os.environ.get(names[0], '0') == '0'
 

@@ -66,11 +66,8 @@ def plain_pipeline(pipeline: Any, size: tuple[int, int]) -> Any:
 def with_pipeline(dataset: Any, pipeline: Any) -> Any:
     """A view of a data set with other transforms; the original and its samples are not changed.
 
-    Args:
-        dataset (Dataset): With a ``pipeline``, or a wrapper (attribute ``dataset`` or ``datasets``)
-            around such. A wrapper with transforms of its own, which mix images
-            (``MultiImageMixDataset``), is left out.
-        pipeline (Callable): The transforms, e.g. another data set's ``pipeline``.
+    Wrappers stay around it, but for those with transforms of their own, which mix images
+    (``MultiImageMixDataset``).
     """
     own = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
     if mixes_images(dataset):
@@ -155,7 +152,7 @@ def feature_batches(model: nn.Module, loader: DataLoader,
 
     Args:
         model (BaseModel): The task model, or a wrapper around it.
-        loader (DataLoader): Batches as the model's data preprocessor takes them.
+        loader (DataLoader): Batches as its data preprocessor takes them.
         layer (str): As in :class:`mmkcr.models.feature_tap.FeatureTap`.
     """
     model = unwrap(model)
@@ -174,12 +171,10 @@ def feature_batches(model: nn.Module, loader: DataLoader,
 
 
 def preprocessed(model: nn.Module, batch: Any) -> Any:
-    """A batch through a model's data preprocessor; of self-supervised models, as a first view.
+    """A batch through a model's data preprocessor.
 
-    Args:
-        model (nn.Module): Task model, possibly in a training wrapper.
-        batch (Any): As its preprocessor takes it; of a self-supervised model with stacked images
-            ``inputs`` (B, C, H, W), which are no views.
+    That of a self-supervised model has stacked images ``inputs`` (B, C, H, W), which are no views:
+    each is taken as a first one.
     """
     views = is_self_supervised(find_task(model)) and isinstance(batch['inputs'], Tensor)
     if not views:

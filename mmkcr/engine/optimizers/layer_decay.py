@@ -52,13 +52,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = '',
                    **kwargs: Any) -> None:
-        """Add the parameters of a module; at the root, regroup them by layer.
+        """Add the parameters of a module to ``params``; at the root, regroup them by layer.
 
-        Args:
-            params (list[dict]): Parameter groups, changed in place.
-            module (nn.Module): The module whose parameters are added.
-            prefix (str): Path of the module. Defaults to ``''``, the root.
-            **kwargs: See MMEngine's constructor.
+        Arguments are those of MMEngine's constructor.
         """
         super().add_params(params, module, prefix=prefix, **kwargs)
         if not prefix:

@@ -22,23 +22,13 @@ class AtomicLocalBackend(LocalBackend):
     """MMEngine's local file backend with atomic writes."""
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
-        """Write bytes, so that at any moment the file holds either the old or the new content.
-
-        Args:
-            obj (bytes): What to write.
-            filepath (str | Path): Where, see :func:`~mmkcr.core.atomic_write`.
-        """
+        """Write bytes, so that at any moment the file holds either the old or the new content."""
         with atomic_write(filepath) as temporary:
             temporary.write_bytes(obj)
 
 
 def point_to(checkpoint: str, work_dir: str) -> None:
-    """Make ``--resume`` continue from a checkpoint.
-
-    Args:
-        checkpoint (str): The file.
-        work_dir (str): Folder of ``last_checkpoint``.
-    """
+    """Make ``--resume`` continue from a checkpoint, which ``last_checkpoint`` then names."""
     AtomicLocalBackend().put(checkpoint.encode(), osp.join(work_dir, 'last_checkpoint'))
 
 
@@ -68,10 +58,9 @@ class _DeferredRemoval:
 class AtomicCheckpointHook(CheckpointHook):
     """``CheckpointHook`` that always leaves a complete checkpoint to resume from.
 
-    The host writes to the final name, and removes the outdated checkpoint
-    before the new one is written. Here a checkpoint is written to a
-    temporary file and renamed, then ``last_checkpoint`` is replaced the same
-    way, and only then are outdated ones removed. This applies to local files;
+    The host writes to the final name, and removes the outdated checkpoint before the new one is
+    written. Here a checkpoint is written to a temporary file and renamed, then ``last_checkpoint``
+    is replaced the same way, and only then are outdated ones removed. This applies to local files;
     with other ``backend_args`` the storage's own guarantees hold.
 
     Takes the arguments of :class:`mmengine.hooks.CheckpointHook`.

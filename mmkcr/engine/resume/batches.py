@@ -28,11 +28,11 @@ def derive_seed(*parts: Any) -> int:
 
 
 def seed_everything(seed: int, devices: bool = True) -> None:
-    """Seed Python, NumPy and PyTorch.
+    """Seed Python, NumPy and PyTorch, and accelerators unless ``devices`` is False.
 
     Args:
         seed (int): Within [0, 2**63).
-        devices (bool): Whether to seed accelerators too. Defaults to True.
+        devices (bool): Defaults to True.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -164,14 +164,10 @@ def _seeded(loader: DataLoader) -> SeededBatches:
 
 
 def skip_batches(loader: DataLoader, number: int) -> int:
-    """Make a loader's next pass begin behind its first batches, of which no sample is loaded.
-
-    Args:
-        loader (DataLoader): Changed in place, between two passes.
-        number (int): How many batches; 0 for a whole pass.
+    """Make a loader's next pass begin behind a number of batches, of which no sample is loaded.
 
     Returns:
-        int: How many of them there were.
+        int: How many of them there were; fewer than ``number`` at the end of an epoch.
     """
     sampler = _seeded(loader)
     sampler.rest = None  # of a pass that was never begun
@@ -222,12 +218,7 @@ class EndlessBatches:
 
 
 class PairedBatches(EndlessBatches):
-    """Two streams of batches that advance together.
-
-    Args:
-        first (DataLoader): The first.
-        second (DataLoader): The second.
-    """
+    """The batches of two loaders, in pairs."""
 
     def __init__(self, first: DataLoader, second: DataLoader) -> None:
         super().__init__(first)

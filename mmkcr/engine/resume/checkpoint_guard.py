@@ -33,10 +33,6 @@ class CheckpointGuardHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load the checkpoint once, strictly, before the host loads it.
 
-        Args:
-            runner (Runner): The runner.
-            checkpoint (dict): What was read from the file.
-
         Raises:
             ValueError: The checkpoint does not fit; the message names the first entry that does
                 not. Or the run to resume was another one.

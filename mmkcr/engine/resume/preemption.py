@@ -119,9 +119,7 @@ def _obey(signals: Sequence[int]) -> None:
 def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
     """Let a loader's workers outlive other processes' signals, so that an iteration can finish.
 
-    Args:
-        loader (DataLoader): Changed in place, before it is iterated.
-        signals (Sequence[int]): The signals.
+    The loader is changed in place, before it is iterated.
     """
     if not loader.num_workers or not hasattr(signal, 'sigwaitinfo'):  # macOS
         return

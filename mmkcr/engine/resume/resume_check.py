@@ -28,9 +28,9 @@ def config_changes(text: str, config: Config, path: str) -> tuple[list[str], lis
     A different model, price, split of the data or accumulation of gradients makes another run.
 
     Args:
-        text (str): ``meta['cfg']`` of the checkpoint.
+        text (str): ``meta['cfg']`` of the checkpoint at ``path``.
         config (Config): Config of the run.
-        path (str): The checkpoint, for messages.
+        path (str): For messages.
 
     Returns:
         tuple[list[str], list[str]]: Changes that make another run, and all others, one line each.
