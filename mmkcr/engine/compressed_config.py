@@ -167,11 +167,9 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
         dict(type=settings.wrapper)
     model = dict(wrapper, architecture=config.model)
     if settings.price is not None:
-        price = dict(settings.price, input_shape=settings.input_shape or image_size(config))
-        for key in ('part', 'target'):
-            if settings[key] is not None:
-                price[key] = settings[key]
-        model['price'] = price
+        given = {key: settings[key] for key in ('part', 'target') if settings[key] is not None}
+        shape = settings.input_shape or image_size(config)
+        model['price'] = dict(settings.price, input_shape=shape, **given)
         if settings.entropy_weight:
             model['entropy_weight'] = settings.entropy_weight
     if settings.regularizers is not None:
@@ -214,7 +212,6 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
     scope, model = scope or config.get('default_scope'), task_config(config)
     if model.get('type') == 'mmkcr.Searchable':  # around a whole model
         model = model.backbone
-    size: Any = 224
     backbone = model.get('backbone') or {}
     while isinstance(backbone.get('backbone'), Mapping):  # in `mmkcr.Searchable`, or in two
         backbone = backbone['backbone']

@@ -1,9 +1,8 @@
 """Checkpoints that survive a process being killed while it writes them."""
 
+import copy
 import os.path as osp
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
@@ -30,28 +29,6 @@ class AtomicLocalBackend(LocalBackend):
 def point_to(checkpoint: str, work_dir: str) -> None:
     """Make ``--resume`` continue from a checkpoint, which ``last_checkpoint`` then names."""
     AtomicLocalBackend().put(checkpoint.encode(), osp.join(work_dir, 'last_checkpoint'))
-
-
-class _DeferredRemoval:
-    """A file backend whose removals are delayed until :meth:`flush`."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-        self._waiting: list = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def remove(self, path: str) -> None:
-        self._waiting.append((self._backend.remove, path))
-
-    def rmtree(self, path: str) -> None:
-        self._waiting.append((self._backend.rmtree, path))
-
-    def flush(self, keep: Iterable[str]) -> None:
-        for remove, path in self._waiting:
-            if path not in keep:
-                remove(path)
 
 
 @HOOKS.register_module()
@@ -93,20 +70,26 @@ class AtomicCheckpointHook(CheckpointHook):
         if is_main_process():
             point_to(self.last_ckpt, runner.work_dir)
             for old in outdated:
-                path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(old))
-                if self.file_backend.isfile(path):
-                    self.file_backend.remove(path)
-                elif self.file_backend.isdir(path):  # deepspeed saves folders
-                    self.file_backend.rmtree(path)
+                self._remove(self.file_backend.join_path(
+                    self.out_dir, self.filename_tmpl.format(old)))
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         runner.call_hook(BEFORE_CHECKPOINT)
         # the host removes the former best checkpoint before it writes the new one
-        backend, self.file_backend = self.file_backend, _DeferredRemoval(self.file_backend)
+        backend, outdated = self.file_backend, []
+        self.file_backend = copy.copy(backend)
+        self.file_backend.remove = self.file_backend.rmtree = outdated.append
         try:
             super()._save_best_checkpoint(runner, metrics)
         finally:
-            deferred, self.file_backend = self.file_backend, backend
+            self.file_backend = backend
         # only now that the new best one and the pointer to the last one are complete
         best = getattr(self, 'best_ckpt_path_dict', {}).values()
-        deferred.flush(keep=[self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best])
+        for path in {*outdated} - {self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best}:
+            self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        if self.file_backend.isfile(path):
+            self.file_backend.remove(path)
+        elif self.file_backend.isdir(path):  # deepspeed saves folders
+            self.file_backend.rmtree(path)
