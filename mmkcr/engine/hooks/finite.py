@@ -18,9 +18,9 @@ from mmkcr.registry import HOOKS
 class FiniteHook(Hook):
     """Stops at the first loss that is not finite, and never saves a state that is not.
 
-    The message names the iteration and the term. So the last good checkpoint remains the last one.
-    In mixed precision (``AmpOptimWrapper``) the scaler skips steps while it looks for its scale,
-    and the weights stay as they are. It may skip ``patience`` of them in a row, where gradients are
+    The message names iteration and term, and the last good checkpoint remains the last one. In
+    mixed precision (``AmpOptimWrapper``) the scaler skips steps while it looks for its scale, and
+    the weights stay as they are. It may skip ``patience`` of them in a row, where gradients are
     accumulated as well. A search, which stops by itself before the step, leaves such losses to this
     hook then.
     ``ExactResumeHook`` and ``tools/train.py`` add this hook.

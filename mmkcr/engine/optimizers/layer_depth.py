@@ -20,8 +20,7 @@ def layer_depth(model: nn.Module) -> Callable[[str], tuple[int, int]]:
         model (nn.Module): A backbone, a task model, or a wrapper around one.
 
     Returns:
-        Callable: Takes the name of a parameter; returns its depth and the number
-        of depths.
+        Callable: Takes a parameter's name; returns its depth and the number of depths.
 
     Raises:
         ValueError: The backbone has no blocks.

@@ -12,13 +12,12 @@ from .resume_check import config_changes
 class CheckpointGuardHook(Hook):
     """Stops a run whose checkpoint does not fit, which MMEngine only warns of.
 
-    Requirements depend on the use. To resume, a checkpoint must hold every entry of the model, in
-    its shape (:func:`~mmkcr.models.loading.load_run`). To test, it must hold every entry of the
-    task model (:func:`~mmkcr.models.loading.load_task`). To start a training (``load_from``), it
-    must hold those of the backbone (:func:`~mmkcr.models.loading.load_start`). A run is not
-    resumed with another model, price, split or accumulation than it had; other changes of its
-    config are logged, see :func:`~mmkcr.engine.resume.resume_check.config_changes`.
-    ``tools/train.py`` and ``tools/test.py`` use this hook.
+    To resume, a checkpoint must hold every entry of the model, in its shape
+    (:func:`~mmkcr.models.loading.load_run`); to test, every entry of the task model
+    (:func:`~mmkcr.models.loading.load_task`); to start a training (``load_from``), those of the
+    backbone (:func:`~mmkcr.models.loading.load_start`). A run is not resumed as another one, see
+    :func:`~mmkcr.engine.resume.resume_check.config_changes`. ``tools/train.py`` and
+    ``tools/test.py`` use this hook.
 
     Args:
         complete (bool, optional): Whether the whole task model must be there. Defaults to None:

@@ -34,8 +34,8 @@ _KEY = 'exact_resume'
 class ExactResumeHook(Hook):
     """Makes a resumed run give the same numbers as an unbroken one.
 
-    MMEngine restores weights, optimizers, schedules and logs, but no random state. This hook makes
-    every random draw a function of the seed and of the position in the run:
+    MMEngine restores no random state. Here every random draw is a function of the seed and of the
+    position in the run:
 
     - a sample's augmentation depends on (seed, epoch, position in the epoch), on no worker and no
       number of ranks (:func:`~mmkcr.engine.resume.batches.make_reproducible`);
@@ -51,12 +51,8 @@ class ExactResumeHook(Hook):
     ``CheckpointHook`` becomes an :class:`AtomicCheckpointHook`. It registers
     :class:`PreemptionHook`, :class:`FiniteHook` and :class:`SyncBatchNormHook`.
 
-    Works with ``EpochBasedTrainLoop``, ``IterBasedTrainLoop``,
-    :class:`~mmkcr.methods.search.bilevel.BilevelTrainLoop` and
-    :class:`~mmkcr.methods.search.bilevel.IterBilevelTrainLoop`, any sampler and batch
-    sampler, any number of workers, persistent or not. Example::
-
-        custom_hooks = [dict(type='mmkcr.ExactResumeHook')]
+    Works with MMEngine's loops of epochs and of iterations, those of a search in two levels, any
+    sampler and batch sampler, any number of workers, persistent or not.
 
     Args:
         sync_batch_norm (bool): Whether batch norms see the batches of all processes. Without
@@ -150,9 +146,7 @@ class ExactResumeHook(Hook):
             skip_batches(loader, self._passed)
         self._passed = 0
 
-    def before_train_iter(self,
-                          runner: Runner,
-                          batch_idx: int,
+    def before_train_iter(self, runner: Runner, batch_idx: int,
                           data_batch: dict | None = None) -> None:
         """Set the random states of the main process."""
         self._validated = False
