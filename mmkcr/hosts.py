@@ -69,9 +69,6 @@ def ensure_torchvision() -> bool:
 
     Returns:
         bool: Whether the schemas had to be declared.
-
-    Raises:
-        RuntimeError: The import failed for another reason.
     """
     global _library
     try:
@@ -98,7 +95,7 @@ def refuse_mixed_families() -> None:
     """Refuse the original OpenMMLab packages beside their forks, which install the same folders.
 
     Raises:
-        ImportError: Both are installed; the message has the two commands that mend it.
+        ImportError: Both are there; the message has the two commands that mend it.
     """
     originals, forks = [], []
     for fork, names in ORIGINALS.items():

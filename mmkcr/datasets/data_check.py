@@ -29,8 +29,8 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
 
     Args:
         cfg (Mapping): Config of a run.
-        loaders (Sequence[str]): Keys of the data loaders to check; a missing or empty one is
-            skipped. Defaults to those of training, validation and test.
+        loaders (Sequence[str]): Keys of the data loaders to check, if they are there. Defaults to
+            those of training, validation and test.
 
     Raises:
         FileNotFoundError: A folder or an annotation file is missing; for digits the message

@@ -16,12 +16,9 @@ _STARTED_BY = dict(pytorch='torchrun', slurm='srun', mpi='mpirun')
 
 
 def join_processes(config: Config) -> None:
-    """Prepare a config for its launcher; without a GPU, join the processes by gloo.
+    """Prepare a config for its ``launcher``, in place; without a GPU, join the processes by gloo.
 
     The Runner joins processes itself, but only with GPUs.
-
-    Args:
-        config (Config): Config of a run, with ``launcher``; changed in place.
 
     Raises:
         ValueError: A variable that the launcher sets is missing, or a process has no GPU of its

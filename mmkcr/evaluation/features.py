@@ -98,7 +98,7 @@ def share_of_rank(dataset: Any, indices: Sequence[int] | None, like: DataLoader,
     """A sequential loader of this rank's share of some samples, without padding.
 
     Args:
-        dataset (Dataset): The data set.
+        dataset (Dataset): Map-style.
         indices (Sequence[int], optional): Samples to load. Defaults to all.
         like (DataLoader): Provides batch size, workers and collate function.
         distributed (bool): Whether to load only every world_size-th sample. Defaults to True.
@@ -148,12 +148,9 @@ def feature_batches(model: nn.Module, loader: DataLoader,
     """Yield the pooled features (B, d) of every batch of a loader, and the batch itself.
 
     A batch of images of several sizes is run image by image: padded to one size, an image's
-    features would depend on its neighbours. The heads behind a tapped backbone are not run.
-
-    Args:
-        model (BaseModel): The task model, or a wrapper around it.
-        loader (DataLoader): Batches as its data preprocessor takes them.
-        layer (str): As in :class:`mmkcr.models.feature_tap.FeatureTap`.
+    features would depend on its neighbours. The heads behind a tapped backbone are not run. Batches
+    are as the model's data preprocessor takes them, and ``layer`` as
+    :class:`~mmkcr.models.feature_tap.FeatureTap` does.
     """
     model = unwrap(model)
     # a layer inside the backbone may run more than once

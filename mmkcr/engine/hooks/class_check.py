@@ -51,16 +51,12 @@ class ClassCheckHook(Hook):
 def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
     """Refuse heads whose number of classes differs from the data set's.
 
-    In panoptic segmentation a detector's heads on regions know the things only.
-
-    Args:
-        model (nn.Module): A task model, possibly wrapped.
-        dataset (Dataset): With ``metainfo``; one that names no classes passes.
-        part (str): Name of the part, for the message.
+    In panoptic segmentation a detector's heads on regions know the things only. A data set that
+    names no classes passes.
 
     Raises:
-        ValueError: A head has another number of classes, or COCO annotations
-            lack some of the classes.
+        ValueError: A head has another number of classes, or COCO annotations lack some of the
+            classes; the message names the data set's ``part``, such as ``'training'``.
     """
     classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     if isinstance(classes, str) or not classes:

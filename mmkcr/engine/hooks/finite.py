@@ -22,14 +22,11 @@ class FiniteHook(Hook):
     mixed precision (``AmpOptimWrapper``) the scaler skips steps while it looks for its scale, and
     the weights stay as they are. It may skip ``patience`` of them in a row, where gradients are
     accumulated as well. A search, which stops by itself before the step, leaves such losses to this
-    hook then.
-    ``ExactResumeHook`` and ``tools/train.py`` add this hook.
+    hook then. ``ExactResumeHook`` and ``tools/train.py`` add this hook.
 
     Args:
-        patience (int): Maximum number of iterations in a row without a step. Defaults to 50.
-
-    Raises:
-        ValueError: ``patience`` is negative.
+        patience (int): Maximum number of iterations in a row without a step, at least 0. Defaults
+            to 50.
     """
 
     priority = 'LOW'  # after averages are swapped in, before anything is saved

@@ -27,12 +27,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     - ``table_decay_mult`` (float): Factor on the weight decay of position tables and tokens, which
       is every parameter of more than one dimension that is no ``weight``. Defaults to 0.
 
-    Args:
-        optim_wrapper_cfg (dict): Config of the optimizer wrapper, with ``lr`` and ``weight_decay``.
-        paramwise_cfg (dict, optional): See above. Defaults to None.
-
     Raises:
-        ValueError: No ``lr`` or ``weight_decay``, or a rate outside (0, 1].
+        ValueError: The optimizer has no ``lr`` or ``weight_decay``, or a rate is outside (0, 1].
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:

@@ -45,12 +45,8 @@ def seed_everything(seed: int, devices: bool = True) -> None:
 class DrawnBatch(list):
     """Indices of a batch; whoever goes through them sets the random states before each.
 
-    PyTorch loads the samples one by one in that loop, in the main process or in a worker.
-
-    Args:
-        indices (Sequence): The indices.
-        key (tuple): What the seeds depend on, see :func:`derive_seed`.
-        numbers (range): Numbers of the draws, one an index.
+    PyTorch loads the samples one by one in that loop, in the main process or in a worker. The seeds
+    depend on a key and on numbers of the draws, one an index, see :func:`derive_seed`.
     """
 
     def __init__(self, indices: Sequence[Any], key: tuple, numbers: range) -> None:
@@ -72,10 +68,7 @@ class SeededBatches(Sampler):
 
     The number of a sample is its position among the draws of all ranks (ranks interleave, as in
     ``DefaultSampler`` and ``InfiniteSampler``). A whole pass begins with the containers, such as
-    buckets by shape, that the batch sampler had before its first one.
-
-    Args:
-        batches (Sampler): The batch sampler, before its first pass. Its attributes are this one's.
+    buckets by shape, that the batch sampler had when it was given. Its attributes are this one's.
     """
 
     def __init__(self, batches: Sampler) -> None:
@@ -189,9 +182,6 @@ class EndlessBatches:
     To go to a position it draws indices but loads no sample; MMEngine's own iterator loads every
     batch that it skips, unless the batches are plain slices of an ``InfiniteSampler``. A sampler
     that ends is restarted with the next epoch's order.
-
-    Args:
-        loader (DataLoader): Loader of a map-style dataset.
     """
 
     def __init__(self, loader: DataLoader) -> None:
