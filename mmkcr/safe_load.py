@@ -65,15 +65,13 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
     """
     checkpoint = _load(str(path), map_location)
     state = next((checkpoint[key] for key in keys if key in checkpoint), checkpoint)
-    if not isinstance(state, Mapping):
-        found = f'a `{type(state).__name__}` as its `state_dict`'
-    else:
-        others = [name for name, value in state.items()
-                  if not isinstance(name, str) or not torch.is_tensor(value)]
-        if state and not others:
-            return checkpoint
+    entries = state.items() if isinstance(state, Mapping) else [('state_dict', state)]
+    others = [name for name, value in entries
+              if not isinstance(name, str) or not torch.is_tensor(value)]
+    if others or not entries:
         found = f'the entry `{str(others[0]):.60}`, which is none' if others else 'no entry'
-    raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found {found}')
+        raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found {found}')
+    return checkpoint
 
 
 def _load(filename: str, map_location: Any) -> Mapping:

@@ -17,8 +17,6 @@ from mmkcr.registry import HOOKS
 #: of a parent's.
 _OTHER_CLASSES = ('RPNHead', 'FusedSemanticHead', 'BaseSemanticHead', 'STDCHead',
                   'GroundingDINOHead', 'ATSSVLFusionHead')
-#: Models with such heads alone: trackers find some of a data set's classes, or tell persons apart.
-_TRACKERS = 'BaseMOTModel'
 
 
 @HOOKS.register_module()
@@ -82,7 +80,7 @@ def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
 
 def _heads(task: nn.Module) -> Iterator[tuple[str, int]]:
     """Name and ``num_classes`` of every head with the classes of the data set."""
-    if _is_a(task, _TRACKERS):
+    if _is_a(task, 'BaseMOTModel'):  # trackers find some classes, or tell persons apart
         return
     for name, module in task.named_modules():
         count = getattr(module, 'num_classes', None)
