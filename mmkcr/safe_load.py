@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from mmengine.config import Config
 
 ENVIRONMENT = 'MMKCR_TRUST_CHECKPOINT'
+_LIBRARIES = ('mmkcr', 'mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg')
 #: Names that a registry resolves itself; any other dotted name would import a module's function.
-_CLASS = re.compile(r'(mmkcr\.|mmengine\.|mmcv\.|mmpretrain\.|mmdet\.|mmseg\.)?[A-Za-z_]\w*')
+_CLASS = re.compile(rf'(({"|".join(_LIBRARIES)})\.)?[A-Za-z_]\w*')
 _trusted = False
 
 
@@ -121,7 +122,8 @@ def restrict_checkpoints() -> None:
 
     Texts of Python that MMEngine runs are dropped: ``meta.config``, which it runs on resuming, to
     print a warning, and ``cfg`` of ``meta`` and of ``message_hub.runtime_info``, which inferencers
-    without a config run, unless it is a config of plain values.
+    without a config run, unless it is a config of plain values, whose ``custom_imports`` of other
+    packages are dropped.
     """
     from mmengine.runner.checkpoint import CheckpointLoader
 
@@ -134,19 +136,28 @@ def restrict_checkpoints() -> None:
         if isinstance(meta, dict):
             meta.pop('config', None)
         for owner in (meta, runtime):
-            if isinstance(owner, dict) and not _is_plain_config(owner.get('cfg', '')):
-                del owner['cfg']
+            if isinstance(owner, dict) and 'cfg' in owner:
+                text = _without_code(owner.pop('cfg'))
+                owner.update({} if text is None else dict(cfg=text))
         return content
 
     CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
 
 
-def _is_plain_config(text: Any) -> bool:
+def _without_code(text: Any) -> str | None:
+    """A recorded config of which MMEngine runs nothing, or None if it is more than plain values."""
     try:
-        # a base would be run
-        return '_base_' not in read_config_text(text, 'a checkpoint')
+        config = read_config_text(text, 'a checkpoint')
     except ValueError:
-        return False
+        return None
+    imports = config.get('custom_imports', {})
+    names = imports.get('imports', []) if isinstance(imports, Mapping) else None
+    if '_base_' in config:  # which would be run
+        return None
+    if isinstance(names, list) and all(str(name).split('.')[0] in _LIBRARIES for name in names):
+        return text
+    config.pop('custom_imports')
+    return type(config)(config.to_dict(), format_python_code=False).pretty_text
 
 
 @contextlib.contextmanager
