@@ -181,4 +181,7 @@ def sample_sources(dataset: Dataset) -> Sequence[int]:
 
 def count_sources(dataset: Dataset) -> int:
     """Number of original samples of a data set, see :func:`sample_sources`."""
+    # to enumerate repeated samples takes a second a million
+    while isinstance(dataset, (RepeatDataset, ClassBalancedDataset)) or mixes_images(dataset):
+        dataset = dataset.dataset
     return len(set(sample_sources(dataset)))
