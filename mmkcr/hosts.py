@@ -24,7 +24,6 @@ ORIGINALS: dict[str, tuple[str, ...]] = {
 }
 
 _NMS_SCHEMA = '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'
-_library = None  # keeps the declared schemas alive for the whole process
 
 
 class UnreadableImageError(ValueError):
@@ -59,6 +58,7 @@ def prepare_hosts() -> None:
     restrict_checkpoints()
 
 
+@functools.lru_cache(maxsize=None)
 def ensure_torchvision() -> bool:
     """Import torchvision, declaring its operator schemas if they are missing.
 
@@ -70,17 +70,16 @@ def ensure_torchvision() -> bool:
     Returns:
         bool: Whether the schemas had to be declared.
     """
-    global _library
     try:
         import torchvision  # noqa: F401
+        return False
     except RuntimeError as error:
         if 'torchvision::nms does not exist' not in str(error):
             raise
-        _library = torch.library.Library('torchvision', 'FRAGMENT')
-        for name in ('nms', 'qnms'):
-            _library.define(name + _NMS_SCHEMA)
-        import torchvision  # noqa: F401
-    return _library is not None
+    for name in ('nms', 'qnms'):
+        torch.library.define(f'torchvision::{name}', _NMS_SCHEMA)
+    import torchvision  # noqa: F401
+    return True
 
 
 def _installed(name: str) -> str | None:

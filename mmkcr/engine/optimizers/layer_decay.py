@@ -37,8 +37,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if missing:
             raise ValueError(f'expected `{missing[0]}` of the optimizer for rates by layer, found '
                              f'the keys {sorted(optimizer)}')
-        settings = dict.fromkeys(_NO_DECAY, 0.)
-        settings.update(paramwise_cfg or {})
+        settings = {**dict.fromkeys(_NO_DECAY, 0.), **(paramwise_cfg or {})}
         self.layer_decay_rate = settings.pop('layer_decay_rate', 1.)
         self.table_decay_mult = settings.pop('table_decay_mult', 0.)
         if not 0 < self.layer_decay_rate <= 1:
