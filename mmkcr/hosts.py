@@ -10,7 +10,6 @@ import functools
 import logging
 import warnings
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ ORIGINALS: dict[str, tuple[str, ...]] = {
 }
 
 _NMS_SCHEMA = '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'
-_library = None  # keeps the declared schemas alive for the whole process
 
 
 class UnreadableImageError(ValueError):
@@ -60,6 +58,7 @@ def prepare_hosts() -> None:
     restrict_checkpoints()
 
 
+@functools.lru_cache(maxsize=None)
 def ensure_torchvision() -> bool:
     """Import torchvision, declaring its operator schemas if they are missing.
 
@@ -70,21 +69,17 @@ def ensure_torchvision() -> bool:
 
     Returns:
         bool: Whether the schemas had to be declared.
-
-    Raises:
-        RuntimeError: The import failed for another reason.
     """
-    global _library
     try:
         import torchvision  # noqa: F401
+        return False
     except RuntimeError as error:
         if 'torchvision::nms does not exist' not in str(error):
             raise
-        _library = torch.library.Library('torchvision', 'FRAGMENT')
-        for name in ('nms', 'qnms'):
-            _library.define(name + _NMS_SCHEMA)
-        import torchvision  # noqa: F401
-    return _library is not None
+    for name in ('nms', 'qnms'):
+        torch.library.define(f'torchvision::{name}', _NMS_SCHEMA)
+    import torchvision  # noqa: F401
+    return True
 
 
 def _installed(name: str) -> str | None:
@@ -99,19 +94,20 @@ def refuse_mixed_families() -> None:
     """Refuse the original OpenMMLab packages beside their forks, which install the same folders.
 
     Raises:
-        ImportError: Both are installed; the message has the two commands that mend it.
+        ImportError: Both are there; the message has the two commands that mend it.
     """
-    both = {fork: found for fork, names in ORIGINALS.items() if _installed(fork)
-            and (found := [name for name in names if _installed(name)])}
-    if not both:
-        return
-    originals = [name for found in both.values() for name in found]
-    forks = [f'{fork}=={_installed(fork)}' for fork in both]
-    raise ImportError(
-        f'expected the OpenMMLab packages of one family, found {", ".join(originals)} beside '
-        f'{", ".join(forks)}, which overwrite each other\'s files: run `pip uninstall -y '
-        f'{" ".join(originals)}`, then `pip install --force-reinstall --no-deps '
-        f'--no-build-isolation {" ".join(forks)}`')
+    originals, forks = [], []
+    for fork, names in ORIGINALS.items():
+        beside = [name for name in names if _installed(name)]
+        if beside and _installed(fork):
+            originals += beside
+            forks.append(f'{fork}=={_installed(fork)}')
+    if originals:
+        raise ImportError(
+            f'expected the OpenMMLab packages of one family, found {", ".join(originals)} beside '
+            f'{", ".join(forks)}, which overwrite each other\'s files: run `pip uninstall -y '
+            f'{" ".join(originals)}`, then `pip install --force-reinstall --no-deps '
+            f'--no-build-isolation {" ".join(forks)}`')
 
 
 def name_unreadable_images() -> None:
@@ -163,23 +159,19 @@ def register_references() -> None:
     of this package name their own modules with a scope (``mmkcr.X``) and a host's without: these
     belong to the default scope of the run, as in a stand-alone config.
 
-    MMEngine also parses every metafile of that library, which takes a second each time, before it
-    looks among the library's config files. Here an existing file is taken at once.
+    MMEngine also parses every metafile of that library, which takes up to a second each time,
+    before it looks among the library's config files; no metafile has a reference.
     """
     from mmengine.config import Config
     from mmengine.config import config as files
     from mmengine.config.utils import MODULE2PACKAGE
     MODULE2PACKAGE.update(mmkcr='mmkcr', mmseg='mmseg')
-    find, by_metafiles = Config._get_cfg_path, files._get_external_cfg_path
-
-    def by_path(package_path: str, cfg_file: str) -> str:
-        path = Path(package_path, '.mim', 'configs', cfg_file)
-        return str(path) if path.is_file() else by_metafiles(package_path, cfg_file)
+    # `_get_cfg_path` finds it by this name in its module
+    files._get_external_cfg_path = files._get_external_cfg_base_path
+    find = Config._get_cfg_path
 
     def find_unscoped(cfg_path: str, filename: str) -> tuple[str, str | None]:
         path, scope = find(cfg_path, filename)
         return path, None if scope == 'mmkcr' else scope
 
-    # `_get_cfg_path` finds it by this name in its module
-    files._get_external_cfg_path = by_path
     Config._get_cfg_path = staticmethod(find_unscoped)

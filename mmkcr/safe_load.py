@@ -28,17 +28,14 @@ if TYPE_CHECKING:
     from mmengine.config import Config
 
 ENVIRONMENT = 'MMKCR_TRUST_CHECKPOINT'
+_LIBRARIES = ('mmkcr', 'mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg')
 #: Names that a registry resolves itself; any other dotted name would import a module's function.
-_CLASS = re.compile(r'(mmkcr\.|mmengine\.|mmcv\.|mmpretrain\.|mmdet\.|mmseg\.)?[A-Za-z_]\w*')
+_CLASS = re.compile(rf'(({"|".join(_LIBRARIES)})\.)?[A-Za-z_]\w*')
 _trusted = False
 
 
 def trust_checkpoints(trust: bool = True) -> None:
-    """Permit, or forbid again, that checkpoints run code when they are read.
-
-    Args:
-        trust (bool): Whether the checkpoints' authors are trusted. Defaults to True.
-    """
+    """Permit, or forbid again, that checkpoints run code when they are read."""
     global _trusted
     _trusted = trust
 
@@ -49,11 +46,7 @@ def is_trusted() -> bool:
 
 
 def is_address(path: str | Path) -> bool:
-    """Whether a file is not a local one but lies behind an address, as the hosts' checkpoints.
-
-    Args:
-        path (str | Path): A path or an address.
-    """
+    """Whether a path is an address, behind which the hosts' checkpoints lie, and no local file."""
     return '://' in str(path)
 
 
@@ -73,102 +66,21 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
     """
     checkpoint = _load(str(path), map_location)
     state = next((checkpoint[key] for key in keys if key in checkpoint), checkpoint)
-    tensors = isinstance(state, Mapping) and state and all(
-        isinstance(name, str) and torch.is_tensor(value) for name, value in state.items())
-    if not tensors:
-        raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found '
-                         f'{_described(state)}')
+    entries = state.items() if isinstance(state, Mapping) else [('state_dict', state)]
+    others = [name for name, value in entries
+              if not isinstance(name, str) or not torch.is_tensor(value)]
+    if others or not entries:
+        found = f'the entry `{str(others[0]):.60}`, which is none' if others else 'no entry'
+        raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found {found}')
     return checkpoint
 
 
-def _described(state: Any) -> str:
-    if not isinstance(state, Mapping):
-        return f'a `{type(state).__name__}` as its `state_dict`'
-    others = [name for name, value in state.items() if not torch.is_tensor(value)]
-    return f'the entry `{str(others[0]):.60}`, which is none' if others else 'no entry'
-
-
-def _load(filename: str, map_location: Any = None) -> Mapping:
-    """A file's entries by name."""
-    content = _content(filename, map_location)
-    if not isinstance(content, Mapping):
-        raise ValueError(f'expected a checkpoint with a `state_dict` at `{filename}`, found a '
-                         f'`{type(content).__name__}`')
-    return content
-
-
-def _content(filename: str, map_location: Any) -> Any:
-    """A file's content; one damaged since it was written is refused, which PyTorch does not do."""
-    path = Path(filename).expanduser()
-    if not is_address(filename) and not path.is_file():
+def _load(filename: str, map_location: Any) -> Mapping:
+    """A file's entries by name; what pickle, zip and PyTorch raise becomes one sentence."""
+    if not is_address(filename) and not Path(filename).expanduser().is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{filename}`, found none')
-    trusted = is_trusted()
-    with _refusing(filename), torch.serialization.safe_globals([] if trusted else _harmless()):
-        if is_address(filename):
-            from mmengine.runner.checkpoint import CheckpointLoader
-            with contextlib.nullcontext() if trusted else _forced():
-                return CheckpointLoader._get_checkpoint_loader(filename)(filename, map_location)
-        if path.suffix == '.safetensors':
-            from safetensors.torch import load_file
-            return load_file(path)
-        _check_archive(path)
-        return torch.load(path, map_location=map_location, weights_only=not trusted)
-
-
-def _without_code(content: Mapping) -> Mapping:
-    """Remove texts of Python that MMEngine runs: ``meta.config`` on resuming, to print a warning.
-
-    Its inferencers without a config run ``cfg`` of ``message_hub.runtime_info`` or of ``meta``,
-    which stay if they are configs of plain values.
-    """
-    if is_trusted():
-        return content
-    meta, hub = content.get('meta'), content.get('message_hub')
-    runtime = hub.get('runtime_info') if isinstance(hub, dict) else None
-    for owner, key in ((meta, 'config'), (meta, 'cfg'), (runtime, 'cfg')):
-        if isinstance(owner, dict) and key in owner and not (
-                key == 'cfg' and _is_plain_config(owner[key])):
-            del owner[key]
-    return content
-
-
-def _is_plain_config(text: Any) -> bool:
     try:
-        # a base would be run
-        return not isinstance(text, str) or '_base_' not in read_config_text(text, 'a checkpoint')
-    except ValueError:
-        return False
-
-
-def restrict_checkpoints() -> None:
-    """Make MMEngine's reader of checkpoints in this process read data alone."""
-    from mmengine.runner.checkpoint import CheckpointLoader
-
-    def load_checkpoint(filename: str, map_location: Any = None, logger: Any = None) -> Any:
-        return _without_code(_load(filename, map_location))
-
-    CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
-
-
-@contextlib.contextmanager
-def _forced() -> Iterator[None]:
-    name = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # PyTorch's own: MMEngine's loaders ask for all
-    before = os.environ.get(name)
-    os.environ[name] = '1'
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        os.environ.update({} if before is None else {name: before})
-
-
-@contextlib.contextmanager
-def _refusing(filename: str) -> Iterator[None]:
-    """Turn whatever pickle, zip and PyTorch raise into one sentence."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
+        content = _content(filename, map_location)
     except URLError as error:
         raise FileNotFoundError(f'expected to download a checkpoint from `{filename}`, found that '
                                 f'this failed ({error.reason})') from error
@@ -184,12 +96,86 @@ def _refusing(filename: str) -> Iterator[None]:
         text = ' '.join(str(error).split()) if isinstance(error, ValueError) else ''
         raise ValueError(f'expected a checkpoint at `{filename}`, found a file that cannot be '
                          f'read ({text or type(error).__name__})') from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f'expected a checkpoint with a `state_dict` at `{filename}`, found a '
+                         f'`{type(content).__name__}`')
+    return content
+
+
+def _content(filename: str, map_location: Any) -> Any:
+    trusted = is_trusted()
+    with torch.serialization.safe_globals([] if trusted else _harmless()):
+        if is_address(filename):
+            from mmengine.runner.checkpoint import CheckpointLoader
+            with contextlib.nullcontext() if trusted else _forced():
+                return CheckpointLoader._get_checkpoint_loader(filename)(filename, map_location)
+        path = Path(filename).expanduser()
+        if path.suffix == '.safetensors':
+            from safetensors.torch import load_file
+            return load_file(path)
+        _check_archive(path)
+        return torch.load(path, map_location=map_location, weights_only=not trusted)
+
+
+def restrict_checkpoints() -> None:
+    """Make MMEngine's reader of checkpoints in this process read data alone.
+
+    Texts of Python that MMEngine runs are dropped: ``meta.config``, which it runs on resuming, to
+    print a warning, and ``cfg`` of ``meta`` and of ``message_hub.runtime_info``, which inferencers
+    without a config run, unless it is a config of plain values, whose ``custom_imports`` of other
+    packages are dropped.
+    """
+    from mmengine.runner.checkpoint import CheckpointLoader
+
+    def load_checkpoint(filename: str, map_location: Any = None, logger: Any = None) -> Any:
+        content = _load(filename, map_location)
+        if is_trusted():
+            return content
+        meta, hub = content.get('meta'), content.get('message_hub')
+        runtime = hub.get('runtime_info') if isinstance(hub, dict) else None
+        if isinstance(meta, dict):
+            meta.pop('config', None)
+        for owner in (meta, runtime):
+            if isinstance(owner, dict) and 'cfg' in owner:
+                text = _without_code(owner.pop('cfg'))
+                owner.update({} if text is None else dict(cfg=text))
+        return content
+
+    CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
+
+
+def _without_code(text: Any) -> str | None:
+    """A recorded config of which MMEngine runs nothing, or None if it is more than plain values."""
+    try:
+        config = read_config_text(text, 'a checkpoint')
+    except ValueError:
+        return None
+    imports = config.get('custom_imports', {})
+    names = imports.get('imports', []) if isinstance(imports, Mapping) else None
+    if '_base_' in config:  # which would be run
+        return None
+    if isinstance(names, list) and all(str(name).split('.')[0] in _LIBRARIES for name in names):
+        return text
+    config.pop('custom_imports')
+    return type(config)(config.to_dict(), format_python_code=False).pretty_text
+
+
+@contextlib.contextmanager
+def _forced() -> Iterator[None]:
+    name = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # PyTorch's own: MMEngine's loaders ask for all
+    before = os.environ.get(name)
+    os.environ[name] = '1'
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({} if before is None else {name: before})
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse an archive whose members are not as they were written.
+    """Refuse an archive that was damaged since it was written, which PyTorch does not do.
 
-    Files in PyTorch's format from before 2020 are not archives, and pass.
+    Files in its format from before 2020 are not archives, and pass.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -234,12 +220,9 @@ def _harmless() -> list[Any]:
 def read_config_text(text: str, path: str | Path) -> 'Config':
     """Parse the config that a run wrote into its checkpoint, without running it.
 
-    Args:
-        text (str): Assignments of plain values, as ``Config.pretty_text`` gives them.
-        path (str | Path): The checkpoint, for the message.
-
     Raises:
-        ValueError: The text holds anything else.
+        ValueError: The text holds something else than assignments of plain values, which
+            ``Config.pretty_text`` gives; the message names the checkpoint as ``path``.
     """
     from mmengine.config import Config
     if is_trusted():
@@ -248,11 +231,10 @@ def read_config_text(text: str, path: str | Path) -> 'Config':
         found = {}
         for line in ast.parse(text).body:
             (target, ) = line.targets
-            found[target.id] = _plain(line.value)
+            found[target.id] = ast.literal_eval(_Literals().visit(line.value))
         check_types(found, path)
         return Config(found)
-    except (AttributeError, KeyError, MemoryError, RecursionError, SyntaxError, TypeError,
-            ValueError) as error:
+    except Exception as error:  # of the parser, and of what is no literal
         raise ValueError(f'expected a config of plain values in the checkpoint `{path}`, found '
                          f'one that is not ({type(error).__name__}); `--trust-checkpoint` lets it '
                          'run code') from error
@@ -263,42 +245,32 @@ def check_types(config: Any, path: str | Path) -> None:
 
     A registry would import whatever a dotted ``type`` names.
 
-    Args:
-        config (Any): Dicts, lists and values.
-        path (str | Path): The file, for the message.
-
     Raises:
-        ValueError: There is such a ``type``.
+        ValueError: There is such a ``type``; the message names the file as ``path``.
     """
-    waiting = [config]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Mapping):
-            if not is_trusted() and not _CLASS.fullmatch(str(node.get('type', 'Any'))):
-                raise ValueError(f'expected registered types in `{path}`, found '
-                                 f'`{str(node["type"]):.60}`, which a registry would import')
-            waiting += node.values()
-        elif isinstance(node, (list, tuple, set)):
-            waiting += node
+    if isinstance(config, Mapping):
+        kind = config.get('type', 'Any')
+        if not is_trusted() and not _CLASS.fullmatch(str(kind)):
+            raise ValueError(f'expected registered types in `{path}`, found `{kind!s:.60}`, which '
+                             'a registry would import')
+        config = list(config.values())
+    if isinstance(config, (list, tuple, set)):
+        for value in config:
+            check_types(value, path)
 
 
-def _plain(node: ast.AST) -> Any:
-    """The value of an expression of literals, lists, dicts and ``dict(...)``."""
-    if isinstance(node, (ast.Call, ast.Dict)):
-        if isinstance(node, ast.Dict):
-            found = dict(zip(map(_plain, node.keys), map(_plain, node.values)))
-        elif node.func.id == 'dict':  # also dict({'0': 1}) and dict(**{'0': 1})
-            found = dict(*map(_plain, node.args))
-            for word in node.keywords:
-                found.update({word.arg: _plain(word.value)} if word.arg else _plain(word.value))
-        else:
+class _Literals(ast.NodeTransformer):
+    """Makes literals of ``dict(a=1)``, ``dict({'0': 1})``, ``inf`` and ``nan``."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        # a key of None, of `**entries`, is no literal
+        named = ast.Dict([word.arg and ast.Constant(word.arg) for word in node.keywords],
+                         [word.value for word in node.keywords])
+        (only, ) = node.args or [named]
+        if getattr(node.func, 'id', None) != 'dict' or not isinstance(only, ast.Dict) or (
+                node.args and node.keywords):
             raise ValueError('a call of another function than `dict`')
-        return found
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        kind = dict(List=list, Tuple=tuple, Set=set)[type(node).__name__]
-        return kind(map(_plain, node.elts))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_plain(node.operand)
-    if isinstance(node, ast.Name):
-        return dict(inf=float('inf'), nan=float('nan'))[node.id]
-    return ast.literal_eval(node)
+        return self.generic_visit(only)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(dict(inf=float('inf'), nan=float('nan'))[node.id])

@@ -123,6 +123,7 @@ PLAIN = dict(a=1, b=-2.5, c=[1, 'x', None, True], d=dict(type='mmkcr.Thing', e=(
 def test_plain_configs_of_checkpoints_are_read_as_data(tmp_path):
     text = Config(PLAIN).pretty_text
     assert read_config_text(text, 'x.pth').to_dict() == PLAIN
+    text += "\ncustom_imports = dict(imports=['mmkcr', 'mmpretrain.models'])"
     found = CheckpointLoader.load_checkpoint(with_config(tmp_path / 'run.pth', text))
     assert found['meta']['cfg'] == found['message_hub']['runtime_info']['cfg'] == text
 
@@ -153,6 +154,22 @@ def test_inferencers_run_no_text_of_a_checkpoint(trap, tmp_path, infer, text):
     text = text.format(trap=str(trap), base=str(base))
     with pytest.raises((ValueError, AssertionError)):
         infer(with_config(tmp_path / 'run.pth', text))
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize('imports', [
+    dict(imports=['mmkcr', 'trap_module']), dict(imports='trap_module'), ['trap_module']])
+def test_no_module_is_imported_that_a_checkpoint_names(trap, tmp_path, monkeypatch, imports):
+    """It may lie in the folder of the checkpoint; all else of the config stays."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / 'trap_module.py').write_text(f'import os\nos.mkdir({str(trap)!r})')
+    config = dict(model=dict(type='ViT', depth=3))
+    path = with_config(tmp_path / 'run.pth',
+                       Config(dict(config, custom_imports=imports)).pretty_text)
+    found = CheckpointLoader.load_checkpoint(path)
+    assert read_config_text(found['meta']['cfg'], 'x.pth').to_dict() == config
+    with pytest.raises(KeyError, match='ViT is not in the mmdet::model registry'):
+        DetInferencer(weights=path)
     assert not trap.exists()
 
 

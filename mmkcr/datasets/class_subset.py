@@ -1,6 +1,5 @@
 """Search set: a seeded random subset of a data set's classes (KCR-Transformer, section 4.1)."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from .part import class_labels
 
 
 @DATASETS.register_module()
-class ClassSubset:
+class ClassSubset(BaseDataset):
     """Keeps the samples of some classes, drawn at random, and counts their labels from 0.
 
     The draw depends only on the seed and the number of classes. A smaller subset of the same seed
@@ -36,23 +35,22 @@ class ClassSubset:
         if num_classes < 1:
             raise ValueError(f'expected `num_classes` of a class subset to be at least 1, found '
                              f'`{num_classes}`')
-        self.dataset = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
-        if not isinstance(self.dataset, BaseDataset):
+        # not as `dataset`: beside a `pipeline` that is a set that mixes images
+        self.whole = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
+        if not isinstance(self.whole, BaseDataset):
             raise TypeError('expected a `BaseDataset` to take classes from, found a '
-                            f'`{type(self.dataset).__name__}`')
+                            f'`{type(self.whole).__name__}`')
         self.num_classes = num_classes
         self.seed = seed
-        self._fully_initialized = False
-        if not lazy_init:
-            self.full_init()
+        super().__init__(metainfo=self.whole.metainfo, serialize_data=self.whole.serialize_data,
+                         test_mode=self.whole.test_mode, lazy_init=lazy_init,
+                         max_refetch=self.whole.max_refetch)
+        self.pipeline = self.whole.pipeline
 
-    def full_init(self) -> None:
-        """Read the annotations, draw the classes and find their samples."""
-        if self._fully_initialized:
-            return
-        self.dataset.full_init()
-        names = self.dataset.metainfo.get('classes')
-        labels = class_labels(self.dataset)
+    def load_data_list(self) -> list[dict[str, Any]]:
+        """Draw the classes; annotations of their samples, with labels within the subset."""
+        names = self.whole.metainfo.get('classes')
+        labels = class_labels(self.whole)
         total = len(names) if names is not None else int(labels.max(initial=-1)) + 1
         if self.num_classes > total:
             raise ValueError(f'expected `num_classes` of a class subset to be at most the '
@@ -60,48 +58,21 @@ class ClassSubset:
         # the beginning of one permutation, so that smaller subsets lie within larger ones
         drawn = np.random.default_rng(self.seed).permutation(total)[:self.num_classes]
         self.source_classes = np.sort(drawn)
-        self._indices = np.flatnonzero(np.isin(labels, drawn))
-        if not len(self._indices):
+        places = np.flatnonzero(np.isin(labels, drawn))
+        if not len(places):
             raise ValueError(f'expected samples of the drawn classes '
                              f'`{self.source_classes.tolist()}`, found none among '
                              f'{len(labels)} samples')
-        self._names = tuple(names[i] if names is not None else str(i)
-                            for i in self.source_classes)
-        self._fully_initialized = True
-
-    @property
-    def metainfo(self) -> dict[str, Any]:
-        """Copy of the data set's meta information with the kept ``classes``."""
-        self.full_init()
-        return dict(copy.deepcopy(self.dataset.metainfo), classes=self._names)
-
-    def get_data_info(self, idx: int) -> dict[str, Any]:
-        """Copy of a sample's annotation, its ``gt_label`` counted within the subset."""
-        self.full_init()
-        info = self.dataset.get_data_info(int(self._indices[idx]))
-        info['gt_label'] = int(np.searchsorted(self.source_classes, info['gt_label']))
-        return info
+        self._metainfo['classes'] = tuple(names[i] if names is not None else str(i)
+                                          for i in self.source_classes)
+        own = np.searchsorted(self.source_classes, labels).tolist()
+        return [{**self.whole.get_data_info(place), 'gt_label': own[place]}
+                for place in places.tolist()]
 
     def get_gt_labels(self) -> np.ndarray:
         """Labels of all the samples, (len(self),), from 0 to ``num_classes - 1``."""
-        return np.array([self.get_data_info(idx)['gt_label'] for idx in range(len(self))])
+        return class_labels(self)
 
     def get_cat_ids(self, idx: int) -> list[int]:
         """Label of a sample, as a list."""
         return [self.get_data_info(idx)['gt_label']]
-
-    def __getitem__(self, idx: int) -> Any:
-        for _ in range(self.dataset.max_refetch + 1):
-            sample = self.dataset.pipeline(self.get_data_info(idx))
-            if sample is not None or self.dataset.test_mode:
-                return sample
-            idx = self._rand_another()  # as MMEngine does where the transforms reject a sample
-        raise ValueError(f'expected transforms that accept one of {self.dataset.max_refetch + 1} '
-                         f'samples of `{type(self.dataset).__name__}`, found all rejected')
-
-    def _rand_another(self) -> int:
-        return np.random.randint(len(self))
-
-    def __len__(self) -> int:
-        self.full_init()
-        return len(self._indices)

@@ -29,8 +29,8 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
 
     Args:
         cfg (Mapping): Config of a run.
-        loaders (Sequence[str]): Keys of the data loaders to check; a missing or empty one is
-            skipped. Defaults to those of training, validation and test.
+        loaders (Sequence[str]): Keys of the data loaders to check, if they are there. Defaults to
+            those of training, validation and test.
 
     Raises:
         FileNotFoundError: A folder or an annotation file is missing; for digits the message
@@ -39,9 +39,10 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
     """
     for loader in loaders:
         for dataset in _dataset_configs((cfg.get(loader) or {}).get('dataset')):
-            _check_folders(dataset, loader)
-            _check_coco_file(dataset, loader)
-            _check_answers(dataset, loader)
+            if not _is_elsewhere(dataset):
+                _check_folders(dataset, loader)
+                _check_coco_file(dataset, loader)
+                _check_answers(dataset, loader)
 
 
 def _dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
@@ -56,23 +57,21 @@ def _dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def pipeline_config(node: Any) -> list[Mapping[str, Any]]:
-    """The transforms in a data set's config, also inside its wrappers; empty if there are none.
-
-    Args:
-        node (Mapping, optional): ``dataset`` of a data loader.
-    """
+    """The transforms in a data set's config, also inside its wrappers; empty if there are none."""
     return next((list(dataset['pipeline']) for dataset in _dataset_configs(node)
                  if dataset.get('pipeline')), [])
 
 
-def _elsewhere(dataset: Mapping[str, Any]) -> bool:
-    """Whether a backend maps paths that look local to a store."""
-    return (dataset.get('backend_args') or {}).get('backend', 'local') not in ('local', 'disk')
+def _is_elsewhere(dataset: Mapping[str, Any]) -> bool:
+    """Whether a store holds the files, also where a backend maps paths that look local to it."""
+    paths = [str(dataset.get(key)) for key in ('data_root', 'question_file', 'ann_file')]
+    backend = (dataset.get('backend_args') or {}).get('backend', 'local')
+    return '://' in ''.join(paths) or backend not in ('local', 'disk')
 
 
 def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
     root = dataset.get('data_root')
-    if not isinstance(root, str) or '://' in root or _downloads(dataset) or _elsewhere(dataset):
+    if not isinstance(root, str) or _downloads(dataset):
         return
     for folder in (Path(root).expanduser() / below for below in ('', *_folders_below(dataset))):
         if not folder.is_dir():
@@ -80,17 +79,20 @@ def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
                                     f'found no such folder{_remedy(folder)}')
 
 
+def _file(dataset: Mapping[str, Any], key: str, what: str) -> Path:
+    path = Path(dataset.get('data_root') or '').expanduser() / (dataset.get(key) or '')
+    if not path.is_file():
+        raise FileNotFoundError(f'expected {what} at `{path}`, found no such file'
+                                f'{_remedy(path.parent)}')
+    return path
+
+
 def _check_coco_file(dataset: Mapping[str, Any], loader: str) -> None:
     """Refuse annotations without categories, without parsing hundreds of megabytes."""
-    file, root = dataset.get('ann_file'), str(dataset.get('data_root') or '')
     kind = str(dataset.get('type'))
-    if 'Coco' not in kind or 'Caption' in kind or not isinstance(file, str) or \
-            '://' in root + file or _elsewhere(dataset):
+    if 'Coco' not in kind or 'Caption' in kind or not isinstance(dataset.get('ann_file'), str):
         return
-    path = Path(root).expanduser() / file
-    if not path.is_file():
-        raise FileNotFoundError(f'expected the annotations of `{loader}` at `{path}`, found no '
-                                f'such file{_remedy(path.parent)}')
+    path = _file(dataset, 'ann_file', f'the annotations of `{loader}`')
     if not any(_matches(_CATEGORIES, path)):
         raise ValueError(f'expected `categories` in the COCO annotations of `{loader}`, found none '
                          f'in `{path}`')
@@ -101,19 +103,14 @@ def _check_answers(dataset: Mapping[str, Any], loader: str) -> None:
 
     Those of the test set need none.
     """
-    root, *files = (str(dataset.get(key) or '')
-                    for key in ('data_root', 'question_file', 'ann_file'))
-    if 'COCOVQA' not in str(dataset.get('type')) or '://' in root + ''.join(files) or \
-            loader == 'test_dataloader' and not files[1]:
+    given = dataset.get('ann_file')
+    if 'COCOVQA' not in str(dataset.get('type')) or loader == 'test_dataloader' and not given:
         return
-    questions, answers = (Path(root).expanduser() / file for file in files)
-    if not files[1]:
+    questions = _file(dataset, 'question_file', f'a file of `{loader}`')
+    if not given:
         raise ValueError(f'expected answers (`ann_file`) to the questions of `{loader}`, found '
                          f'none beside `{questions}`')
-    for path in (questions, answers):
-        if not path.is_file():
-            raise FileNotFoundError(f'expected a file of `{loader}` at `{path}`, found no such '
-                                    f'file{_remedy(path.parent)}')
+    answers = _file(dataset, 'ann_file', f'a file of `{loader}`')
     asked, answered = (sum(1 for _ in _matches(pattern, path)) for pattern, path in (
         (_QUESTION, questions), (_ANSWERED, answers)))
     if not asked or asked != answered:

@@ -9,8 +9,7 @@ from mmkcr.registry import DATASETS
 from .part import DatasetPart, class_labels, sample_sources
 
 
-def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
-                 seed: int,
+def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int, seed: int,
                  sources: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the training and of the held-out side of a fold, ascending.
 
@@ -65,24 +64,16 @@ class FoldPart(DatasetPart):
 
     Args:
         dataset (dict | Dataset): A classification training set.
-        fraction (float): See :func:`fold_indices`. Defaults to 0.1.
-        folds (int): Defaults to 5.
-        fold (int): Defaults to 0.
+        fraction, folds, fold, seed: See :func:`fold_indices`. Defaults to 0.1, 5, 0 and 0.
         held_out (bool): Use the held-out side. Defaults to False.
-        seed (int): Defaults to 0.
 
     Raises:
         TypeError: The data set has no labels to stratify by.
         ValueError: See :func:`fold_indices`.
     """
 
-    def __init__(self,
-                 dataset: dict | Dataset,
-                 fraction: float = 0.1,
-                 folds: int = 5,
-                 fold: int = 0,
-                 held_out: bool = False,
-                 seed: int = 0) -> None:
+    def __init__(self, dataset: dict | Dataset, fraction: float = 0.1, folds: int = 5,
+                 fold: int = 0, held_out: bool = False, seed: int = 0) -> None:
         dataset = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
         if hasattr(dataset, 'full_init'):
             dataset.full_init()

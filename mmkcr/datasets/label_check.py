@@ -3,6 +3,7 @@
 from typing import Any
 
 from mmkcr.registry import TRANSFORMS
+from .part import inner_sets
 
 
 @TRANSFORMS.register_module()
@@ -42,23 +43,19 @@ class CheckSegLabels:
 def watch_labels(dataset: Any, num_classes: int) -> None:
     """Put :class:`CheckSegLabels` behind a data set's transforms, once.
 
-    Args:
-        dataset (Dataset): Its ``pipeline``, or those inside wrappers and joined sets, are
-            extended in place if they are a ``Compose`` or the list of a set that mixes images.
-        num_classes (int): Number of classes.
+    Its ``pipeline``, or those inside wrappers and joined sets, are extended in place if they are a
+    ``Compose`` or the list of a set that mixes images.
     """
     if not hasattr(dataset, 'pipeline'):
-        inner = getattr(dataset, 'dataset', None)
-        for child in getattr(dataset, 'datasets', () if inner is None else (inner, )):
+        for child in inner_sets(dataset):
             watch_labels(child, num_classes)
         return
     transforms = getattr(dataset.pipeline, 'transforms', dataset.pipeline)
     if not isinstance(transforms, list) or any(isinstance(t, CheckSegLabels) for t in transforms):
         return
     inner = dataset
-    while not hasattr(inner, 'ignore_index') and (hasattr(inner, 'dataset')
-                                                  or hasattr(inner, 'datasets')):
-        inner = inner.dataset if hasattr(inner, 'dataset') else inner.datasets[0]
+    while not hasattr(inner, 'ignore_index') and inner_sets(inner):
+        inner = inner_sets(inner)[0]
     transforms.append(CheckSegLabels(num_classes, getattr(inner, 'ignore_index', 255)))
     if isinstance(getattr(dataset, 'pipeline_types', None), list):  # `MultiImageMixDataset`
         dataset.pipeline_types.append(CheckSegLabels.__name__)

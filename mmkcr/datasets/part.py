@@ -53,11 +53,14 @@ class DatasetPart(Dataset):
         dataset.full_init()  # else every view would read the annotations
         view = copy.copy(dataset)
         view._rand_another = lambda: self._another(dataset)
-        steps = getattr(getattr(view, 'pipeline', None), 'transforms', None) or []
-        if any(hasattr(step, 'results_cache') for step in steps):  # mmdet's CachedMosaic
-            view.pipeline = copy.copy(view.pipeline)
-            view.pipeline.transforms = [self._with_own_cache(step, (id(dataset), number))
-                                        for number, step in enumerate(steps)]
+        steps = list(getattr(getattr(view, 'pipeline', None), 'transforms', None) or [])
+        for number, step in enumerate(steps):
+            if hasattr(step, 'results_cache'):  # mmdet's CachedMosaic
+                # its other settings, which hooks may have changed, are as they are
+                steps[number] = copy.copy(step)
+                steps[number].results_cache = self._cached.setdefault((id(dataset), number), [])
+                view.pipeline = copy.copy(dataset.pipeline)
+                view.pipeline.transforms = steps
         return view[place]
 
     def _another(self, dataset: Dataset) -> int:
@@ -66,13 +69,6 @@ class DatasetPart(Dataset):
             found, place = _find(self, np.random.randint(len(self)))
             if found is dataset:
                 return place
-
-    def _with_own_cache(self, step: Any, key: tuple[int, int]) -> Any:
-        if not hasattr(step, 'results_cache'):
-            return step
-        step = copy.copy(step)  # its other settings, which hooks may have changed, are as they are
-        step.results_cache = self._cached.setdefault(key, [])
-        return step
 
     def get_data_info(self, index: int) -> dict:
         """Annotation of a sample of the part, for batch samplers and class samplers."""
@@ -109,7 +105,6 @@ class DatasetPart(Dataset):
         return copied
 
 
-
 def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
     """The set that reads a sample, inside of parts and of what repeats or joins sets, and where."""
     while isinstance(dataset, (RepeatDataset, ClassBalancedDataset, ConcatDataset, DatasetPart)):
@@ -123,9 +118,15 @@ def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
     return dataset, place
 
 
+def inner_sets(dataset: Any) -> list:
+    """The data sets that a data set wraps or joins; none of an innermost one."""
+    # not hasattr: a wrapper may forward attributes of what it wraps
+    own = getattr(dataset, '__dict__', {})
+    return [own['dataset']] if 'dataset' in own else list(own.get('datasets') or [])
+
+
 def mixes_images(dataset: Dataset) -> bool:
     """Whether a data set wraps another and mixes its images (``MultiImageMixDataset``)."""
-    # not hasattr: a wrapper may forward attributes of what it wraps
     return {'dataset', 'pipeline'} <= getattr(dataset, '__dict__', {}).keys()
 
 
@@ -141,19 +142,15 @@ def _refuse_mixing_inside(dataset: Dataset, wrapper: Dataset | None = None) -> N
                          f'`{type(wrapper).__name__}`')
     # parts, and sets that mix, may be around another while nothing else is around them
     outermost = wrapper is None and (mixes_images(dataset) or isinstance(dataset, DatasetPart))
-    own = getattr(dataset, '__dict__', {})
-    for child in [own['dataset']] if 'dataset' in own else own.get('datasets') or []:
+    for child in inner_sets(dataset):
         _refuse_mixing_inside(child, None if outermost else dataset)
 
 
 def class_labels(dataset: Dataset) -> np.ndarray:
     """The class of every sample, (n,), int64.
 
-    Args:
-        dataset (Dataset): With one integer ``gt_label`` per sample.
-
     Raises:
-        TypeError: A sample has none, or several.
+        TypeError: A sample has no integer ``gt_label``, or several.
     """
     labels = [dataset.get_data_info(index).get('gt_label') for index in range(len(dataset))]
     wrong = [label for label in labels if not isinstance(label, (int, np.integer))]
@@ -164,11 +161,7 @@ def class_labels(dataset: Dataset) -> np.ndarray:
 
 
 def sample_sources(dataset: Dataset) -> Sequence[int]:
-    """Map every index of a data set to its original sample, as some data sets repeat samples.
-
-    Args:
-        dataset (Dataset): Such as MMEngine's ``RepeatDataset`` around another, or a part of it.
-    """
+    """Map every index of a data set to its original sample: ``RepeatDataset`` repeats samples."""
     if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
         inner = sample_sources(dataset.dataset)
         return [inner[dataset._get_ori_dataset_idx(index)] for index in range(len(dataset))]
@@ -187,11 +180,8 @@ def sample_sources(dataset: Dataset) -> Sequence[int]:
 
 
 def count_sources(dataset: Dataset) -> int:
-    """Number of original samples of a data set, see :func:`sample_sources`.
-
-    Args:
-        dataset (Dataset): As there; an outermost set of repeated samples is not enumerated.
-    """
+    """Number of original samples of a data set, see :func:`sample_sources`."""
+    # to enumerate repeated samples takes a second a million
     while isinstance(dataset, (RepeatDataset, ClassBalancedDataset)) or mixes_images(dataset):
         dataset = dataset.dataset
     return len(set(sample_sources(dataset)))

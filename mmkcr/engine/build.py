@@ -11,18 +11,13 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.core.checks import check_place, image_shape
-from mmkcr.core.weights import state_bytes
+# F401: what commands take from here as well
+from mmkcr.core.checks import check_place, image_shape  # noqa: F401
+from mmkcr.core.weights import state_bytes  # noqa: F401
 from mmkcr.core.words import did_you_mean
 from mmkcr.engine.compressed_config import compressed_config, image_size, task_config
-from mmkcr.models.building import build_model, load_weights, read_config
+from mmkcr.models.building import build_model, load_weights, read_config  # noqa: F401
 from mmkcr.safe_load import read_checkpoint, read_config_text
-
-__all__ = [
-    'backbone_config', 'build_model', 'default_shape', 'dense_config', 'drop_idle_workers',
-    'file_sha256', 'image_shape', 'load_config', 'load_weights', 'read_config',
-    'recorded_config', 'run_folder', 'set_structure', 'state_bytes', 'trained_weights'
-]
 
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None,

@@ -7,7 +7,6 @@ up before anything imports ``mmkcr``, but a path to it with ``custom_imports``, 
 """
 
 import copy
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +27,6 @@ _CONSTRUCTORS = dict(bilevel='mmkcr.SearchOptimWrapperConstructor',
                      joint='mmkcr.JointOptimWrapperConstructor')
 _OF_WRAPPER = ('architecture', 'price', 'regularizers', 'feature_layer', 'entropy_weight',
                'reconstruction', 'scores')
-_PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
 
 @RUNNERS.register_module()
@@ -169,11 +167,9 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
         dict(type=settings.wrapper)
     model = dict(wrapper, architecture=config.model)
     if settings.price is not None:
-        price = dict(settings.price, input_shape=settings.input_shape or image_size(config))
-        for key in ('part', 'target'):
-            if settings[key] is not None:
-                price[key] = settings[key]
-        model['price'] = price
+        given = {key: settings[key] for key in ('part', 'target') if settings[key] is not None}
+        shape = settings.input_shape or image_size(config)
+        model['price'] = dict(settings.price, input_shape=shape, **given)
         if settings.entropy_weight:
             model['entropy_weight'] = settings.entropy_weight
     if settings.regularizers is not None:
@@ -216,7 +212,6 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
     scope, model = scope or config.get('default_scope'), task_config(config)
     if model.get('type') == 'mmkcr.Searchable':  # around a whole model
         model = model.backbone
-    size: Any = 224
     backbone = model.get('backbone') or {}
     while isinstance(backbone.get('backbone'), Mapping):  # in `mmkcr.Searchable`, or in two
         backbone = backbone['backbone']
@@ -305,14 +300,14 @@ def _add_hooks(config: Config, settings: ConfigDict) -> None:
 
 def _resolved(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Turn a hook's shares of the run into numbers of epochs or iterations."""
-    found, shared = dict(hook), False
+    found = dict(hook)
     for key, value in hook.items():
-        share: re.Match | None = _PERCENT.fullmatch(value) if isinstance(value, str) else None
-        if share is not None:
+        if isinstance(value, str) and value.endswith('%'):
             length, by_epoch = run_length(config)
-            part = float(share[1]) / 100
-            found[key], shared = max(1, round(part * length)), True
-            if key == 'begin' and part < 1:
+            share = float(value[:-1]) / 100
+            found[key] = max(1, round(share * length))
+            if key == 'begin' and share < 1:
                 found[key] = reached(found[key], length)
-    # hooks count epochs by default
-    return {**found, **(dict(by_epoch=False) if shared and not by_epoch else {})}
+            if not by_epoch:  # hooks count epochs by default
+                found['by_epoch'] = False
+    return found

@@ -16,12 +16,9 @@ _STARTED_BY = dict(pytorch='torchrun', slurm='srun', mpi='mpirun')
 
 
 def join_processes(config: Config) -> None:
-    """Prepare a config for its launcher; without a GPU, join the processes by gloo.
+    """Prepare a config for its ``launcher``, in place; without a GPU, join the processes by gloo.
 
     The Runner joins processes itself, but only with GPUs.
-
-    Args:
-        config (Config): Config of a run, with ``launcher``; changed in place.
 
     Raises:
         ValueError: A variable that the launcher sets is missing, or a process has no GPU of its
@@ -47,11 +44,7 @@ def join_processes(config: Config) -> None:
 
 
 def is_first_process(launcher: str) -> bool:
-    """Whether this process is the only one, or the launcher's process that writes files.
-
-    Args:
-        launcher (str): Value of ``--launcher``.
-    """
+    """Whether this process is the only one of ``--launcher``, or the one that writes files."""
     names = _VARIABLES.get(launcher)
     return names is None or os.environ.get(names[0], '0') == '0'
 

@@ -29,10 +29,6 @@ def stretch_schedule(config: Config, factor: float) -> None:
     """Scale the epochs, or iterations, of a schedule and of the hooks that follow it, in place.
 
     What began before the end does so afterwards, see :func:`reached`.
-
-    Args:
-        config (Config): Epoch-based or iteration-based.
-        factor (float): Above 0.
     """
     def scale(entry: dict, *keys: str, end: int | None = None) -> None:
         for key in keys:

@@ -15,9 +15,6 @@ def no_workers_left(runner: Runner) -> Iterator[None]:
     PyTorch ends persistent workers when the last reference to their iterator goes. A runner and its
     loops refer to each other, so that comes too late, and five seconds a worker are lost. The
     loaders start new ones when they are iterated again.
-
-    Args:
-        runner (Runner): Its loops run within the block.
     """
     try:
         yield

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Subset
 
 from mmkcr.core import eval_mode
 from mmkcr.core.forward import stop_after
-from mmkcr.datasets.part import mixes_images
+from mmkcr.datasets.part import inner_sets, mixes_images
 from mmkcr.models.feature_tap import FeatureTap, find_layer
 from mmkcr.models.tasks import find_task, is_self_supervised, kept_randomness, unwrap
 
@@ -31,11 +31,10 @@ def find_pipeline(dataset: Any) -> Any:
     """
     if hasattr(dataset, 'pipeline'):
         return dataset.pipeline
-    inner = getattr(dataset, 'dataset', None) or next(iter(getattr(dataset, 'datasets', [])), None)
-    if inner is None:
-        raise ValueError('expected a data set with a `pipeline`, found '
-                         f'`{type(dataset).__name__}` without one')
-    return find_pipeline(inner)
+    for inner in inner_sets(dataset):
+        return find_pipeline(inner)
+    raise ValueError('expected a data set with a `pipeline`, found '
+                     f'`{type(dataset).__name__}` without one')
 
 
 def plain_pipeline(pipeline: Any, size: tuple[int, int]) -> Any:
@@ -67,11 +66,8 @@ def plain_pipeline(pipeline: Any, size: tuple[int, int]) -> Any:
 def with_pipeline(dataset: Any, pipeline: Any) -> Any:
     """A view of a data set with other transforms; the original and its samples are not changed.
 
-    Args:
-        dataset (Dataset): With a ``pipeline``, or a wrapper (attribute ``dataset`` or ``datasets``)
-            around such. A wrapper with transforms of its own, which mix images
-            (``MultiImageMixDataset``), is left out.
-        pipeline (Callable): The transforms, e.g. another data set's ``pipeline``.
+    Wrappers stay around it, but for those with transforms of their own, which mix images
+    (``MultiImageMixDataset``).
     """
     own = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
     if mixes_images(dataset):
@@ -102,7 +98,7 @@ def share_of_rank(dataset: Any, indices: Sequence[int] | None, like: DataLoader,
     """A sequential loader of this rank's share of some samples, without padding.
 
     Args:
-        dataset (Dataset): The data set.
+        dataset (Dataset): Map-style.
         indices (Sequence[int], optional): Samples to load. Defaults to all.
         like (DataLoader): Provides batch size, workers and collate function.
         distributed (bool): Whether to load only every world_size-th sample. Defaults to True.
@@ -152,12 +148,9 @@ def feature_batches(model: nn.Module, loader: DataLoader,
     """Yield the pooled features (B, d) of every batch of a loader, and the batch itself.
 
     A batch of images of several sizes is run image by image: padded to one size, an image's
-    features would depend on its neighbours. The heads behind a tapped backbone are not run.
-
-    Args:
-        model (BaseModel): The task model, or a wrapper around it.
-        loader (DataLoader): Batches as the model's data preprocessor takes them.
-        layer (str): As in :class:`mmkcr.models.feature_tap.FeatureTap`.
+    features would depend on its neighbours. The heads behind a tapped backbone are not run. Batches
+    are as the model's data preprocessor takes them, and ``layer`` as
+    :class:`~mmkcr.models.feature_tap.FeatureTap` does.
     """
     model = unwrap(model)
     # a layer inside the backbone may run more than once
@@ -175,12 +168,10 @@ def feature_batches(model: nn.Module, loader: DataLoader,
 
 
 def preprocessed(model: nn.Module, batch: Any) -> Any:
-    """A batch through a model's data preprocessor; of self-supervised models, as a first view.
+    """A batch through a model's data preprocessor.
 
-    Args:
-        model (nn.Module): Task model, possibly in a training wrapper.
-        batch (Any): As its preprocessor takes it; of a self-supervised model with stacked images
-            ``inputs`` (B, C, H, W), which are no views.
+    That of a self-supervised model has stacked images ``inputs`` (B, C, H, W), which are no views:
+    each is taken as a first one.
     """
     views = is_self_supervised(find_task(model)) and isinstance(batch['inputs'], Tensor)
     if not views:

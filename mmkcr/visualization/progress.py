@@ -32,9 +32,6 @@ def shown(items: Iterable[Item], what: str, total: int | None = None,
         visible (bool): Whether to show anything. Defaults to True.
         size (Callable, optional): What an item counts as, such as the images of a batch. Defaults
             to None: 1.
-
-    Yields:
-        Item: Each, in order.
     """
     if not visible or os.environ.get('RANK', '0') != '0':
         yield from items

@@ -18,9 +18,6 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: s
         rows (Sequence[Sequence]): Cells; columns after the first are aligned
             to the right.
         title (str): Shown above. Defaults to none.
-
-    Returns:
-        str: The table, without a trailing line break.
     """
     table = Table(title=title or None, title_justify='left')
     for number, column in enumerate(columns):

@@ -133,7 +133,7 @@ def test_another_sample_takes_the_place_of_a_rejected_one():
     subset = ClassSubset(whole, 2)
     assert {subset[i] for _ in range(20) for i in range(len(subset))} == {
         i for i in range(6, 12) if i % 3 in subset.source_classes}
-    with pytest.raises(ValueError, match='that accept one of 1001 samples .* found all rejected'):
+    with pytest.raises(Exception, match='Cannot find valid image after 1000'):  # MMEngine's
         ClassSubset(numbers(2, [0, 1], pipeline=[lambda info: None]), 2)[0]
     with pytest.raises(TypeError, match='expected a `BaseDataset` .* found a `RepeatDataset`'):
         ClassSubset(RepeatDataset(whole, 2), 2)

@@ -17,8 +17,6 @@ from mmkcr.registry import HOOKS
 #: of a parent's.
 _OTHER_CLASSES = ('RPNHead', 'FusedSemanticHead', 'BaseSemanticHead', 'STDCHead',
                   'GroundingDINOHead', 'ATSSVLFusionHead')
-#: Models with such heads alone: trackers find some of a data set's classes, or tell persons apart.
-_TRACKERS = 'BaseMOTModel'
 
 
 @HOOKS.register_module()
@@ -51,16 +49,12 @@ class ClassCheckHook(Hook):
 def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
     """Refuse heads whose number of classes differs from the data set's.
 
-    In panoptic segmentation a detector's heads on regions know the things only.
-
-    Args:
-        model (nn.Module): A task model, possibly wrapped.
-        dataset (Dataset): With ``metainfo``; one that names no classes passes.
-        part (str): Name of the part, for the message.
+    In panoptic segmentation a detector's heads on regions know the things only. A data set that
+    names no classes passes.
 
     Raises:
-        ValueError: A head has another number of classes, or COCO annotations
-            lack some of the classes.
+        ValueError: A head has another number of classes, or COCO annotations lack some of the
+            classes; the message names the data set's ``part``, such as ``'training'``.
     """
     classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     if isinstance(classes, str) or not classes:
@@ -86,7 +80,7 @@ def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
 
 def _heads(task: nn.Module) -> Iterator[tuple[str, int]]:
     """Name and ``num_classes`` of every head with the classes of the data set."""
-    if _is_a(task, _TRACKERS):
+    if _is_a(task, 'BaseMOTModel'):  # trackers find some classes, or tell persons apart
         return
     for name, module in task.named_modules():
         count = getattr(module, 'num_classes', None)

@@ -13,26 +13,20 @@ from mmkcr.core.finite import all_finite
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 
-#: Parts of a checkpoint that hold weights.
-_STATES = ('state_dict', 'ema_state_dict')
-
 
 @HOOKS.register_module()
 class FiniteHook(Hook):
     """Stops at the first loss that is not finite, and never saves a state that is not.
 
-    The message names the iteration and the term. So the last good checkpoint remains the last one.
-    In mixed precision (``AmpOptimWrapper``) the scaler skips steps while it looks for its scale,
-    and the weights stay as they are. It may skip ``patience`` of them in a row, where gradients are
+    The message names iteration and term, and the last good checkpoint remains the last one. In
+    mixed precision (``AmpOptimWrapper``) the scaler skips steps while it looks for its scale, and
+    the weights stay as they are. It may skip ``patience`` of them in a row, where gradients are
     accumulated as well. A search, which stops by itself before the step, leaves such losses to this
-    hook then.
-    ``ExactResumeHook`` and ``tools/train.py`` add this hook.
+    hook then. ``ExactResumeHook`` and ``tools/train.py`` add this hook.
 
     Args:
-        patience (int): Maximum number of iterations in a row without a step. Defaults to 50.
-
-    Raises:
-        ValueError: ``patience`` is negative.
+        patience (int): Maximum number of iterations in a row without a step, at least 0. Defaults
+            to 50.
     """
 
     priority = 'LOW'  # after averages are swapped in, before anything is saved
@@ -42,6 +36,7 @@ class FiniteHook(Hook):
             raise ValueError(f'expected a `patience` of at least 0, found {patience}')
         self.patience = patience
         self._skipped = 0
+        self._scaled: list[OptimWrapper] = []
         self._scales: list[float] = []
         self._ignored: set[str] = set()
         self._stepped = False
@@ -49,13 +44,17 @@ class FiniteHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Record buffers that are not finite by design, and whether steps may be skipped."""
-        self._skipped, self._scales = 0, _scales(runner)
-        for part in _scaled(runner):  # a scaler that skips a step does not call the optimizer
+        wrapper = runner.optim_wrapper
+        parts = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
+        self._scaled = [part for part in parts if getattr(part, 'loss_scaler', None) is not None
+                        and part.loss_scaler.is_enabled()]
+        self._skipped, self._scales = 0, [part.loss_scaler.get_scale() for part in self._scaled]
+        for part in self._scaled:  # a scaler that skips a step does not call the optimizer
             self._handles.append(part.optimizer.register_step_post_hook(self._note))
         model = unwrap(runner.model)
         self._ignored = {name for name, value in model.named_buffers() if not _finite(value)}
         if hasattr(model, 'steps_may_be_skipped'):
-            model.steps_may_be_skipped = bool(self._scales)
+            model.steps_may_be_skipped = bool(self._scaled)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any | None = None,
                          outputs: dict[str, Any] | None = None) -> None:
@@ -66,15 +65,15 @@ class FiniteHook(Hook):
         """
         found = {name: value for name, value in (outputs or {}).items()
                  if 'loss' in name and not _finite(value)}
-        scales, before = _scales(runner), self._scales
-        self._scales = scales
-        stepped, self._stepped = self._stepped, False
+        scales = [part.loss_scaler.get_scale() for part in self._scaled]
+        due = all(part.should_update() for part in self._scaled)
         # a scaler that skips a step lowers its scale, unless the scale is a constant
-        skipped = any(now < then for now, then in zip(scales, before)) or (
-            bool(scales) and _steps(runner) and not stepped)
+        skipped = any(now < then for now, then in zip(scales, self._scales)) or (
+            bool(scales) and due and not self._stepped)
+        self._scales, self._stepped = scales, False
         if skipped or found:
             self._skipped += 1
-        elif _steps(runner):  # an iteration that only accumulates gradients proves nothing
+        elif due:  # an iteration that only accumulates gradients proves nothing
             self._skipped = 0
         step = runner.iter + 1
         # with a scaler, a loss that overflows is first answered by a smaller scale
@@ -101,7 +100,7 @@ class FiniteHook(Hook):
         Raises:
             NonFiniteError: A weight is not finite; nothing is written.
         """
-        for part in _STATES:
+        for part in ('state_dict', 'ema_state_dict'):
             for name, value in (checkpoint.get(part) or {}).items():
                 # averaged copies have a prefix
                 if not _finite(value) and not any(name.endswith(own) for own in self._ignored):
@@ -114,21 +113,3 @@ def _finite(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return not torch.is_tensor(value) or not value.is_floating_point() or all_finite(value)
-
-
-def _scales(runner: Runner) -> list[float]:
-    """Scales of the losses in mixed precision; empty otherwise."""
-    return [part.loss_scaler.get_scale() for part in _scaled(runner)]
-
-
-def _steps(runner: Runner) -> bool:
-    """Whether all optimizers with a scaler were due to step in this iteration."""
-    return all(part.should_update() for part in _scaled(runner))
-
-
-def _scaled(runner: Runner) -> list[OptimWrapper]:
-    """The optimizers that scale their losses."""
-    wrapper = runner.optim_wrapper
-    parts = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-    return [part for part in parts if getattr(part, 'loss_scaler', None) is not None
-            and part.loss_scaler.is_enabled()]

@@ -60,9 +60,6 @@ class SyncBatchNormHook(Hook):
 def synchronize(module: nn.Module) -> list[Any]:
     """Make the batch norm that a layer calls in training use the batches of all processes.
 
-    Args:
-        module (nn.Module): A batch norm, possibly with a forward of its own around it.
-
     Returns:
         list: Handles; ``remove()`` of all of them undoes it.
     """
@@ -95,15 +92,8 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
                                 momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
     """``torch.nn.functional.batch_norm`` in training, over the batches of all processes.
 
-    Args:
-        x (Tensor): (B, C, ...); B may differ between processes.
-        running_mean (Tensor, optional): (C,), updated in place, as ``running_var``.
-        running_var (Tensor, optional): (C,).
-        weight (Tensor, optional): (C,).
-        bias (Tensor, optional): (C,).
-        training (bool): True.
-        momentum (float): Share of the new statistics. Defaults to 0.1.
-        eps (float): Added to the variance. Defaults to 1e-5.
+    Its arguments are those of PyTorch's function. B of ``x``, (B, C, ...), may differ between
+    processes.
 
     Returns:
         Tensor: Same shape as ``x``. Its gradient is that of the sum of all processes' losses,

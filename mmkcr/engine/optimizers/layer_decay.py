@@ -27,12 +27,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     - ``table_decay_mult`` (float): Factor on the weight decay of position tables and tokens, which
       is every parameter of more than one dimension that is no ``weight``. Defaults to 0.
 
-    Args:
-        optim_wrapper_cfg (dict): Config of the optimizer wrapper, with ``lr`` and ``weight_decay``.
-        paramwise_cfg (dict, optional): See above. Defaults to None.
-
     Raises:
-        ValueError: No ``lr`` or ``weight_decay``, or a rate outside (0, 1].
+        ValueError: The optimizer has no ``lr`` or ``weight_decay``, or a rate is outside (0, 1].
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -41,8 +37,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if missing:
             raise ValueError(f'expected `{missing[0]}` of the optimizer for rates by layer, found '
                              f'the keys {sorted(optimizer)}')
-        settings = dict.fromkeys(_NO_DECAY, 0.)
-        settings.update(paramwise_cfg or {})
+        settings = {**dict.fromkeys(_NO_DECAY, 0.), **(paramwise_cfg or {})}
         self.layer_decay_rate = settings.pop('layer_decay_rate', 1.)
         self.table_decay_mult = settings.pop('table_decay_mult', 0.)
         if not 0 < self.layer_decay_rate <= 1:
@@ -52,13 +47,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = '',
                    **kwargs: Any) -> None:
-        """Add the parameters of a module; at the root, regroup them by layer.
+        """Add the parameters of a module to ``params``; at the root, regroup them by layer.
 
-        Args:
-            params (list[dict]): Parameter groups, changed in place.
-            module (nn.Module): The module whose parameters are added.
-            prefix (str): Path of the module. Defaults to ``''``, the root.
-            **kwargs: See MMEngine's constructor.
+        Arguments are those of MMEngine's constructor.
         """
         super().add_params(params, module, prefix=prefix, **kwargs)
         if not prefix:

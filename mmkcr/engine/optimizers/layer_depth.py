@@ -20,8 +20,7 @@ def layer_depth(model: nn.Module) -> Callable[[str], tuple[int, int]]:
         model (nn.Module): A backbone, a task model, or a wrapper around one.
 
     Returns:
-        Callable: Takes the name of a parameter; returns its depth and the number
-        of depths.
+        Callable: Takes a parameter's name; returns its depth and the number of depths.
 
     Raises:
         ValueError: The backbone has no blocks.
@@ -57,24 +56,23 @@ def _count_blocks(backbone: nn.Module) -> tuple[Callable[[str], tuple[int, int]]
     The first module is the stem. A module between blocks belongs to the block
     before it, and one behind all blocks to what follows the backbone.
     """
-    depths, blocks = {}, 0
+    depths, blocks, behind = {}, 0, []
     for index, (name, child) in enumerate(backbone.named_children()):
-        repeated = index > 0 and _is_container(child)
-        for path in _blocks(child, name) if repeated else (name, ):
-            blocks += repeated
-            depths[path] = (blocks, repeated)
+        if index > 0 and _is_container(child):
+            for path in _blocks(child, name):
+                blocks, behind = blocks + 1, []
+                depths[path] = blocks
+        else:
+            depths[name] = blocks
+            behind.append(name)
     if blocks == 0:
         raise ValueError('expected a backbone with blocks in a `ModuleList` or `Sequential`, or '
                          f'with `get_layer_depth`, found `{type(backbone).__name__}`')
-    # modules behind the last block lie one deeper
-    found = {path: depth + (depth == blocks and not repeated)
-             for path, (depth, repeated) in depths.items()}
+    depths.update(dict.fromkeys(behind, blocks + 1))
 
     def inside(name: str) -> tuple[int, int]:
-        parts = name.split('.')
-        # the longest known prefix of the name
-        paths = ('.'.join(parts[:stop]) for stop in range(len(parts), 0, -1))
-        return next(found[path] for path in paths if path in found), blocks + 2
+        depth = next(depth for path, depth in depths.items() if name.startswith(f'{path}.'))
+        return depth, blocks + 2
 
     return inside, blocks + 2
 

@@ -1,9 +1,8 @@
 """Checkpoints that survive a process being killed while it writes them."""
 
+import copy
 import os.path as osp
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
@@ -22,67 +21,27 @@ class AtomicLocalBackend(LocalBackend):
     """MMEngine's local file backend with atomic writes."""
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
-        """Write bytes, so that at any moment the file holds either the old or the new content.
-
-        Args:
-            obj (bytes): What to write.
-            filepath (str | Path): Where, see :func:`~mmkcr.core.atomic_write`.
-        """
+        """Write bytes, so that at any moment the file holds either the old or the new content."""
         with atomic_write(filepath) as temporary:
             temporary.write_bytes(obj)
 
 
 def point_to(checkpoint: str, work_dir: str) -> None:
-    """Make ``--resume`` continue from a checkpoint.
-
-    Args:
-        checkpoint (str): The file.
-        work_dir (str): Folder of ``last_checkpoint``.
-    """
+    """Make ``--resume`` continue from a checkpoint, which ``last_checkpoint`` then names."""
     AtomicLocalBackend().put(checkpoint.encode(), osp.join(work_dir, 'last_checkpoint'))
-
-
-class _DeferredRemoval:
-    """A file backend whose removals are delayed until :meth:`flush`."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-        self._waiting: list = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def remove(self, path: str) -> None:
-        self._waiting.append((self._backend.remove, path))
-
-    def rmtree(self, path: str) -> None:
-        self._waiting.append((self._backend.rmtree, path))
-
-    def flush(self, keep: Iterable[str]) -> None:
-        for remove, path in self._waiting:
-            if path not in keep:
-                remove(path)
 
 
 @HOOKS.register_module()
 class AtomicCheckpointHook(CheckpointHook):
     """``CheckpointHook`` that always leaves a complete checkpoint to resume from.
 
-    The host writes to the final name, and removes the outdated checkpoint
-    before the new one is written. Here a checkpoint is written to a
-    temporary file and renamed, then ``last_checkpoint`` is replaced the same
-    way, and only then are outdated ones removed. This applies to local files;
+    The host writes to the final name, and removes the outdated checkpoint before the new one is
+    written. Here a checkpoint is written to a temporary file and renamed, then ``last_checkpoint``
+    is replaced the same way, and only then are outdated ones removed. This applies to local files;
     with other ``backend_args`` the storage's own guarantees hold.
 
     Takes the arguments of :class:`mmengine.hooks.CheckpointHook`.
     """
-
-    @classmethod
-    def in_place_of(cls, hook: CheckpointHook) -> 'AtomicCheckpointHook':
-        """A hook with the settings and the state of a plain one."""
-        new = cls.__new__(cls)
-        vars(new).update(vars(hook))
-        return new
 
     def before_train(self, runner: Runner) -> None:
         """Choose the atomic file backend if the target is local."""
@@ -111,20 +70,26 @@ class AtomicCheckpointHook(CheckpointHook):
         if is_main_process():
             point_to(self.last_ckpt, runner.work_dir)
             for old in outdated:
-                path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(old))
-                if self.file_backend.isfile(path):
-                    self.file_backend.remove(path)
-                elif self.file_backend.isdir(path):  # deepspeed saves folders
-                    self.file_backend.rmtree(path)
+                self._remove(self.file_backend.join_path(
+                    self.out_dir, self.filename_tmpl.format(old)))
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         runner.call_hook(BEFORE_CHECKPOINT)
         # the host removes the former best checkpoint before it writes the new one
-        backend, self.file_backend = self.file_backend, _DeferredRemoval(self.file_backend)
+        backend, outdated = self.file_backend, []
+        self.file_backend = copy.copy(backend)
+        self.file_backend.remove = self.file_backend.rmtree = outdated.append
         try:
             super()._save_best_checkpoint(runner, metrics)
         finally:
-            deferred, self.file_backend = self.file_backend, backend
+            self.file_backend = backend
         # only now that the new best one and the pointer to the last one are complete
         best = getattr(self, 'best_ckpt_path_dict', {}).values()
-        deferred.flush(keep=[self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best])
+        for path in {*outdated} - {self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best}:
+            self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        if self.file_backend.isfile(path):
+            self.file_backend.remove(path)
+        elif self.file_backend.isdir(path):  # deepspeed saves folders
+            self.file_backend.rmtree(path)

@@ -8,6 +8,7 @@ matters.
 
 import copy
 import hashlib
+import itertools
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,11 +28,11 @@ def derive_seed(*parts: Any) -> int:
 
 
 def seed_everything(seed: int, devices: bool = True) -> None:
-    """Seed Python, NumPy and PyTorch.
+    """Seed Python, NumPy and PyTorch, and accelerators unless ``devices`` is False.
 
     Args:
         seed (int): Within [0, 2**63).
-        devices (bool): Whether to seed accelerators too. Defaults to True.
+        devices (bool): Defaults to True.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -44,12 +45,8 @@ def seed_everything(seed: int, devices: bool = True) -> None:
 class DrawnBatch(list):
     """Indices of a batch; whoever goes through them sets the random states before each.
 
-    PyTorch loads the samples one by one in that loop, in the main process or in a worker.
-
-    Args:
-        indices (Sequence): The indices.
-        key (tuple): What the seeds depend on, see :func:`derive_seed`.
-        numbers (range): Numbers of the draws, one an index.
+    PyTorch loads the samples one by one in that loop, in the main process or in a worker. The seeds
+    depend on a key and on numbers of the draws, one an index, see :func:`derive_seed`.
     """
 
     def __init__(self, indices: Sequence[Any], key: tuple, numbers: range) -> None:
@@ -71,10 +68,7 @@ class SeededBatches(Sampler):
 
     The number of a sample is its position among the draws of all ranks (ranks interleave, as in
     ``DefaultSampler`` and ``InfiniteSampler``). A whole pass begins with the containers, such as
-    buckets by shape, that the batch sampler had before its first one.
-
-    Args:
-        batches (Sampler): The batch sampler, before its first pass. Its attributes are this one's.
+    buckets by shape, that the batch sampler had when it was given. Its attributes are this one's.
     """
 
     def __init__(self, batches: Sampler) -> None:
@@ -162,15 +156,18 @@ def _seeded(loader: DataLoader) -> SeededBatches:
     return loader.batch_sampler
 
 
-def continue_with(loader: DataLoader, batches: Iterator | None) -> None:
-    """Make a loader's next pass go on with an iterator of its batch sampler.
+def skip_batches(loader: DataLoader, number: int) -> int:
+    """Make a loader's next pass begin behind a number of batches, of which no sample is loaded.
 
-    Args:
-        loader (DataLoader): Changed in place, between two passes.
-        batches (Iterator, optional): ``iter(loader.batch_sampler)``, advanced to where
-            the pass shall begin; None for a whole pass.
+    Returns:
+        int: How many of them there were; fewer than ``number`` at the end of an epoch.
     """
-    _seeded(loader).rest = batches
+    sampler = _seeded(loader)
+    sampler.rest = None  # of a pass that was never begun
+    batches = iter(sampler)
+    skipped = sum(1 for _ in itertools.islice(batches, number))
+    sampler.rest = batches if number else None
+    return skipped
 
 
 def train_loaders(runner: Runner) -> dict[str, DataLoader]:
@@ -185,57 +182,33 @@ class EndlessBatches:
     To go to a position it draws indices but loads no sample; MMEngine's own iterator loads every
     batch that it skips, unless the batches are plain slices of an ``InfiniteSampler``. A sampler
     that ends is restarted with the next epoch's order.
-
-    Args:
-        loader (DataLoader): Loader of a map-style dataset.
     """
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader = loader
-        self._iterator: Any = None
-        self._epoch = 0
+        self._batches = self._from(0)
 
     def __iter__(self) -> 'EndlessBatches':
         return self
 
     def __next__(self) -> Any:
-        if self._iterator is None:
-            self._iterator = iter(self.loader)
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self._begin_epoch(self._epoch + 1)
-            self._iterator = iter(self.loader)
-            return next(self._iterator)
+        return next(self._batches)
 
     def skip_iter(self, num_iters: int) -> None:
         """Go to a position: batches of this rank, counted from the very beginning."""
-        self._begin_epoch(0)
-        continue_with(self.loader, None)
-        indices = iter(self.loader.batch_sampler)
-        for _ in range(num_iters):
-            try:
-                next(indices)
-            except StopIteration:
-                self._begin_epoch(self._epoch + 1)
-                indices = iter(self.loader.batch_sampler)
-                next(indices)
-        # the next `iter(loader)` takes the rest of this very pass
-        continue_with(self.loader, indices)
-        self._iterator = None
+        self._batches = self._from(num_iters)
 
-    def _begin_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-        set_epoch(self.loader, epoch)
+    def _from(self, position: int) -> Iterator[Any]:
+        for epoch in itertools.count():
+            set_epoch(self.loader, epoch)
+            position -= skip_batches(self.loader, position)
+            # also of an epoch that ends at the position: nothing is left of it
+            if position == 0:
+                yield from self.loader
 
 
 class PairedBatches(EndlessBatches):
-    """Two streams of batches that advance together.
-
-    Args:
-        first (DataLoader): The first.
-        second (DataLoader): The second.
-    """
+    """The batches of two loaders, in pairs."""
 
     def __init__(self, first: DataLoader, second: DataLoader) -> None:
         super().__init__(first)

@@ -16,11 +16,11 @@ from mmkcr.registry import HOOKS
 from .atomic_checkpoint import AtomicCheckpointHook
 from .batches import (
     EndlessBatches,
-    continue_with,
     derive_seed,
     make_reproducible,
     seed_everything,
     set_epoch,
+    skip_batches,
     source_sampler,
     train_loaders,
 )
@@ -34,8 +34,8 @@ _KEY = 'exact_resume'
 class ExactResumeHook(Hook):
     """Makes a resumed run give the same numbers as an unbroken one.
 
-    MMEngine restores weights, optimizers, schedules and logs, but no random state. This hook makes
-    every random draw a function of the seed and of the position in the run:
+    MMEngine restores no random state. Here every random draw is a function of the seed and of the
+    position in the run:
 
     - a sample's augmentation depends on (seed, epoch, position in the epoch), on no worker and no
       number of ranks (:func:`~mmkcr.engine.resume.batches.make_reproducible`);
@@ -51,12 +51,8 @@ class ExactResumeHook(Hook):
     ``CheckpointHook`` becomes an :class:`AtomicCheckpointHook`. It registers
     :class:`PreemptionHook`, :class:`FiniteHook` and :class:`SyncBatchNormHook`.
 
-    Works with ``EpochBasedTrainLoop``, ``IterBasedTrainLoop``,
-    :class:`~mmkcr.methods.search.bilevel.BilevelTrainLoop` and
-    :class:`~mmkcr.methods.search.bilevel.IterBilevelTrainLoop`, any sampler and batch
-    sampler, any number of workers, persistent or not. Example::
-
-        custom_hooks = [dict(type='mmkcr.ExactResumeHook')]
+    Works with MMEngine's loops of epochs and of iterations, those of a search in two levels, any
+    sampler and batch sampler, any number of workers, persistent or not.
 
     Args:
         sync_batch_norm (bool): Whether batch norms see the batches of all processes. Without
@@ -82,7 +78,8 @@ class ExactResumeHook(Hook):
         """Make a plain ``CheckpointHook`` atomic, and add the hooks that this one needs."""
         for place, hook in enumerate(runner.hooks):
             if type(hook) is CheckpointHook:
-                runner.hooks[place] = AtomicCheckpointHook.in_place_of(hook)
+                runner.hooks[place] = AtomicCheckpointHook()
+                vars(runner.hooks[place]).update(vars(hook))
         wanted = [MissedValidationHook, PreemptionHook, FiniteHook]
         wanted += [SyncBatchNormHook] if self.sync_batch_norm else []
         for hook in wanted:
@@ -145,17 +142,11 @@ class ExactResumeHook(Hook):
         seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
         for loader in train_loaders(runner).values():
             set_epoch(loader, runner.epoch)
-            # a pass that is entered later, as indices only
-            batches = iter(loader.batch_sampler) if self._passed else None
-            for _ in range(self._passed):
-                next(batches, None)
-            # None too: of two loaders the second is not asked once the first has nothing left
-            continue_with(loader, batches)
+            # 0 too: of two loaders the second is not asked once the first has nothing left
+            skip_batches(loader, self._passed)
         self._passed = 0
 
-    def before_train_iter(self,
-                          runner: Runner,
-                          batch_idx: int,
+    def before_train_iter(self, runner: Runner, batch_idx: int,
                           data_batch: dict | None = None) -> None:
         """Set the random states of the main process."""
         self._validated = False

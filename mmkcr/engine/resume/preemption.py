@@ -5,6 +5,7 @@ import os.path as osp
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -98,43 +99,31 @@ class PreemptionHook(Hook):
             path.unlink()
 
 
-class _Loyal:
-    """Starts a worker process that obeys signals only if they come from its own parent process.
+def _start_worker(signals: Sequence[int], start: Callable | None, worker: int) -> None:
+    """Have a worker process obey signals only if they come from its own parent process."""
+    # a fork server gives its own mask, not that of the process that asked for a worker
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    threading.Thread(target=_obey, args=(signals, ), daemon=True).start()
+    if start is not None:  # the loader's own
+        start(worker)
 
-    Args:
-        signals (Sequence[int]): The signals, blocked in every thread of the worker.
-        start (Callable, optional): The loader's own ``worker_init_fn``.
-    """
 
-    def __init__(self, signals: Sequence[int], start: Callable | None) -> None:
-        self.signals, self.start = signals, start
-
-    def __call__(self, worker: int) -> None:
-        # a fork server gives its own mask, not that of the process that asked for a worker
-        signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
-        threading.Thread(target=self._obey, daemon=True).start()
-        if self.start is not None:
-            self.start(worker)
-
-    def _obey(self) -> None:
-        # blocked signals stay pending until this thread takes them, together with their sender;
-        # the loader terminates its workers by the same signal, and that one they must obey
-        while signal.sigwaitinfo(self.signals).si_pid != os.getppid():
-            pass
-        os._exit(0)  # SystemExit would only end this thread
+def _obey(signals: Sequence[int]) -> None:
+    # blocked signals stay pending until this thread takes them, together with their sender; the
+    # loader terminates its workers by the same signal, and that one they must obey
+    while signal.sigwaitinfo(signals).si_pid != os.getppid():
+        pass
+    os._exit(0)  # SystemExit would only end this thread
 
 
 def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
     """Let a loader's workers outlive other processes' signals, so that an iteration can finish.
 
-    Args:
-        loader (DataLoader): Changed in place, before it is iterated.
-        signals (Sequence[int]): The signals.
+    The loader is changed in place, before it is iterated.
     """
-    shielded_already = isinstance(loader.worker_init_fn, _Loyal)
-    if not loader.num_workers or shielded_already or not hasattr(signal, 'sigwaitinfo'):  # macOS
+    if not loader.num_workers or not hasattr(signal, 'sigwaitinfo'):  # macOS
         return
-    loader.worker_init_fn = _Loyal(signals, loader.worker_init_fn)
+    loader.worker_init_fn = partial(_start_worker, signals, loader.worker_init_fn)
     start_workers = loader._get_iterator
 
     def shielded() -> Any:

@@ -179,11 +179,9 @@ def test_sample_form_refuses_sets_that_do_not_number_their_samples(build, toy):
         toy.refresh_only(build(train_dataloader=loader, model=config.model, hooks=[refresh()]))
 
     of(lambda own: dict(type='RepeatDataset', times=2, dataset=own), 48)  # copies have equal rows
-    for number, wrapper in (
-            (48, lambda own: dict(type='ConcatDataset', datasets=[own, own])),
-            (16, lambda own: dict(type='mmkcr.ClassSubset', num_classes=2, dataset=own))):
-        with pytest.raises(ValueError, match=r"form 'sample' of `kcr`, found `sample_idx` \d+ at"):
-            of(wrapper, number)
+    of(lambda own: dict(type='mmkcr.ClassSubset', num_classes=2, dataset=own), 16)
+    with pytest.raises(ValueError, match=r"form 'sample' of `kcr`, found `sample_idx` \d+ at"):
+        of(lambda own: dict(type='ConcatDataset', datasets=[own, own]), 48)
 
 
 def test_the_view_goes_through_wrappers(build, toy):

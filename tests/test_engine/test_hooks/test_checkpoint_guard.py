@@ -5,7 +5,7 @@ import copy
 import pytest
 from mmengine.config import Config
 
-from mmkcr.engine.resume.resume_check import config_changes
+from mmkcr.engine.resume.checkpoint_guard import config_changes
 
 BEFORE = dict(
     default_scope='mmpretrain', work_dir='a', resume=False, load_from='x.pth',
