@@ -6,7 +6,6 @@ Examples:
     bash tools/dist_train.sh CONFIG 8 --amp
 """
 
-
 from dataclasses import dataclass
 
 from mmengine.config import Config
@@ -59,12 +58,7 @@ def training_config(config: Config, args: TrainJob) -> Config:
     return config
 
 
-def train(args: TrainJob) -> None:
-    """Check, build and train."""
-    start_training(training_config(load_config(args.config, compressed=False), args))
-
-
 @runs(TrainJob, quiet=False)
 def main(args: TrainJob) -> None:
-    """Parse and train."""
-    train(args)
+    """Check, build and train."""
+    start_training(training_config(load_config(args.config, compressed=False), args))

@@ -9,17 +9,11 @@ from .cost import check_range
 
 
 class Curve(NamedTuple):
-    """Loss and cost of a site at each of its possible sizes.
+    """Loss and cost of a site at each of its possible sizes."""
 
-    Args:
-        sizes (Sequence[int]): Ascending.
-        losses (Sequence[float]): Loss at each size, not negative.
-        costs (Sequence[int]): Cost at each size, such as MACs, ascending.
-    """
-
-    sizes: Sequence[int]
-    losses: Sequence[float]
-    costs: Sequence[int]
+    sizes: Sequence[int]  # ascending
+    losses: Sequence[float]  # not negative
+    costs: Sequence[int]  # such as MACs, ascending
 
 
 def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> dict[str, int]:

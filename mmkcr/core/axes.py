@@ -86,13 +86,12 @@ class Axis(NamedTuple):
 
 
 def slice_axes(axes: Iterable[Axis], units: Tensor, optimizer: Optimizer | None = None) -> None:
-    """Keep some of a site's present units in all its parameters.
+    """Keep some of a site's present units in all its parameters; see :func:`slice_parameter`.
 
     Args:
         axes (Iterable[Axis]): Axes of the site.
         units (Tensor): Positions among the present units, int64, ascending.
-        optimizer (Optimizer, optional): Its moments are sliced in the same way, see
-            :func:`~mmkcr.core.slice_parameter`.
+        optimizer (Optimizer, optional): Its moments are sliced in the same way.
     """
     for axis in axes:
         if axis.value is not None:
@@ -139,9 +138,8 @@ def outputs_of(layer: nn.Module) -> int:
 def sync_sizes(module: nn.Module) -> None:
     """Set a layer's size attributes from the shape of its weight.
 
-    Args:
-        module (nn.Module): A linear layer, convolution (dense or depthwise), BatchNorm, LayerNorm
-            or GroupNorm (sliced by whole groups). Any other module is left alone.
+    It is a linear layer, convolution (dense or depthwise), BatchNorm, LayerNorm or GroupNorm
+    (sliced by whole groups); any other module is left alone.
     """
     weight = getattr(module, 'weight', None)
     if hasattr(module, 'sync_size'):  # a layer of ours, whose weight does not show all its sizes

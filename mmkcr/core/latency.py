@@ -41,9 +41,6 @@ class LatencyTable:
     def load(cls, path: str | Path) -> 'LatencyTable':
         """Read a table.
 
-        Args:
-            path (str | Path): The file.
-
         Raises:
             FileNotFoundError: There is no such file.
             ValueError: The file is not a table of latencies, or of another format.
@@ -89,8 +86,8 @@ def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
         force (bool): Accept a table of another machine or of other versions. Defaults to False.
 
     Raises:
-        FileNotFoundError: There is none.
-        ValueError: It is of another machine, of other conditions, or unfinished.
+        FileNotFoundError, ValueError: As of :meth:`LatencyTable.load`; or it is of another machine,
+            of other conditions, or unfinished.
     """
     table, here = LatencyTable.load(path), this_machine()
     differ = [key for key in here if table.machine.get(key) != here[key]]

@@ -25,22 +25,12 @@ from .sites import Cost, Site
 
 
 class MacsReport(NamedTuple):
-    """MACs of one forward.
+    """MACs of one forward; only modules with matrix products appear."""
 
-    Args:
-        total (int): MACs of the whole model.
-        modules (dict[str, int]): MACs by module path. A module includes its
-            children. Only modules with matrix products appear.
-        operators (dict[str, int]): MACs by operator name.
-        own (dict[str, int]): MACs by the path of the innermost running module: a module's own
-            products, without those of its children or of other modules that it calls. '' is the
-            model itself.
-    """
-
-    total: int
-    modules: dict[str, int]
-    operators: dict[str, int]
-    own: dict[str, int]
+    total: int  # of the whole model
+    modules: dict[str, int]  # by module path, with all that a module calls
+    operators: dict[str, int]  # by operator name
+    own: dict[str, int]  # by the path of the innermost running module; '' is the model itself
 
 
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
@@ -138,12 +128,9 @@ def without_fast_path() -> Iterator[None]:
 
 
 class _Counter(TorchDispatchMode):
-    """Replaces results of products by zeros, and counts products by running module.
+    """Replaces results of products by zeros, and counts products by running module of a model.
 
     PyTorch's own counter takes twice the time: it enters a mode for every operator.
-
-    Args:
-        model (nn.Module): The counts are by its modules.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -210,16 +197,10 @@ def count_params(model: nn.Module) -> int:
 
 
 class Term(NamedTuple):
-    """MACs that are proportional to the sizes of some sites.
+    """MACs that are proportional to the sizes of some sites."""
 
-    Args:
-        macs (int): MACs at the sites' full sizes.
-        sites (tuple[str, ...]): Names of the sites. A site appears once for each axis of the
-            product that it lies along.
-    """
-
-    macs: int
-    sites: tuple[str, ...]
+    macs: int  # at the sites' full sizes
+    sites: tuple[str, ...]  # names, one for each axis of the product that a site lies along
 
 
 class MacsModel(CostModel):
@@ -333,12 +314,7 @@ class MacsModel(CostModel):
         return [Term(macs, names) for names, macs in merged.items()], variable
 
     def site_macs(self, name: str, sizes: Mapping[str, Cost]) -> Cost:
-        """MACs of all products that a site's size changes.
-
-        Args:
-            name (str): The site.
-            sizes (Mapping[str, int | Tensor]): Kept units of all sites.
-        """
+        """MACs of all products that a site's size changes, at the sizes of all sites."""
         own = self._form(name, sizes) if name in self._forms else 0
         return own + sum(self._term(term, sizes) for term in self.terms if name in term.sites)
 

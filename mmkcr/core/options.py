@@ -53,17 +53,8 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
     """Whether some choice of options has ``low <= MACs <= high``: fast, with no false positives.
 
     The network grows from the smallest, one option of one site at a time, as far as it stays
-    within ``high``: site by site, the costliest first, and with all sites in turn.
-
-    Args:
-        options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
-        macs (Callable): As there.
-        low (int): Fewest MACs.
-        high (int): Most MACs.
-
-    Returns:
-        bool: True if a choice was found. False if there is none, or if only the full search of
-        :func:`choose_options` would find it.
+    within ``high``: site by site, the costliest first, and with all sites in turn. Arguments are
+    those of :func:`choose_options`, whose full search may find a choice where this says False.
     """
     sizes = ascending(macs, options)
     smallest = {site: found[0] for site, found in sizes.items()}

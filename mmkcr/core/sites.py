@@ -164,11 +164,7 @@ class Site:
         raise NotImplementedError
 
     def params(self, size: Cost) -> Cost:
-        """Parameters of the module at :attr:`path`; only for kinds with ``has_own_macs``.
-
-        Args:
-            size (int | Tensor): Units kept.
-        """
+        """Parameters of it, for ``size`` units kept; only for kinds with ``has_own_macs``."""
         raise NotImplementedError
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
@@ -250,12 +246,7 @@ class Site:
         return torch.unique(kept // (self.total // self.groups), return_counts=True)[1]
 
     def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Slice weights and moments to some of the present units.
-
-        Args:
-            units (Tensor): Positions among the present units, int64, ascending.
-            optimizer (Optimizer, optional): Its moments are sliced in the same way.
-        """
+        """Slice weights and moments to some of the present units, see :func:`slice_axes`."""
         slice_axes(self.axes(), units, optimizer)
 
     def slice_to(self, kept: Tensor, operator: str | None = None) -> None:
