@@ -47,7 +47,6 @@ from mmkcr.models.tasks import (
     is_detector,
     tensor_outputs,
 )
-from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
 #: Maximum number of calibration images by default.
@@ -116,15 +115,15 @@ def compress_task(config: str | Path, checkpoint: str | Path,
     head = getattr(model, 'head', None)  # scores of one set of classes: no features, no numbers
     classifies = is_of(head, 'mmpretrain.models.heads.ClsHead') and \
         not is_of(head, 'mmpretrain.models.heads.RegressionHead')
+    origin = provenance(cfg, config, checkpoint, content)
     return CompressTask(
         cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
         scope,
-        dict(provenance(cfg, config, checkpoint, content), calibration=dict(
+        dict(origin, calibration=dict(
             images=batches.images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
-             checkpoint=str(checkpoint) if is_address(checkpoint) else file_sha256(checkpoint),
-             calibration=calibration, images=images,
-             shape=input_shape, part=part, seed=seed, scope=scope))
+             checkpoint=origin['checkpoint_sha256'] or str(checkpoint), calibration=calibration,
+             images=images, shape=input_shape, part=part, seed=seed, scope=scope))
 
 
 def searched_config(config: Config, scope: str) -> dict[str, Any]:

@@ -47,10 +47,10 @@ class Parser(argparse.ArgumentParser):
     The first line of a command's docstring is its description, the rest follows the options.
     """
 
-    def __init__(self, doc: str, **kwargs: Any) -> None:
+    def __init__(self, doc: str) -> None:
         first, _, rest = doc.strip().partition('\n')
         super().__init__(description=first, epilog=rest.strip('\n'), allow_abbrev=False,
-                         formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
         self.add_argument('--debug', action='store_true',
                           help='show the traceback of an error (also: MMKCR_DEBUG=1)')
 

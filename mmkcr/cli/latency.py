@@ -190,12 +190,11 @@ def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int,
     found, (height, width) = timing.to_dict(), pair.shape[1:]
     row = dict(dense=pair.names[0], slim=pair.names[1], sites=pair.sites, part=args.part,
                height=height, width=width, runtime=runtime, threads=threads, batch=batch,
-               amp=args.amp or 'fp32', device=args.device, clock=clock, pairs=len(timing.dense))
-    for side in ('dense', 'slim'):
-        row[f'gmacs_{side}'] = rounded(found['macs'][side], 1e-9)
-    row['macs_ratio'] = rounded(timing.macs_ratio)
-    for side in ('dense', 'slim'):
-        row[f'ms_{side}'] = rounded(found['seconds'][side], 1e3)
+               amp=args.amp or 'fp32', device=args.device, clock=clock, pairs=len(timing.dense),
+               gmacs_dense=rounded(timing.macs_dense, 1e-9),
+               gmacs_slim=rounded(timing.macs_slim, 1e-9), macs_ratio=rounded(timing.macs_ratio),
+               ms_dense=rounded(found['seconds']['dense'], 1e3),
+               ms_slim=rounded(found['seconds']['slim'], 1e3))
     for key in ('ratio', 'share'):
         row[key] = rounded(found[key])
         row[f'{key}_q1'], row[f'{key}_q3'] = map(rounded, found[f'{key}_quartiles'])

@@ -142,12 +142,7 @@ class _Search:
 
 
 def allowed_ratio_sizes(total: int, start: float, step: float) -> tuple[int, ...]:
-    """Sizes whose shares of ``total`` go from ``start`` to 1 in steps of ``step``.
-
-    Args:
-        total (int): Units.
-        start (float): Smallest share, within (0, 1].
-        step (float): Step of the shares, positive.
+    """Sizes whose shares of ``total`` units go from ``start``, within (0, 1], to 1 in steps.
 
     Returns:
         tuple[int, ...]: Sizes, ascending, distinct, at least 1; the last is ``total``.
