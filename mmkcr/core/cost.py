@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -188,3 +188,19 @@ def useful_options(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict
     full = {site: sizes[-1] for site, sizes in options.items()}
     return {site: [sizes[place] for place in useful_sizes(
         [int(cost({**full, site: size})) for size in sizes])] for site, sizes in options.items()}
+
+
+def grown_sizes(sizes: Mapping[str, int], steps: Iterable[tuple[str, int]], cost: Callable,
+                most: int) -> dict[str, int]:
+    """Sizes after all steps, of a site to a size, that a cost of at most ``most`` has room for.
+
+    Behind a step without room the later ones of its site, which cost more, are out too.
+    """
+    sizes, full = dict(sizes), set()
+    for site, size in steps:
+        larger = {**sizes, site: size}
+        if site in full or cost(larger) > most:
+            full.add(site)
+        else:
+            sizes = larger
+    return sizes

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from .cost import ascending, cost_kind
+from .cost import ascending, cost_kind, grown_sizes
 
 Options = Mapping[str, Sequence[int]]
 
@@ -60,18 +60,10 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
     smallest = {site: found[0] for site, found in sizes.items()}
     costs = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
     costliest = sorted(sizes, key=costs.__getitem__, reverse=True)
-    steps = [(site, rank) for site in costliest for rank in range(1, len(sizes[site]))]
-    for order in (steps, sorted(steps, key=lambda step: step[1])):
-        grown, full = dict(smallest), set()
-        for site, rank in order:
-            larger = {**grown, site: sizes[site][rank]}
-            if site in full or macs(larger) > high:  # larger ones cost more
-                full.add(site)
-            else:
-                grown = larger
-        if low <= macs(grown) <= high:
-            return True
-    return False
+    steps = [(rank, site, size) for site in costliest for rank, size in enumerate(sizes[site][1:])]
+    in_turns = sorted(steps, key=lambda step: step[0])
+    return any(low <= macs(grown_sizes(smallest, [step[1:] for step in order], macs, high)) <= high
+               for order in (steps, in_turns))
 
 
 class _Search:
