@@ -195,11 +195,12 @@ def compress_files(task: CompressTask, target: str | int | float,
                           logits=task.classifies, **settings)
     except ValueError:  # refused arguments leave nothing to continue
         done.withdraw()
-        if not known:
-            kept.withdraw()
+        kept.withdraw()
         raise
-    return _written(task, result, done, later, int8)._replace(
-        reused=kept.folder if known else None)
+    files = _written(task, result, done, later, int8)
+    if known:
+        files.notes.append(f'Profiles of the sites are those of an earlier call, in {kept.folder}.')
+    return files
 
 
 def refit_files(task: CompressTask, structure: str | Path,

@@ -42,9 +42,7 @@ class SubnetFiles(NamedTuple):
     structure: Structure  # with provenance
     bytes: dict[str, int]  # of the weights, `dense` and `subnet`
     parts: Parts  # of a detector or segmentor, empty for others
-    proposals: str | None  # that the parts are counted for, a sentence
-    latency: str = ''  # with a target of time, how accurate the prediction was
-    reused: Path | None = None  # folder whose profiles of an earlier call were used
+    notes: list[str]  # sentences: how parts are counted, how good a prediction of time was …
     deployed: Sequence[DeployedFile] = ()  # in fp32 and int8
     progress: CompressProgress | None = None  # whoever takes `later` steps removes it at the end
 
@@ -53,10 +51,10 @@ def written_files(dense: nn.Module, subnet: nn.Module, structure: Structure,
                   folder: Path) -> SubnetFiles:
     """Compare a subnet, written to a folder, with its dense network; both are bare task models."""
     predicted = structure.provenance.get('latency')
+    notes = counted_proposals(subnet), predicted and check_prediction(dense, subnet, predicted)
     return SubnetFiles(
         folder, structure, dict(dense=state_bytes(dense), subnet=state_bytes(subnet)),
-        both_parts(dense, subnet, structure.macs['input_shape']), counted_proposals(subnet),
-        '' if predicted is None else check_prediction(dense, subnet, predicted))
+        both_parts(dense, subnet, structure.macs['input_shape']), list(filter(None, notes)))
 
 
 def slim_files(config: str | Path, checkpoint: str | Path,

@@ -46,13 +46,20 @@ def describe(report: MacsReport, model: torch.nn.Module, shape: Sequence[int],
                    operators=report.operators, parts=macs_by_part(report, model),
                    proposals=most_proposals(find_task(model)))
     if depth is not None:
-        macs = report.modules
         content['modules'] = {
-            name: dict(macs=macs.get(name, 0), params=count_params(module))
+            name: dict(macs=module_macs(report, name, module), params=count_params(module))
             for name, module in model.named_modules()
             if name and name.count('.') < depth and any(True for _ in module.parameters())
         }
     return content
+
+
+def module_macs(report: MacsReport, name: str, module: torch.nn.Module) -> int:
+    """MACs of a module; of a list of modules, which has no forward, the sum."""
+    if name in report.modules:
+        return report.modules[name]
+    return sum(module_macs(report, f'{name}.{child}', below)
+               for child, below in module.named_children())
 
 
 def print_tables(content: dict) -> None:

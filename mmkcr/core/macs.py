@@ -28,18 +28,9 @@ class MacsReport(NamedTuple):
     """MACs of one forward; only modules with matrix products appear."""
 
     total: int  # of the whole model
+    modules: dict[str, int]  # by module path, with all that a module calls
     operators: dict[str, int]  # by operator name
     own: dict[str, int]  # by the path of the innermost running module; '' is the model itself
-
-    @property
-    def modules(self) -> dict[str, int]:
-        """MACs by module path, with those of the modules below."""
-        found: Counter[str] = Counter()
-        for path, macs in self.own.items():
-            while path:
-                found[path] += macs
-                path = path.rpartition('.')[0]
-        return dict(found)
 
 
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
@@ -145,6 +136,7 @@ class _Counter(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._own: Counter[str] = Counter()
+        self._modules: Counter[str] = Counter()
         self._operators: Counter[str] = Counter()
         self._running = ['']  # stack of module paths, the innermost last
         self._handles = []
@@ -165,9 +157,10 @@ class _Counter(TorchDispatchMode):
 
     def report(self) -> MacsReport:
         """What was counted: a MAC is two FLOPs."""
-        operators, own = ({name: flops // 2 for name, flops in counts.items()}
-                          for counts in (self._operators, self._own))
-        return MacsReport(sum(own.values()), operators, own)
+        modules, operators, own = (
+            {name: flops // 2 for name, flops in counts.items()}
+            for counts in (self._modules, self._operators, self._own))
+        return MacsReport(sum(self._operators.values()) // 2, modules, operators, own)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -193,6 +186,9 @@ class _Counter(TorchDispatchMode):
     def _add(self, operator: Any, flops: int) -> None:
         self._own[self._running[-1]] += flops
         self._operators[str(operator)] += flops
+        for path in set(self._running):  # a module includes what it calls
+            if path:
+                self._modules[path] += flops
 
 
 def count_params(model: nn.Module) -> int:
@@ -262,8 +258,7 @@ class MacsModel(CostModel):
         self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
         self.terms, variable = self._terms(own, root)
         self.fixed = report.total - variable
-        modules = report.modules
-        self.added = sum(modules.get(name, 0) for name in added_layers(model))
+        self.added = sum(report.modules.get(name, 0) for name in added_layers(model))
         self.dense = self({name: site.total for name, site in self.sites.items()}) - self.added
 
     def _record(self, name: str, _: nn.Module, inputs: tuple[Any, ...],
