@@ -34,10 +34,8 @@ _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: Any) -> None:
     """Give data loaders the settings that mmpretrain's commands give them, in place.
 
-    Args:
-        config, fields: The keys of its loaders; missing ones are skipped.
-        **settings: Defaults (``pin_memory``, ``persistent_workers``); a value
-            of False overrides the config's. Without a GPU nothing is pinned.
+    Settings (``pin_memory``, ``persistent_workers``) are defaults, but False overrides the
+    config's. Without a GPU nothing is pinned.
     """
     settings['pin_memory'] = settings['pin_memory'] and torch.cuda.is_available()
     refused = {key: False for key, value in settings.items() if not value}

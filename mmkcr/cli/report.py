@@ -13,10 +13,8 @@ def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = (),
                 deployed: Sequence[dict[str, float]] = ()) -> None:
     """Print what was kept, and the networks side by side.
 
-    Args:
-        files (SubnetFiles): What was written.
-        metrics (Sequence[dict]): Of the dense, slim and fine-tuned network. Defaults to none.
-        deployed (Sequence[dict]): Metrics of the files of ``--int8``. Defaults to none.
+    The ``metrics`` are of the dense, slim and fine-tuned network, ``deployed`` of the files of
+    ``--int8``.
     """
     structure, sizes = files.structure, files.bytes
     print(site_table(structure))

@@ -139,9 +139,6 @@ def test_with_masks(runner: Runner) -> dict[str, Any]:
         percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and the
         metrics of the second test as ``<name>_open``. Images that fill up the last batch of
         several processes count twice in the shares.
-
-    Raises:
-        ValueError: The model has no masks.
     """
     hook = MaskWatchHook(MaskWatch(runner.model))
     runner.register_hook(hook)

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from .added import added_layers
 from .cost import CostModel
-from .modes import eval_mode
+from .forward import eval_mode
 from .sites import Cost, Site
 
 

@@ -20,19 +20,15 @@ from .gate import BaseGate
 Cost = Any  # an int for ints, a differentiable scalar for tensors
 
 
-class SiteHolder(nn.Module):
+class SiteHolder(nn.Identity):
     """The sub-module that a site adds to its host module, under the name of its kind.
 
-    It holds the ``gate`` of a supernet. Called as a module, it is the identity.
+    It holds the ``gate`` of a supernet.
     """
 
     def __init__(self, gate: BaseGate) -> None:
         super().__init__()
         self.gate = gate
-
-    def forward(self, x: Any) -> Any:
-        """``x`` as it is."""
-        return x
 
 
 class MaskPoint(NamedTuple):
@@ -246,7 +242,12 @@ class Site:
         return torch.unique(kept // (self.total // self.groups), return_counts=True)[1]
 
     def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Slice weights and moments to some of the present units, see :func:`slice_axes`."""
+        """Slice weights and moments to some of the present units.
+
+        Args:
+            units (Tensor): Positions among the present units, int64, ascending.
+            optimizer (Optimizer, optional): Its moments are sliced in the same way.
+        """
         slice_axes(self.axes(), units, optimizer)
 
     def slice_to(self, kept: Tensor, operator: str | None = None) -> None:
