@@ -73,8 +73,7 @@ def testing_config(config: Config, args: TestJob) -> Config:
         config.test_cfg.fp16 = True
     if args.show or args.show_dir is not None:
         _show_predictions(config, args)
-    if args.cfg_options is not None:
-        take_options(config, args.cfg_options)
+    take_options(config, args.cfg_options or {})
     if args.tta:
         # what goes around the model goes around that which `compression` stands for
         config = compressed_config(config)

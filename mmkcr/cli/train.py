@@ -46,8 +46,7 @@ def training_config(config: Config, args: TrainJob) -> Config:
             raise ValueError('expected `auto_scale_lr = dict(base_batch_size=...)` in the config '
                              'for `--auto-scale-lr`, found none')
         config.auto_scale_lr.enable = True
-    if args.cfg_options is not None:
-        take_options(config, args.cfg_options)
+    take_options(config, args.cfg_options or {})
     if args.resume == 'auto':
         resume_latest(config)
     elif args.resume is not None:

@@ -146,8 +146,7 @@ class LatencyModel(CostModel):
                                  f'`--sites {" ".join(kinds)}`')
         self.full = {name: site.total for name, site in self.sites.items()}
         # sites with a product that another site lies along too
-        self.shared = {name for name in self.sites if any(
-            name in term.sites and len(set(term.sites)) > 1 for term in macs.terms)}
+        self.shared = {name for names in macs.terms if len(set(names)) > 1 for name in names}
         self.dense = table.dense
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
