@@ -175,8 +175,7 @@ class LatencyModel(CostModel):
             change = changes[name]
             if name in self.shared:
                 # a site's MACs beside the others' sizes, and beside dense ones
-                here, alone = (self.macs.site_macs(name, kept) - self.macs.site_macs(
-                    name, {**kept, name: 0}) for kept in (others, self.full))
+                here, alone = (self.macs.site_macs(name, kept) for kept in (others, self.full))
                 change = change * (here / alone) if alone else change
             total, others[name] = total + change, sizes[name]
         return total

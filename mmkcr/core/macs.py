@@ -239,15 +239,8 @@ class MacsModel(ProductsModel):
         if missed:
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
-        start = next(name for name, module in model.named_modules() if module is root)
-        start = f'{start}.' if start else ''
-        own = {name.removeprefix(start): macs for name, macs in report.own.items()
-               if name.startswith(start)}
         self.fixed = report.total
-        self._add_products(own, root)
-        for path in (self.sites[name].path for name in self._forms):
-            self.fixed -= sum(macs for other, macs in own.items()
-                              if other == path or other.startswith(f'{path}.'))
+        self._add_products(report.own, root)
         self.added = sum(report.modules.get(name, 0) for name in added_layers(model))
         self.dense = self({name: site.total for name, site in self.sites.items()}) - self.added
 
@@ -258,16 +251,19 @@ class MacsModel(ProductsModel):
 
     def _add_products(self, own: Mapping[str, int], root: nn.Module) -> None:
         """Make all products that sites change terms, in the place of a constant."""
-        paths = {module: path for path, module in root.named_modules()}
+        paths = {module: path for path, module in self.model.named_modules()}
         # other parameters have no products (a norm's weight has none: 0 MACs)
         products = [(own.get(path, 0), sides) for path, sides in self._sides(
             lambda axis: paths[axis.module] if axis.name == 'weight' else None).items()]
+        for name in self._forms:  # they stand for all products of their modules
+            below = f'{paths[self.sites[name].owner]}.'
+            self.fixed -= sum(macs for path, macs in own.items() if f'{path}.'.startswith(below))
         attention: dict[tuple[str, str], Sides] = {}
         for name, site in self.sites.items():
-            for path, parts in site.products().items():
+            for path, parts in () if name in self._forms else site.products().items():
                 for part in parts:
-                    side = site.present, [(name, site.present)]
-                    attention.setdefault((path, part), {})[name] = side
+                    attention.setdefault((paths[root.get_submodule(path)], part), {})[name] = (
+                        site.present, [(name, site.present)])
         # the two products have equal MACs
         products += [(own.get(path, 0) // 2, sides) for (path, _), sides in attention.items()]
         for macs, sides in products:
