@@ -47,7 +47,6 @@ from mmkcr.models.tasks import (
     is_detector,
     tensor_outputs,
 )
-from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
 #: Maximum number of calibration images by default.
@@ -57,8 +56,6 @@ CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
     """Outputs of a task model that must agree: scores, score maps, or a detector's features.
-
-    Of a classifier they are what it decides by, see :func:`~mmkcr.models.tasks.deciding_scores`.
 
     Args:
         model (nn.Module): A model of mmpretrain, mmdet or mmseg.
@@ -71,31 +68,19 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
 
 
 class CompressTask(NamedTuple):
-    """A checkpoint to compress, with its images.
+    """A checkpoint to compress, with its images."""
 
-    Args:
-        config (Config): Of the dense task model.
-        model (nn.Module): The model with its weights.
-        meta (dict): Of the checkpoint.
-        batches (Sequence): Of calibration images.
-        input_shape (Sequence[int]): (C, H, W) that MACs are counted for; of ``part``.
-        classifies (bool): Whether the outputs are class scores.
-        folder (Path): To write to.
-        provenance (dict): For the written files.
-        key (dict): Two tasks with equal keys give the same result.
-    """
-
-    config: Config
-    model: nn.Module
-    meta: dict[str, Any]
-    batches: Sequence[Any]
-    input_shape: Sequence[int]
+    config: Config  # of the dense task model
+    model: nn.Module  # with its weights
+    meta: dict[str, Any]  # of the checkpoint
+    batches: Sequence[Any]  # of calibration images
+    input_shape: Sequence[int]  # (C, H, W) that MACs are counted for; of `part`
     part: str | None
-    classifies: bool
-    folder: Path
+    classifies: bool  # whether the outputs are class scores
+    folder: Path  # to write to
     scope: str
-    provenance: dict[str, Any]
-    key: dict[str, Any]
+    provenance: dict[str, Any]  # for the written files
+    key: dict[str, Any]  # tasks with equal keys give the same result
 
 
 def compress_task(config: str | Path, checkpoint: str | Path,
@@ -111,16 +96,15 @@ def compress_task(config: str | Path, checkpoint: str | Path,
         raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
                          f'`{type(model).__name__}` in `{config}`')
     content = load_weights(model, checkpoint)
-    if scope == 'model':
-        if not is_dense_task(model):
-            raise ValueError("expected a detector or segmentor for the scope 'model', found "
-                             f'`{type(model).__name__}`')
-        if part == 'backbone':
-            raise ValueError("expected a budget over the whole model for the scope 'model', found "
-                             "that of the part 'backbone'")
-        part = 'model'
+    dense_task = is_dense_task(model)
+    if scope == 'model' and not dense_task:
+        raise ValueError("expected a detector or segmentor for the scope 'model', found "
+                         f'`{type(model).__name__}`')
+    if scope == 'model' and part == 'backbone':
+        raise ValueError("expected a budget over the whole model for the scope 'model', found "
+                         "that of the part 'backbone'")
     # heads of detectors cost what the proposals make them cost, so their budget is the backbone's
-    part = part or ('backbone' if is_dense_task(model) else None)
+    part = 'model' if scope == 'model' else part or ('backbone' if dense_task else None)
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
     batches = calibration_images(cfg, model, calibration, images or MOST_IMAGES, seed)
@@ -131,15 +115,15 @@ def compress_task(config: str | Path, checkpoint: str | Path,
     head = getattr(model, 'head', None)  # scores of one set of classes: no features, no numbers
     classifies = is_of(head, 'mmpretrain.models.heads.ClsHead') and \
         not is_of(head, 'mmpretrain.models.heads.RegressionHead')
+    origin = provenance(cfg, config, checkpoint, content)
     return CompressTask(
         cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
         scope,
-        dict(provenance(cfg, config, checkpoint, content), calibration=dict(
+        dict(origin, calibration=dict(
             images=batches.images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
-             checkpoint=str(checkpoint) if is_address(checkpoint) else file_sha256(checkpoint),
-             calibration=calibration, images=images,
-             shape=input_shape, part=part, seed=seed, scope=scope))
+             checkpoint=origin['checkpoint_sha256'] or str(checkpoint), calibration=calibration,
+             images=images, shape=input_shape, part=part, seed=seed, scope=scope))
 
 
 def searched_config(config: Config, scope: str) -> dict[str, Any]:
@@ -153,12 +137,8 @@ def searched_config(config: Config, scope: str) -> dict[str, Any]:
 def enough_images(looked: Survey, layers: Iterable[nn.Module]) -> int:
     """Number of calibration images that refits need, with the tenth that is held out.
 
-    They have 12 positions for each input of every layer, and as many pixels as 256 images of 224 x
-    224; there are at least 32 and at most 512 of them.
-
-    Args:
-        looked (Survey): Of the network.
-        layers (Iterable[nn.Module]): Its layers; those with one position per image do not count.
+    They have 12 positions for each input of every layer with more than one an image, and as many
+    pixels as 256 images of 224 x 224; there are at least 32 and at most 512 of them.
     """
     wide = [layer for layer in layers if looked.rows.get(layer, 0) > 1
             and getattr(layer, 'groups', 1) == 1]
@@ -182,10 +162,9 @@ def compress_files(task: CompressTask, target: str | int | float,
 
     Args:
         task (CompressTask): Config, checkpoint and images.
-        target (str | int | float): See :func:`~mmkcr.closed_form.compression.compress`; so are
-            ``sites`` and ``cost``.
-        latency (str | Path, optional): Table of latencies: ``target`` is a time. Defaults to None.
-        force_latency (bool): Accept a table of another machine. Defaults to False.
+        target, sites, cost: See :func:`~mmkcr.closed_form.compression.compress`.
+        latency (str | Path, optional): Table of latencies: ``target`` is a time, also with
+            ``force_latency`` that of another machine. Defaults to None.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
             :func:`~mmkcr.deploy.int8.deploy_int8`. Defaults to None.
         profiles (str | Path, optional): Folder of an earlier call whose profiles are used. Defaults
@@ -216,20 +195,17 @@ def compress_files(task: CompressTask, target: str | int | float,
                           logits=task.classifies, **settings)
     except ValueError:  # refused arguments leave nothing to continue
         done.withdraw()
-        if not known:
-            kept.withdraw()
+        kept.withdraw()
         raise
-    return _written(task, result, done, later, int8)._replace(
-        reused=kept.folder if known else None)
+    files = _written(task, result, done, later, int8)
+    if known:
+        files.notes.append(f'Profiles of the sites are those of an earlier call, in {kept.folder}.')
+    return files
 
 
 def refit_files(task: CompressTask, structure: str | Path,
                 later: Mapping[str, Any] | None = None, **settings: Any) -> SubnetFiles:
-    """Refit a checkpoint to a structure; writes structure, weights and config.
-
-    A call that was killed continues behind the last refitted block if it is repeated.
-
-    Arguments are those of :func:`compress_files`.
+    """Refit a checkpoint to a structure, as :func:`compress_files` to a target.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -268,11 +244,9 @@ def _written(task: CompressTask, result: CompressResult, done: CompressProgress,
 
 
 def _int8_files(task: CompressTask, slim: nn.Module, runtime: str) -> Sequence[DeployedFile]:
-    """Files calibrated on the calibration images except the last tenth, which compares outputs.
-
-    The files take images of one size. Batches of others are resized to that of the first.
-    """
+    """Files calibrated on the calibration images except the last tenth, which compares outputs."""
     images = [batch['inputs'].cpu() for batch in task.batches]
+    # the files take images of one size
     size = images[0].shape[-2:]
     images = [(one if one.shape[-2:] == size else F.interpolate(one, size, mode='bilinear')).numpy()
               for one in images]
@@ -289,9 +263,8 @@ def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str
 
     Args:
         config, scope: Of the dense task model; ``'backbone'`` or ``'model'``.
-        folder (Path): Holds structure and weights.
+        folder (Path): Holds structure and ``weights``.
         backbone (Mapping): Config of the backbone, or the whole model, without its structure.
-        weights (str): Name of the file with the weights. Defaults to ``'subnet.pth'``.
     """
     # initial checkpoints of the dense model would be loaded over the subnet, or refused
     here, written = '{{ fileDirname }}', without_initial_weights(config)

@@ -26,15 +26,11 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
         dense (Config): Config of the dense task model.
         checkpoint (str | Path): Its weights, a file or URL.
         structure (Structure): Structure of the subnet.
-        folder (Path): Holds structure and weights; other names in the config are relative to it.
-        length (int): Epochs, or iterations if the dense config counts these.
-        rate (float): Share of the dense config's learning rates. Defaults to 0.1.
+        folder (Path): Holds structure and weights.
+        length, rate: See :func:`shortened`.
 
     Returns:
         Path: Path of the config, which ``tools/train.py`` takes.
-
-    Raises:
-        ValueError: As in :func:`shortened`.
     """
     config = shortened(dense, length, rate)
     here, checkpoint = '{{ fileDirname }}', str(checkpoint)
@@ -62,7 +58,10 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
 def shortened(dense: Config, length: int, rate: float) -> Config:
     """A copy of a config with a schedule of another length, at a share of its learning rates.
 
-    Arguments are those of :func:`write_finetune_config`.
+    Args:
+        dense (Config): Config of a training.
+        length (int): Epochs, or iterations if the config counts these.
+        rate (float): Share of its learning rates.
 
     Raises:
         ValueError: The config trains nothing, or ``length`` or ``rate`` is not positive.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmkcr.apis.compress_files import CONFIG
 from mmkcr.apis.finetune import FINETUNE
-from mmkcr.apis.slim_files import checkpoint_bytes, provenance, relative, subnet_name
+from mmkcr.apis.slim_files import provenance, relative, subnet_name
 from mmkcr.core import atomic_write, count_params
 from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
 from mmkcr.models.loading import load_task, weights_of
@@ -22,17 +22,11 @@ from mmkcr.safe_load import is_address, read_checkpoint
 
 
 class Published(NamedTuple):
-    """Result of publishing.
+    """Result of publishing."""
 
-    Args:
-        path (Path): The file, named after the first 8 digits of its SHA-256.
-        meta (dict): Its metadata, including ``structure``.
-        bytes (dict[str, int]): Sizes of ``checkpoint`` and ``published`` file.
-    """
-
-    path: Path
-    meta: dict[str, Any]
-    bytes: dict[str, int]
+    path: Path  # named after the first 8 digits of the file's SHA-256
+    meta: dict[str, Any]  # including `structure`
+    bytes: dict[str, int]  # of `checkpoint` and `published` file
 
 
 def publish(config: str | Path, checkpoint: str | Path | None = None,
@@ -92,14 +86,17 @@ def publish(config: str | Path, checkpoint: str | Path | None = None,
         # `compress` writes files of these names for every network
         if structure is not None and Path(config).name in (CONFIG, FINETUNE):
             name = subnet_name(structure) or name
-    beside = Path() if is_address(checkpoint) else Path(checkpoint).parent
+    if is_address(checkpoint):
+        beside, before = Path(), sum(
+            value.nbytes for value in content.get('state_dict', content).values())
+    else:
+        beside, before = Path(checkpoint).parent, Path(checkpoint).expanduser().stat().st_size
     path = Path(out or beside) / f'{name}-{digest[:8]}.pth'
     with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
         # read back before the rename: a file that does not load is never published
         load_task(model, weights_of(read_checkpoint(temporary), str(path)), str(path))
-    return Published(path, meta, dict(checkpoint=checkpoint_bytes(checkpoint, content),
-                                      published=path.stat().st_size))
+    return Published(path, meta, dict(checkpoint=before, published=path.stat().st_size))
 
 
 def _stored(value: Tensor, half: bool) -> Tensor:

@@ -6,11 +6,7 @@ import mmkcr
 
 
 def shipped_root() -> Path:
-    """Folder of ``configs/``, ``tools/`` and ``model-index.yml``.
-
-    Returns:
-        Path: The clone, or the copy inside an installed package (``mmkcr/.mim``).
-    """
+    """Folder of ``configs/``, ``tools/`` and ``model-index.yml``: the clone, or ``mmkcr/.mim``."""
     package = Path(mmkcr.__file__).parent
     clone = package.parent / 'model-index.yml'
     return package.parent if clone.is_file() else package / '.mim'

@@ -36,49 +36,25 @@ STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
 
 
 class SubnetFiles(NamedTuple):
-    """What :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files` wrote.
-
-    Args:
-        folder (Path): Folder of the files.
-        structure (Structure): The written structure, with provenance.
-        bytes (dict[str, int]): Of the weights, ``dense`` and ``subnet``.
-        parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
-            slim; empty for others.
-        proposals (str, optional): The proposals that they are counted for, see
-            :func:`~mmkcr.models.counting.counted_proposals`.
-        latency (str): With a target of time, how accurate the prediction was, else ''.
-        reused (Path, optional): Folder whose profiles of an earlier call were used.
-        deployed (Sequence[DeployedFile]): fp32 and int8 files, if requested.
-        progress (CompressProgress, optional): Of a compression: whoever takes ``later`` steps
-            removes it at the end.
-    """
+    """What :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files` wrote."""
 
     folder: Path
-    structure: Structure
-    bytes: dict[str, int]
-    parts: Parts
-    proposals: str | None
-    latency: str = ''
-    reused: Path | None = None
-    deployed: Sequence[DeployedFile] = ()
-    progress: CompressProgress | None = None
+    structure: Structure  # with provenance
+    bytes: dict[str, int]  # of the weights, `dense` and `subnet`
+    parts: Parts  # of a detector or segmentor, empty for others
+    notes: list[str]  # sentences: how parts are counted, how good a prediction of time was …
+    deployed: Sequence[DeployedFile] = ()  # in fp32 and int8
+    progress: CompressProgress | None = None  # whoever takes `later` steps removes it at the end
 
 
 def written_files(dense: nn.Module, subnet: nn.Module, structure: Structure,
                   folder: Path) -> SubnetFiles:
-    """Compare a written subnet with its dense network.
-
-    Args:
-        dense (nn.Module): The task model, without gates.
-        subnet (nn.Module): Bare task model.
-        structure (Structure): Its structure, with provenance.
-        folder (Path): Folder of its files.
-    """
+    """Compare a subnet, written to a folder, with its dense network; both are bare task models."""
     predicted = structure.provenance.get('latency')
+    notes = counted_proposals(subnet), predicted and check_prediction(dense, subnet, predicted)
     return SubnetFiles(
         folder, structure, dict(dense=state_bytes(dense), subnet=state_bytes(subnet)),
-        both_parts(dense, subnet, structure.macs['input_shape']), counted_proposals(subnet),
-        '' if predicted is None else check_prediction(dense, subnet, predicted))
+        both_parts(dense, subnet, structure.macs['input_shape']), list(filter(None, notes)))
 
 
 def slim_files(config: str | Path, checkpoint: str | Path,
@@ -137,18 +113,7 @@ def slim_files(config: str | Path, checkpoint: str | Path,
 
 def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
                content: Mapping[str, Any]) -> dict[str, Any]:
-    """Provenance of a subnet.
-
-    Args:
-        cfg (Config): The search's config, for the seed.
-        config (str | Path): Its path; kept relative to the working directory,
-            or as a name if it lies elsewhere.
-        checkpoint (str | Path): The checkpoint's file, or its address, which has no hash.
-        content (dict): The checkpoint.
-
-    Returns:
-        dict: JSON types.
-    """
+    """Provenance of a subnet, in JSON types; a checkpoint behind an address has no hash."""
     meta = content.get('meta') or {}
     seed = (cfg.get('randomness') or {}).get('seed')
     return dict(
@@ -163,13 +128,6 @@ def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
                       mmkcr=__version__))
 
 
-def checkpoint_bytes(checkpoint: str | Path, content: Mapping[str, Any]) -> int:
-    """Size of a checkpoint: of its file, or of the tensors of its model behind an address."""
-    if not is_address(checkpoint):
-        return Path(checkpoint).expanduser().stat().st_size
-    return sum(value.nbytes for value in content.get('state_dict', content).values())
-
-
 def relative(path: str | Path) -> str:
     """A path below the working directory relative to it, a reference unchanged, else a name."""
     if '::' in str(path):
@@ -181,9 +139,7 @@ def relative(path: str | Path) -> str:
 def subnet_name(structure: Structure) -> str | None:
     """Name of a subnet for others: its dense network's config and its share of the MACs.
 
-    Args:
-        structure (Structure): With the provenance that `slim` and `compress` write, else the name
-            is None.
+    It is None without the provenance that `slim` and `compress` write.
     """
     source, macs = structure.provenance.get('config'), structure.macs
     if source is None or not {'subnet', 'dense'} <= set(macs):
@@ -203,7 +159,7 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
     Args:
         subnet (nn.Module): Bare task model.
         structure (Structure): Its structure, with provenance.
-        meta (dict): ``meta`` of the checkpoint that it comes from.
+        meta (dict): Of the checkpoint that it comes from.
         folder (Path): Created if it does not exist.
     """
     remove_stale(folder)  # half-written files of a killed call

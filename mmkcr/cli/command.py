@@ -12,46 +12,32 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from mmkcr.cli.limits import check_arguments
 from mmkcr.core.machine import NO_MEMORY
 from mmkcr.core.words import did_you_mean
 from mmkcr.safe_load import trust_checkpoints
 
-#: Errors of this package, the hosts or the system that the user can fix.
-USER_ERRORS = (ValueError, TypeError, KeyError, OSError, ImportError, MemoryError)
 #: Libraries whose assertions say what is wrong with a config or a checkpoint.
 _HOSTS = ('mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg')
 #: How PyTorch reports that a file cannot be written whole.
 _NO_ROOM = re.compile('PytorchStreamWriter failed|inline_container.*unexpected pos')
-
-
-class Entry(NamedTuple):
-    """A command: its file below ``tools/`` without the suffix, and what it does.
-
-    Its module in this package has the command's name.
-    """
-
-    tool: str
-    about: str
-
-
-#: Words that may follow ``mmkcr`` on the command line.
-COMMANDS: dict[str, Entry] = {
-    'compress': Entry('compress', 'make a trained model smaller in closed form, without training'),
-    'distil': Entry('distil', 'teach a compressed model what its dense one does, without labels'),
-    'init': Entry('init', 'write the few lines beside your own config'),
-    'search': Entry('search', 'train gates and weights: which units a model can do without'),
-    'slim': Entry('slim', 'cut a searched model under a budget'),
-    'train': Entry('train', 'train any config of mmpretrain, mmdet or mmseg'),
-    'test': Entry('test', 'evaluate a checkpoint'),
-    'export': Entry('deployment/export_onnx', 'write an ONNX file and compare it with PyTorch'),
-    'flops': Entry('analysis_tools/get_flops', 'count MACs and parameters, attention included'),
-    'latency': Entry('benchmarks/latency', 'time a dense and a slim model in turns'),
-    'latency-table': Entry('benchmarks/latency_table', 'measure what a budget in ms needs'),
-    'publish': Entry('publish', 'one file with weights, structure and metadata'),
-    'zoo': Entry('zoo', 'list the models of this package'),
+#: Words that may follow ``mmkcr`` on the command line; each is a module of this package.
+COMMANDS = {
+    'compress': 'make a trained model smaller in closed form, without training',
+    'distil': 'teach a compressed model what its dense one does, without labels',
+    'init': 'write the few lines beside your own config',
+    'search': 'train gates and weights: which units a model can do without',
+    'slim': 'cut a searched model under a budget',
+    'train': 'train any config of mmpretrain, mmdet or mmseg',
+    'test': 'evaluate a checkpoint',
+    'export': 'write an ONNX file and compare it with PyTorch',
+    'flops': 'count MACs and parameters, attention included',
+    'latency': 'time a dense and a slim model in turns',
+    'latency-table': 'measure what a budget in ms needs',
+    'publish': 'one file with weights, structure and metadata',
+    'zoo': 'list the models of this package',
 }
 
 
@@ -61,10 +47,10 @@ class Parser(argparse.ArgumentParser):
     The first line of a command's docstring is its description, the rest follows the options.
     """
 
-    def __init__(self, doc: str, **kwargs: Any) -> None:
+    def __init__(self, doc: str) -> None:
         first, _, rest = doc.strip().partition('\n')
         super().__init__(description=first, epilog=rest.strip('\n'), allow_abbrev=False,
-                         formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
         self.add_argument('--debug', action='store_true',
                           help='show the traceback of an error (also: MMKCR_DEBUG=1)')
 
@@ -133,32 +119,31 @@ def quiet_hosts() -> None:
 
 def sentence(error: BaseException) -> str:
     """An error's message in one line."""
-    if isinstance(error, (FileExistsError, NotADirectoryError)) and error.errno is not None:
-        return f'expected a folder, found a file at or above {error.filename}'
-    if isinstance(error, OSError) and error.errno is not None and error.filename:
-        return f'expected to read or write `{error.filename}`, found: {error.strerror}'
     if isinstance(error, OSError) and error.errno is not None:
-        return str(error.strerror)
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            return f'expected a folder, found a file at or above {error.filename}'
+        return f'expected to read or write `{error.filename}`, found: {error.strerror}' \
+            if error.filename else str(error.strerror)
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
     if _NO_ROOM.search(str(error)):
-        return f'expected room on the disk to write to, found none ({_first_line(error)})'
+        return f'expected room on the disk to write to, found none ({first})'
     if (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))) and \
             not str(error).startswith('expected'):
-        return (f'expected sizes that fit into memory, found more ({_first_line(error)}); smaller '
-                'batches or smaller images need less')
+        return (f'expected sizes that fit into memory, found more ({first}); smaller batches or '
+                'smaller images need less')
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     return ' '.join(str(text).split()) or type(error).__name__
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-
-
-def _refused_by_host(error: BaseException) -> bool:
-    """Whether an assertion of a host library failed, with a message: how they refuse settings."""
-    if not isinstance(error, AssertionError) or not str(error):
-        return False
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get('__name__', '').partition('.')[0] in _HOSTS
+def _is_users(error: Exception) -> bool:
+    """Whether the user can mend it: of other errors the traceback is shown."""
+    if isinstance(error, AssertionError):  # with a message, of a host: how these refuse settings
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        return bool(str(error)) and frame.f_globals.get(
+            '__name__', '').partition('.')[0] in _HOSTS
+    if isinstance(error, RuntimeError):
+        return bool(NO_MEMORY.search(str(error)) or _NO_ROOM.search(str(error)))
+    return isinstance(error, (ValueError, TypeError, KeyError, OSError, ImportError, MemoryError))
 
 
 def reader_is_gone() -> bool:
@@ -196,10 +181,8 @@ def command(main: Callable[[Sequence[str] | None], Any]) -> Callable:
                 raise
             print('interrupted', file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
-        except (*USER_ERRORS, RuntimeError, AssertionError) as error:
-            known = NO_MEMORY.search(str(error)) or _NO_ROOM.search(str(error))
-            if debug or isinstance(error, RuntimeError) and not known or \
-                    isinstance(error, AssertionError) and not _refused_by_host(error):
+        except Exception as error:
+            if debug or not _is_users(error):
                 raise
             print(f'error: {sentence(error)}', file=sys.stderr)
             sys.exit(1)

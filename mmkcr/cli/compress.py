@@ -203,26 +203,22 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
         begin(files, 'distil')
         distil_files(task, files.folder, args.distil)
     tuned = [] if args.finetune is None else [finetune(task.config, args, files)]
-    found, deployed, note = [], [], ''
+    found, deployed, notes = [], [], []
     if args.evaluate:
-        work_dir = str(files.folder / 'evaluate')
+        work_dir, slim = str(files.folder / 'evaluate'), load_config(files.folder / CONFIG)
         if not metrics:
             metrics.append(evaluate(task.config, args.checkpoint, work_dir))
-        found = [*metrics, *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
+        found = [*metrics, *(evaluate(slim, checkpoint, work_dir)
                              for checkpoint in (None, *tuned))]
+        networks = dict(dense=(task.config, args.checkpoint), slim=(slim, None))
         try:
-            for entry in files.deployed:
-                of_dense = entry.name.startswith('dense')
-                config = task.config if of_dense else load_config(files.folder / CONFIG)
-                deployed.append(evaluate(config, args.checkpoint if of_dense else None, work_dir,
-                                         entry.path, args.int8))
+            deployed = [evaluate(*networks[entry.name.split()[0]], work_dir, entry.path,
+                                 args.int8) for entry in files.deployed]
         except ValueError as error:  # they have one size, test images may have others
-            note = f'The files of `--int8` were not evaluated: {error}'
+            notes = [f'The files of `--int8` were not evaluated: {error}']
     print_files(files, found, deployed)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
-    print(next_steps(files))
-    if note:
-        print(note)
+    print('\n'.join([next_steps(files), *notes]))
     for checkpoint in tuned:
         print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
 

@@ -3,13 +3,10 @@
 ``python tools/compress.py CONFIG ...`` in a clone is the same as ``mmkcr compress CONFIG ...``.
 """
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 
-from mmkcr.apis.shipped import shipped_root
 from mmkcr.cli.command import COMMANDS, command
 from mmkcr.core.words import did_you_mean
 from mmkcr.version import __version__
@@ -28,7 +25,7 @@ complete -o default -F _mmkcr mmkcr"""
 def usage() -> str:
     """The text of ``mmkcr --help``."""
     width = max(map(len, COMMANDS))
-    lines = [f'  {name:<{width}}  {entry.about}' for name, entry in COMMANDS.items()]
+    lines = [f'  {name:<{width}}  {about}' for name, about in COMMANDS.items()]
     return '\n'.join([
         'usage: mmkcr COMMAND ...', '',
         'Vision transformers made smaller and faster inside OpenMMLab.', '',
@@ -38,27 +35,6 @@ def usage() -> str:
         '  --completion  print a completion script for bash',
         '  --help        print this; `mmkcr COMMAND --help` has the options of a command', '',
         'Example:', '    mmkcr compress CONFIG CHECKPOINT --target-macs 60%'])
-
-
-def load_tool(name: str) -> ModuleType:
-    """A command as a module: of this package, or any other file of ``tools/``.
-
-    The name is the path below ``tools/`` without its suffix. The folder of a file is put in front
-    of ``sys.path``, as Python does for a script.
-    """
-    word = next((word for word, entry in COMMANDS.items() if entry.tool == name), None)
-    if word is not None:
-        return import_module(f'mmkcr.cli.{word.replace("-", "_")}')
-    path = shipped_root() / 'tools' / f'{name}.py'
-    if not path.is_file():
-        raise FileNotFoundError(f'expected a tool at `{path}`, found none')
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(f'{path.stem}_command', path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # worker processes and dataclasses look modules up there
-    spec.loader.exec_module(module)
-    return module
 
 
 @command
@@ -77,4 +53,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     else:
         sys.argv = [f'mmkcr {words[0]}', *words[1:]]  # the name that argparse shows
-        load_tool(COMMANDS[words[0]].tool).main(words[1:])
+        import_module(f'mmkcr.cli.{words[0].replace("-", "_")}').main(words[1:])

@@ -37,7 +37,7 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
     else:
         made = {} if positional and settings.get('nargs') is None else dict(default=default)
     return dataclasses.field(kw_only=not positional, **made, metadata=dict(
-        settings, help=help, positional=positional, group=group))
+        settings, help=help, positional=positional, group=group, default=default))
 
 
 def _add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
@@ -50,17 +50,11 @@ def _add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
             groups[group] = parser.add_mutually_exclusive_group(required=group.endswith('!'))
         target = groups.get(group, parser)
         if settings.pop('positional'):
-            given = {} if settings.get('nargs') is None else dict(default=_default(field))
-            target.add_argument(field.name, **given, **settings)
-            continue
-        names = (f'--{name}', *settings.pop('names', ()))
-        target.add_argument(*names, dest=field.name, default=_default(field),
-                            **{**_of_type(hints[field.name]), **settings})
-
-
-def _default(field: dataclasses.Field) -> Any:
-    made = field.default_factory is not dataclasses.MISSING
-    return field.default_factory() if made else field.default
+            target.add_argument(field.name, **settings)
+        else:
+            names = (f'--{name}', *settings.pop('names', ()))
+            target.add_argument(*names, dest=field.name,
+                                **{**_of_type(hints[field.name]), **settings})
 
 
 def _of_type(hint: Any) -> dict[str, Any]:

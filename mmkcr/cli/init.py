@@ -11,7 +11,6 @@ Examples:
     mmkcr init my_config.py --stage compress
 """
 
-
 from dataclasses import dataclass
 
 from mmkcr.cli.fields import argument, runs

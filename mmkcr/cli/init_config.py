@@ -47,21 +47,7 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
     """Write a config that adds a method to a host's config.
 
     The host is built with random weights, to check that it has the layers of the method and that
-    they can meet the target.
-
-    Args:
-        config (str | Path): Config of an ordinary task model: a file or ``library::path``.
-        method (str): One of :data:`METHODS`; the stage ``compress`` needs none. Defaults to
-            ``'kcr'``.
-        stage (str): One of :data:`STAGES`. Defaults to ``'search'``.
-        target (str): Target MACs of a search, relative to the dense model. Defaults to ``'70%'``.
-        out (str | Path, optional): File to write. Defaults to ``<method>-<stage>_<name>.py`` in
-            the current folder.
-        force (bool): Overwrite an existing file. Defaults to False.
-        search (str, optional): Name of the search that a retraining follows, that of its config.
-            Defaults to None: the name without ``out``.
-        part (str, optional): What the target is about: ``'model'`` or ``'backbone'``. Defaults to
-            None: the backbone of a detector or segmentor, else the model.
+    they can meet the target. The arguments are those of ``mmkcr init``, see its ``--help``.
 
     Returns:
         Path: The written file.

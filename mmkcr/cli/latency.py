@@ -178,25 +178,25 @@ def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int,
             threads: int) -> tuple[dict[str, Any], PairTiming]:
     """One line of the file."""
     torch.manual_seed(0)
-    alone = clock_for(runtime, threads, args.device) is time.process_time
-    clock = args.clock or ('cpu' if alone else 'wall')
-    if clock == 'cpu' and not alone:
+    clock = time.perf_counter if args.clock == 'wall' else \
+        clock_for(runtime, threads, args.device)
+    if args.clock == 'cpu' and clock is not time.process_time:
         raise ValueError(f'expected one thread of a CPU for `--clock cpu`, found {threads} on '
                          f'{args.device}')
     images = torch.randn(batch, *pair.shape, device=args.device)
     sides = [side.to(args.device) if isinstance(side, nn.Module) else side
              for side in (pair.dense, pair.slim)]
     timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp,
-                          time.process_time if clock == 'cpu' else time.perf_counter)
+                          clock)
     found, (height, width) = timing.to_dict(), pair.shape[1:]
     row = dict(dense=pair.names[0], slim=pair.names[1], sites=pair.sites, part=args.part,
                height=height, width=width, runtime=runtime, threads=threads, batch=batch,
-               amp=args.amp or 'fp32', device=args.device, clock=clock, pairs=len(timing.dense))
-    for side in ('dense', 'slim'):
-        row[f'gmacs_{side}'] = rounded(found['macs'][side], 1e-9)
-    row['macs_ratio'] = rounded(timing.macs_ratio)
-    for side in ('dense', 'slim'):
-        row[f'ms_{side}'] = rounded(found['seconds'][side], 1e3)
+               amp=args.amp or 'fp32', device=args.device,
+               clock='cpu' if clock is time.process_time else 'wall', pairs=len(timing.dense),
+               gmacs_dense=rounded(timing.macs_dense, 1e-9),
+               gmacs_slim=rounded(timing.macs_slim, 1e-9), macs_ratio=rounded(timing.macs_ratio),
+               ms_dense=rounded(found['seconds']['dense'], 1e3),
+               ms_slim=rounded(found['seconds']['slim'], 1e3))
     for key in ('ratio', 'share'):
         row[key] = rounded(found[key])
         row[f'{key}_q1'], row[f'{key}_q3'] = map(rounded, found[f'{key}_quartiles'])

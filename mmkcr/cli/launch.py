@@ -34,10 +34,8 @@ _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: Any) -> None:
     """Give data loaders the settings that mmpretrain's commands give them, in place.
 
-    Args:
-        config, fields: The keys of its loaders; missing ones are skipped.
-        **settings: Defaults (``pin_memory``, ``persistent_workers``); a value
-            of False overrides the config's. Without a GPU nothing is pinned.
+    Settings (``pin_memory``, ``persistent_workers``) are defaults, but False overrides the
+    config's. Without a GPU nothing is pinned.
     """
     settings['pin_memory'] = settings['pin_memory'] and torch.cuda.is_available()
     refused = {key: False for key, value in settings.items() if not value}
@@ -75,12 +73,11 @@ def latest_checkpoint(work_dir: str) -> str | None:
     folder = Path(work_dir)
     pointer = folder / 'last_checkpoint'
     named = pointer.read_text().strip() if pointer.is_file() else ''
-    if is_address(named):
+    if named and (is_address(named) or Path(named).is_file()):
         return named
-    # as it was written, or the file of that name after a move
-    for path in (Path(named), folder / Path(named).name) if named else ():
-        if path.is_file():
-            return str(path)
+    moved = folder / Path(named).name
+    if moved.is_file():
+        return str(moved)
     numbered = {int(match[1]): path for path in folder.glob('*.pth')
                 if (match := _NUMBERED.fullmatch(path.name))}
     if not numbered:
@@ -136,17 +133,6 @@ def refuse_gates_without_search(model: nn.Module) -> None:
                          'CONFIG` write it')
 
 
-def _refuse_losses_without_state(runner: Runner) -> None:
-    """Refuse a regulariser whose state no hook computes and no checkpoint provides."""
-    refreshed = {hook.loss for hook in runner.hooks if isinstance(hook, RefreshHook)}
-    for name, loss in getattr(unwrap(runner.model), 'regularizers', {}).items():
-        if name not in refreshed and not getattr(loss, 'ready', True):
-            hook = 'NystromRefreshHook' if hasattr(loss, 'basis') else 'InformationBottleneckHook'
-            raise ValueError(f"expected `dict(type='mmkcr.{hook}', loss='{name}')` in "
-                             f'`custom_hooks`, or a checkpoint with the state of '
-                             f'`{type(loss).__name__}` in `load_from`, found neither')
-
-
 class StartHook(Hook):
     """Records that the first batch has arrived, so that all settings are valid."""
 
@@ -155,8 +141,16 @@ class StartHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Refuse what would fail in a batch; the checkpoint is loaded by now."""
-        _refuse_losses_without_state(runner)
         model = unwrap(runner.model)
+        # regularisers whose state no hook computes and no checkpoint has
+        refreshed = {hook.loss for hook in runner.hooks if isinstance(hook, RefreshHook)}
+        for name, loss in getattr(model, 'regularizers', {}).items():
+            if name not in refreshed and not getattr(loss, 'ready', True):
+                hook = 'NystromRefreshHook' if hasattr(loss, 'basis') else \
+                    'InformationBottleneckHook'
+                raise ValueError(f"expected `dict(type='mmkcr.{hook}', loss='{name}')` in "
+                                 f'`custom_hooks`, or a checkpoint with the state of '
+                                 f'`{type(loss).__name__}` in `load_from`, found neither')
         price = getattr(model, 'price', None)
         # without a shape the MACs are counted for the first batch, and the target is checked there
         if isinstance(price, MacsPrice) and None not in (price.target, price.input_shape):
@@ -171,11 +165,10 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
     """Lock a work directory, and restore it if the run fails before its first batch.
 
     MMEngine creates folders and files before it builds what a config describes. If that fails,
-    the copy of the config is restored or removed; the log stays, with the reason in it.
-    Nothing else is removed, as other files are not of this run. After the start, values that are
-    not finite, unreadable images and full disks are still reported in one sentence. Any other
-    error is not the user's mistake: it becomes a ``RuntimeError``, so that a command shows its
-    traceback.
+    the copy of the config is restored or removed; the log stays, with the reason in it, and so
+    does everything else. After the start, values that are not finite, unreadable images and full
+    disks are still reported in one sentence; any other error becomes a ``RuntimeError``, so that a
+    command shows its traceback.
 
     Args:
         config (Config): With ``work_dir`` and ``launcher``.

@@ -25,12 +25,10 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
 
     ``metavar='FILE'`` distinguishes an output file from a folder.
     """
-    flags = {action.dest: max(action.option_strings, key=len) for action in actions
-             if action.option_strings}
-    metavars = {action.dest: action.metavar for action in actions}
     _check_order(args)
-    for name, flag in flags.items():
-        given = getattr(args, name, None)
+    for action in actions:
+        name, flag = action.dest, max(action.option_strings, key=len, default='')
+        given = getattr(args, name, None) if flag else None
         values = [value for value in (given if isinstance(given, (list, tuple)) else [given])
                   if value is not None]
         if name in LEAST:
@@ -48,7 +46,7 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
         elif name == 'shape' and values:
             image_shape(values)
         elif name in ('out', 'work_dir', 'show_dir') and values:
-            check_place(values[0], flag, metavars[name] == 'FILE')
+            check_place(values[0], flag, action.metavar == 'FILE')
 
 
 def _check_order(args: Namespace) -> None:

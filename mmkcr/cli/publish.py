@@ -12,7 +12,6 @@ Examples:
         --cfg-options compression.structure=published/NAME-HASH.pth
 """
 
-
 from dataclasses import dataclass
 
 from mmkcr.apis.publish import publish

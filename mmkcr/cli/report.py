@@ -13,10 +13,8 @@ def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = (),
                 deployed: Sequence[dict[str, float]] = ()) -> None:
     """Print what was kept, and the networks side by side.
 
-    Args:
-        files (SubnetFiles): What was written.
-        metrics (Sequence[dict]): Of the dense, slim and fine-tuned network. Defaults to none.
-        deployed (Sequence[dict]): Metrics of the files of ``--int8``. Defaults to none.
+    The ``metrics`` are of the dense, slim and fine-tuned network, ``deployed`` of the files of
+    ``--int8``.
     """
     structure, sizes = files.structure, files.bytes
     print(site_table(structure))
@@ -35,11 +33,10 @@ def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = (),
                             'same class', *names), rows))
     if files.parts:
         print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
-    reused = files.reused and \
-        f'Profiles of the sites are those of an earlier call, in {files.reused}.'
     written = (files.folder / WEIGHTS).stat().st_mtime_ns
     earlier = [path.name for path in sorted(files.folder.glob('slim_*.onnx'))
                if path.stat().st_mtime_ns < written]
-    of_earlier = earlier and f'Of an earlier network: {", ".join(earlier)}.'
-    for sentence in filter(None, (files.proposals, files.latency, reused, of_earlier)):
+    for sentence in files.notes:
         print(sentence)
+    if earlier:
+        print(f'Of an earlier network: {", ".join(earlier)}.')

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.train import TrainJob, train
+from mmkcr.cli.launch import start_training
+from mmkcr.cli.train import TrainJob, training_config
 from mmkcr.engine.build import backbone_config, load_config
+from mmkcr.engine.compressed_config import compressed_config
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ def has_gates(part: Any) -> bool:
 @runs(SearchJob, quiet=False)
 def main(args: SearchJob) -> None:
     """Check that there are gates, and train."""
-    config = load_config(args.config)
+    given = load_config(args.config, compressed=False)
+    config = compressed_config(given)
     if not has_gates(config.get('model')):
         wanted = 'expected a backbone with `gates` to search on, found'
         if config.get('model') and backbone_config(config).get('structure') is not None:
@@ -47,7 +50,6 @@ def main(args: SearchJob) -> None:
         raise ValueError(f'{wanted} none in `{args.config}`: `mmkcr init {args.config} --stage '
                          'search` writes a config with them')
     if args.init is not None:
-        read = load_config(args.config, compressed=False)
-        key = 'model.scores' if read.get('compression') is None else 'compression.scores'
+        key = 'model.scores' if given.get('compression') is None else 'compression.scores'
         args = replace(args, cfg_options={**(args.cfg_options or {}), key: args.init})
-    train(args)
+    start_training(training_config(given, args))

@@ -13,7 +13,6 @@ Examples:
         --threads 1 --batch 1
 """
 
-
 from dataclasses import dataclass
 
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files

@@ -14,7 +14,6 @@ from typing import Any
 import mmengine
 from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
-from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmkcr.cli.fields import argument, runs
@@ -73,8 +72,7 @@ def testing_config(config: Config, args: TestJob) -> Config:
         config.test_cfg.fp16 = True
     if args.show or args.show_dir is not None:
         _show_predictions(config, args)
-    if args.cfg_options is not None:
-        take_options(config, args.cfg_options)
+    take_options(config, args.cfg_options or {})
     if args.tta:
         # what goes around the model goes around that which `compression` stands for
         config = compressed_config(config)
@@ -116,21 +114,6 @@ def _augment_tests(config: Config) -> None:
     dataset.pipeline = config.tta_pipeline
 
 
-class MaskWatchHook(Hook):
-    """Watches the masks while images are tested, and not while MACs are counted before."""
-
-    def __init__(self, watch: MaskWatch) -> None:
-        self.watch = watch
-
-    def before_test_epoch(self, _: Runner) -> None:
-        """Begin."""
-        self.watch.__enter__()
-
-    def after_test_epoch(self, _: Runner, metrics: dict[str, float] | None = None) -> None:
-        """End."""
-        self.watch.close()
-
-
 def test_with_masks(runner: Runner) -> dict[str, Any]:
     """Test, and test again with all masks forced open: the control of what the masks do.
 
@@ -139,15 +122,11 @@ def test_with_masks(runner: Runner) -> dict[str, Any]:
         percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and the
         metrics of the second test as ``<name>_open``. Images that fill up the last batch of
         several processes count twice in the shares.
-
-    Raises:
-        ValueError: The model has no masks.
     """
-    hook = MaskWatchHook(MaskWatch(runner.model))
-    runner.register_hook(hook)
-    metrics = dict(runner.test())
-    layers = hook.watch.table()
-    rows = {**layers, 'mean': hook.watch.means()}
+    with MaskWatch(runner.model) as watch:
+        metrics = dict(runner.test())
+    layers = watch.table()
+    rows = {**layers, 'mean': watch.means()}
     # predictions and pictures are of the network itself
     evaluator = runner.test_evaluator
     evaluator.metrics = [one for one in evaluator.metrics if not isinstance(one, DumpResults)]

@@ -6,7 +6,6 @@ Examples:
     bash tools/dist_train.sh CONFIG 8 --amp
 """
 
-
 from dataclasses import dataclass
 
 from mmengine.config import Config
@@ -47,8 +46,7 @@ def training_config(config: Config, args: TrainJob) -> Config:
             raise ValueError('expected `auto_scale_lr = dict(base_batch_size=...)` in the config '
                              'for `--auto-scale-lr`, found none')
         config.auto_scale_lr.enable = True
-    if args.cfg_options is not None:
-        take_options(config, args.cfg_options)
+    take_options(config, args.cfg_options or {})
     if args.resume == 'auto':
         resume_latest(config)
     elif args.resume is not None:
@@ -59,12 +57,7 @@ def training_config(config: Config, args: TrainJob) -> Config:
     return config
 
 
-def train(args: TrainJob) -> None:
-    """Check, build and train."""
-    start_training(training_config(load_config(args.config, compressed=False), args))
-
-
 @runs(TrainJob, quiet=False)
 def main(args: TrainJob) -> None:
-    """Parse and train."""
-    train(args)
+    """Check, build and train."""
+    start_training(training_config(load_config(args.config, compressed=False), args))

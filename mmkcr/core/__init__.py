@@ -4,15 +4,14 @@ from .axes import Axis, scale_axes, slice_axes, sync_sizes
 from .budget import parse_target, solve_budget
 from .cost import CostModel
 from .finite import NonFiniteError, check_finite, check_finite_gates, check_finite_state
+from .forward import eval_mode
 from .gate import BaseGate, NoisyGate
 from .io import atomic_folder, atomic_write, locked, remove_stale, write_tensors
 from .latency import LatencyModel, LatencyTable, load_table
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
-from .modes import eval_mode
 from .options import allowed_ratio_sizes, can_meet, choose_options
 from .selection import TOLERANCE, choose_within, select_units
 from .sites import Cost, MaskPoint, Site, SiteHolder, Unsupported, block_of
-from .slicing import slice_parameter, take_entries
 from .structure import KEPT, SiteEntry, Structure, digest
 from .weights import COUNTED, BytesModel, ParamsModel
 
@@ -23,6 +22,6 @@ __all__ = [
     'Unsupported', 'allowed_ratio_sizes', 'atomic_folder', 'atomic_write', 'block_of', 'can_meet',
     'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options', 'choose_within',
     'count_forward_macs', 'count_params', 'digest', 'eval_mode', 'load_table', 'locked',
-    'parse_target', 'remove_stale', 'scale_axes', 'select_units', 'slice_axes', 'slice_parameter',
-    'solve_budget', 'sync_sizes', 'take_entries', 'write_tensors'
+    'parse_target', 'remove_stale', 'scale_axes', 'select_units', 'slice_axes',
+    'solve_budget', 'sync_sizes', 'write_tensors'
 ]

@@ -7,33 +7,29 @@ import numpy as np
 
 from .cost import check_range
 
+#: Most points of the grid of costs.
+_POINTS = 20000
+
 
 class Curve(NamedTuple):
-    """Loss and cost of a site at each of its possible sizes.
+    """Loss and cost of a site at each of its possible sizes."""
 
-    Args:
-        sizes (Sequence[int]): Ascending.
-        losses (Sequence[float]): Loss at each size, not negative.
-        costs (Sequence[int]): Cost at each size, such as MACs, ascending.
-    """
-
-    sizes: Sequence[int]
-    losses: Sequence[float]
-    costs: Sequence[int]
+    sizes: Sequence[int]  # ascending
+    losses: Sequence[float]  # not negative
+    costs: Sequence[int]  # such as MACs, ascending
 
 
-def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> dict[str, int]:
+def allocate(curves: Mapping[str, Curve], budget: int) -> dict[str, int]:
     """Sizes with the least sum of losses whose costs sum to at most a budget.
 
     This is a multiple-choice knapsack, solved by dynamic programming over the cost above that of
     the smallest network. Costs are rounded up to a grid, so the budget always holds. The grid is
     the greatest common divisor of all cost steps, and the answer exact, if that gives at most
-    ``bins`` points; else the budget counts as smaller by at most one grid point per site.
+    20,000 points; else the budget counts as smaller by at most one grid point per site.
 
     Args:
         curves (Mapping[str, Curve]): By site.
         budget (int): Largest total cost.
-        bins (int): Most points of the grid. Defaults to 20000.
 
     Returns:
         dict[str, int]: Size by site.
@@ -46,7 +42,7 @@ def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> dic
     check_range(None, min(budget, highest), lowest, highest)
     room = min(budget, highest) - lowest
     steps = [int(cost - curve.costs[0]) for curve in curves.values() for cost in curve.costs]
-    grid = max(int(np.gcd.reduce(steps)) or 1, -(-room // bins))
+    grid = max(int(np.gcd.reduce(steps)) or 1, -(-room // _POINTS))
     points = room // grid
     # best[p]: least loss of the sites so far with at most p grid points above their smallest sizes
     best = np.zeros(points + 1)

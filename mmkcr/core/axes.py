@@ -13,8 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
-from .slicing import slice_parameter
-
 # Names of optimizer state that is linear, or quadratic, in the gradient.
 _LINEAR = ('exp_avg', 'momentum_buffer')
 _QUADRATIC = ('exp_avg_sq', 'max_exp_avg_sq', 'sum', 'square_avg')
@@ -86,19 +84,40 @@ class Axis(NamedTuple):
 
 
 def slice_axes(axes: Iterable[Axis], units: Tensor, optimizer: Optimizer | None = None) -> None:
-    """Keep some of a site's present units in all its parameters.
+    """Keep some of a site's present units in all its parameters and buffers.
 
     Args:
         axes (Iterable[Axis]): Axes of the site.
         units (Tensor): Positions among the present units, int64, ascending.
-        optimizer (Optimizer, optional): Its moments are sliced in the same way, see
-            :func:`~mmkcr.core.slice_parameter`.
+        optimizer (Optimizer, optional): Its parameter groups then hold the new parameters, and
+            every state tensor of an old one's shape (moments, momentum buffers) is sliced likewise.
     """
     for axis in axes:
-        if axis.value is not None:
-            index = axis.kept_entries(units.to(axis.value.device))
-            slice_parameter(axis.module, axis.name, {axis.dim: index}, optimizer)
-            sync_sizes(axis.module)
+        old = axis.value
+        if old is None:
+            continue
+        index = axis.kept_entries(units.to(old.device))
+        new = old.detach().index_select(axis.dim, index)
+        if isinstance(old, nn.Parameter):
+            new = nn.Parameter(new, requires_grad=old.requires_grad)
+            if old.grad is not None:
+                new.grad = old.grad.index_select(axis.dim, index)
+            if optimizer is not None:
+                _swap_in_optimizer(optimizer, old, new, axis.dim, index)
+        setattr(axis.module, axis.name, new)
+        sync_sizes(axis.module)
+
+
+def _swap_in_optimizer(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, dim: int,
+                       index: Tensor) -> None:
+    for group in optimizer.param_groups:
+        group['params'] = [new if p is old else p for p in group['params']]
+    if old in optimizer.state:  # state of another shape, such as the step count, stays
+        optimizer.state[new] = {
+            key: value.index_select(dim, index)
+            if torch.is_tensor(value) and value.shape == old.shape else value
+            for key, value in optimizer.state.pop(old).items()
+        }
 
 
 def scale_axes(axes: Iterable[Axis], scale: Tensor, optimizer: Optimizer | None = None) -> None:
@@ -139,9 +158,8 @@ def outputs_of(layer: nn.Module) -> int:
 def sync_sizes(module: nn.Module) -> None:
     """Set a layer's size attributes from the shape of its weight.
 
-    Args:
-        module (nn.Module): A linear layer, convolution (dense or depthwise), BatchNorm, LayerNorm
-            or GroupNorm (sliced by whole groups). Any other module is left alone.
+    It is a linear layer, convolution (dense or depthwise), BatchNorm, LayerNorm or GroupNorm
+    (sliced by whole groups); any other module is left alone.
     """
     weight = getattr(module, 'weight', None)
     if hasattr(module, 'sync_size'):  # a layer of ours, whose weight does not show all its sizes

@@ -1,26 +1,17 @@
 """From scores to a selection that meets a budget by construction."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .cost import CostModel, check_range, cost_kind, useful_options
+from .cost import CostModel, check_range, cost_kind, grown_sizes, useful_options
 
 #: Reads a target of MACs relative to a dense network, see :meth:`CostModel.read_target`.
 parse_target = CostModel.read_target
-
-
-class _Group(NamedTuple):
-    """Units of a site that enter a selection together."""
-
-    key: float  # mean score
-    site: str
-    rank: int  # position among the groups of the site
-    size: int  # of the site once this group is in
 
 
 def allowed_sizes(total: int, min_size: int, divisor: int) -> list[int]:
@@ -90,33 +81,22 @@ def solve_budget(scores: Mapping[str, Tensor],
             means = [float(order[site].values[low:high].mean())
                      for low, high in zip(sizes, sizes[1:])]
             # scores descend, and so do exact means; where scores are equal, a rounded one may not
-            entering += [_Group(key, site, rank, size) for rank, (key, size) in enumerate(
+            entering += [(-key, rank, site, size) for rank, (key, size) in enumerate(
                 zip(accumulate(means, min), sizes[1:]))]
         # keys do not rise within a site, and ties go by rank: a site's groups stay in their order
-        sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()},
-                                sorted(entering, key=lambda g: (-g.key, g.rank)), macs, target)
+        steps = [(site, size) for *_, site, size in sorted(entering, key=lambda step: step[:2])]
+        sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()}, steps, macs,
+                                target)
     return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}
 
 
-def _largest_within(smallest: dict[str, int], groups: list[_Group],
+def _largest_within(smallest: dict[str, int], steps: list[tuple[str, int]],
                     macs: Callable[[Mapping[str, int]], int], target: int) -> dict[str, int]:
-    def prefix(count: int) -> dict[str, int]:  # a later group of a site overrides an earlier one
-        return {**smallest, **{group.site: group.size for group in groups[:count]}}
+    def prefix(count: int) -> dict[str, int]:  # a later size of a site overrides an earlier one
+        return {**smallest, **dict(steps[:count])}
 
-    low, high = 0, len(groups)
-    lowest, highest = macs(prefix(low)), macs(prefix(high))
-    check_range(macs, target, lowest, highest)
-    while low < high:  # macs(prefix(low)) <= target, and every prefix beyond `high` costs more
-        middle = (low + high + 1) // 2
-        if macs(prefix(middle)) <= target:
-            low = middle
-        else:
-            high = middle - 1
-    sizes, full = prefix(low), set()
-    for group in groups[low:]:
-        grown = {**sizes, group.site: group.size}
-        if group.site in full or macs(grown) > target:  # the site's later groups are out too
-            full.add(group.site)
-        else:
-            sizes = grown
-    return sizes
+    check_range(macs, target, macs(smallest), macs(prefix(len(steps))))
+    # the longest prefix within the target: every longer one costs more
+    longest = bisect_right(range(1, len(steps) + 1), target,
+                           key=lambda count: macs(prefix(count)))
+    return grown_sizes(prefix(longest), steps[longest:], macs, target)

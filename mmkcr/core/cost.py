@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -158,8 +158,7 @@ def check_range(cost: Any, target: float, lowest: float, highest: float,
     Args:
         cost (CostModel | Callable): The cost that the target limits.
         target (int): Largest cost.
-        lowest (int): Cost of the smallest sizes.
-        highest (int): Cost of the largest sizes.
+        lowest, highest (int): Cost of the smallest and of the largest sizes.
         what (str): Name of the target in the message. Defaults to ``'a target'``.
 
     Raises:
@@ -178,22 +177,30 @@ def useful_sizes(costs: Sequence[int]) -> list[int]:
     """Positions of the sizes that cost less than every larger size.
 
     A size just below the full one may cost more than the full one, because only it needs a
-    selection of channels.
-
-    Args:
-        costs (Sequence[int]): Costs at ascending sizes.
+    selection of channels. Sizes ascend.
     """
     return [place for place, cost in enumerate(costs)
             if all(cost < other for other in costs[place + 1:])]
 
 
 def useful_options(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """The :func:`useful_sizes` of every site while the others have their largest size.
-
-    Args:
-        cost (CostModel | Callable): Cost of the sizes of all sites.
-        options (Mapping[str, Sequence[int]]): Sizes on offer by site, ascending.
-    """
+    """The :func:`useful_sizes` of every site's, ascending, while the others have their largest."""
     full = {site: sizes[-1] for site, sizes in options.items()}
     return {site: [sizes[place] for place in useful_sizes(
         [int(cost({**full, site: size})) for size in sizes])] for site, sizes in options.items()}
+
+
+def grown_sizes(sizes: Mapping[str, int], steps: Iterable[tuple[str, int]], cost: Callable,
+                most: int) -> dict[str, int]:
+    """Sizes after all steps, of a site to a size, that a cost of at most ``most`` has room for.
+
+    Behind a step without room the later ones of its site, which cost more, are out too.
+    """
+    sizes, full = dict(sizes), set()
+    for site, size in steps:
+        larger = {**sizes, site: size}
+        if site in full or cost(larger) > most:
+            full.add(site)
+        else:
+            sizes = larger
+    return sizes

@@ -20,11 +20,7 @@ def all_finite(value: Tensor) -> bool:
 
 
 def check_finite(values: Mapping[str, Tensor], what: str) -> None:
-    """Refuse values that are not finite.
-
-    Args:
-        values (Mapping[str, Tensor]): Tensors by name.
-        what (str): What the values are, for the message.
+    """Refuse values that are not finite; the message says ``what`` they are.
 
     Raises:
         NonFiniteError: A tensor holds a NaN or an infinity; the message names the first one.

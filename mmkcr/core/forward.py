@@ -1,4 +1,4 @@
-"""Outputs of a forward pass as a list, and leaving one early."""
+"""Forward passes: in eval mode, their outputs as a list, and leaving one early."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -6,6 +6,22 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; afterwards every module has its own mode again.
+
+    Args:
+        model (nn.Module): Its parts may be in different modes (frozen stages, norms).
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def flat_tensors(outputs: Any, floating: bool = True) -> list[Tensor]:

@@ -22,25 +22,19 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that is renamed to it on success.
 
     At any moment ``path`` is the complete old file or the complete new one, even after a crash of
-    the machine. The temporary name belongs to this process alone.
+    the machine. If the block raises, the old file stays.
 
     Args:
         path (str | Path): The final file. Its folder is created.
 
     Yields:
-        Path: Where to write. If the block raises, it is removed, and the file
-        at ``path`` stays as it was.
+        Path: Where to write.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
-    temporary.touch(exist_ok=False)
-    try:
+    with _beside(Path(path)) as temporary:
+        temporary.touch(exist_ok=False)
         yield temporary
         _write_out(temporary)
         os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -51,7 +45,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         path (str | Path): The final folder.
 
     Yields:
-        Path: Where to write files. If the block raises, it is removed.
+        Path: Where to write files.
 
     Raises:
         ValueError: There is something at ``path`` already, other than an empty folder.
@@ -60,21 +54,31 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ValueError(f'expected a new or an empty folder at `{path}`, found one with content: '
                          'give another, or remove it')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
-    temporary.mkdir()
-    try:
+    with _beside(path) as temporary:
+        temporary.mkdir()
         yield temporary
         for file in temporary.iterdir():
             _write_out(file)
         os.replace(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _temporary(path: Path) -> Path:
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A temporary path of this process alone, of which nothing is left behind the block."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     owner = f'{socket.gethostname()}-{os.getpid()}'  # read by `remove_stale`
-    return path.with_name(f'{_PART}{owner}-{uuid.uuid4().hex}-{path.name}')
+    temporary = path.with_name(f'{_PART}{owner}-{uuid.uuid4().hex}-{path.name}')
+    try:
+        yield temporary
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write_out(file: Path) -> None:
@@ -84,12 +88,7 @@ def _write_out(file: Path) -> None:
 
 
 def write_tensors(content: Any, path: str | Path) -> None:
-    """``torch.save`` to a path, where a full disk is an ``OSError``.
-
-    Args:
-        content (Any): What to write.
-        path (str | Path): The file.
-    """
+    """``torch.save`` to a path, where a full disk is an ``OSError``."""
     with open(path, 'wb') as file:  # PyTorch's own writer raises other errors, each once
         torch.save(content, file)
 
@@ -110,10 +109,8 @@ def remove_stale(folder: str | Path) -> None:
             stale = not _alive(int(writer))
         else:
             stale = time.time() - path.stat().st_mtime > _DAY
-        if stale and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif stale:
-            path.unlink(missing_ok=True)
+        if stale:
+            _remove(path)
 
 
 def _alive(process: int) -> bool:

@@ -41,9 +41,6 @@ class LatencyTable:
     def load(cls, path: str | Path) -> 'LatencyTable':
         """Read a table.
 
-        Args:
-            path (str | Path): The file.
-
         Raises:
             FileNotFoundError: There is no such file.
             ValueError: The file is not a table of latencies, or of another format.
@@ -89,8 +86,8 @@ def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
         force (bool): Accept a table of another machine or of other versions. Defaults to False.
 
     Raises:
-        FileNotFoundError: There is none.
-        ValueError: It is of another machine, of other conditions, or unfinished.
+        FileNotFoundError, ValueError: As of :meth:`LatencyTable.load`; or it is of another machine,
+            of other conditions, or unfinished.
     """
     table, here = LatencyTable.load(path), this_machine()
     differ = [key for key in here if table.machine.get(key) != here[key]]
@@ -149,8 +146,7 @@ class LatencyModel(CostModel):
                                  f'`--sites {" ".join(kinds)}`')
         self.full = {name: site.total for name, site in self.sites.items()}
         # sites with a product that another site lies along too
-        self.shared = {name for name in self.sites if any(
-            name in term.sites and len(set(term.sites)) > 1 for term in macs.terms)}
+        self.shared = {name for names in macs.terms if len(set(names)) > 1 for name in names}
         self.dense = table.dense
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
@@ -179,8 +175,7 @@ class LatencyModel(CostModel):
             change = changes[name]
             if name in self.shared:
                 # a site's MACs beside the others' sizes, and beside dense ones
-                here, alone = (self.macs.site_macs(name, kept) - self.macs.site_macs(
-                    name, {**kept, name: 0}) for kept in (others, self.full))
+                here, alone = (self.macs.site_macs(name, kept) for kept in (others, self.full))
                 change = change * (here / alone) if alone else change
             total, others[name] = total + change, sizes[name]
         return total

@@ -82,9 +82,6 @@ def free_memory(device: str | torch.device = 'cpu') -> int:
 def naming_remedy(remedy: str) -> Iterator[None]:
     """Say what helps where memory is exhausted.
 
-    Args:
-        remedy (str): What to do.
-
     Raises:
         MemoryError: In the place of PyTorch's own errors.
     """

@@ -19,28 +19,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from .added import added_layers
-from .cost import CostModel
-from .modes import eval_mode
+from .forward import eval_mode
+from .products import ProductsModel, Sides
 from .sites import Cost, Site
 
 
 class MacsReport(NamedTuple):
-    """MACs of one forward.
+    """MACs of one forward; only modules with matrix products appear."""
 
-    Args:
-        total (int): MACs of the whole model.
-        modules (dict[str, int]): MACs by module path. A module includes its
-            children. Only modules with matrix products appear.
-        operators (dict[str, int]): MACs by operator name.
-        own (dict[str, int]): MACs by the path of the innermost running module: a module's own
-            products, without those of its children or of other modules that it calls. '' is the
-            model itself.
-    """
-
-    total: int
-    modules: dict[str, int]
-    operators: dict[str, int]
-    own: dict[str, int]
+    total: int  # of the whole model
+    modules: dict[str, int]  # by module path, with all that a module calls
+    operators: dict[str, int]  # by operator name
+    own: dict[str, int]  # by the path of the innermost running module; '' is the model itself
 
 
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
@@ -138,12 +128,9 @@ def without_fast_path() -> Iterator[None]:
 
 
 class _Counter(TorchDispatchMode):
-    """Replaces results of products by zeros, and counts products by running module.
+    """Replaces results of products by zeros, and counts products by running module of a model.
 
     PyTorch's own counter takes twice the time: it enters a mode for every operator.
-
-    Args:
-        model (nn.Module): The counts are by its modules.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -209,36 +196,19 @@ def count_params(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-class Term(NamedTuple):
-    """MACs that are proportional to the sizes of some sites.
-
-    Args:
-        macs (int): MACs at the sites' full sizes.
-        sites (tuple[str, ...]): Names of the sites. A site appears once for each axis of the
-            product that it lies along.
-    """
-
-    macs: int
-    sites: tuple[str, ...]
-
-
-class MacsModel(CostModel):
+class MacsModel(ProductsModel):
     """MACs of the subnet as a closed form of the sizes of its sites.
 
     One forward counts every module as it is. The MACs of a layer are proportional to the sides of
     its weight, and those of an attention product to the channels of all heads. Hence the sites'
-    axes determine the count:
-    ``macs = sum_i m_i prod_s (k_s / K_s)`` over modules i and the sites s along them, where k_s of
-    K_s units are kept. A kind whose cost is not such a product gives a closed form of its own.
-
-    Integers give exactly the count of the built subnet, tensors a differentiable expectation, which
-    is exact if choices are independent and no site occurs twice in a product. The formula stays
-    valid for a supernet that is sliced while it trains.
+    axes determine the count, see :class:`ProductsModel`. Integers give exactly that of the built
+    subnet, and an expectation is exact if choices are independent and no site occurs twice in a
+    product.
 
     Args:
         model (nn.Module): The supernet or dense host, or a task model around it.
         root (nn.Module): The host network: ``model`` or a descendant of it.
-        sites (Mapping[str, Site]): Its sites by name: those with gates, or all of a dense host.
+        sites (Mapping[str, Site]): See :class:`ProductsModel`.
         forward (Callable): Runs ``model`` once on a batch of one.
 
     ``dense`` is the count at full sizes without the layers that a method adds and that the
@@ -250,7 +220,8 @@ class MacsModel(CostModel):
 
     def __init__(self, model: nn.Module, root: nn.Module, sites: Mapping[str, Site],
                  forward: Callable[[], Any]) -> None:
-        self.model, self.sites = model, dict(sites)
+        super().__init__(sites)
+        self.model = model
         if not self.sites:
             raise ValueError('expected a backbone with sites, found none in '
                              f'`{root.__class__.__name__}`')
@@ -268,15 +239,8 @@ class MacsModel(CostModel):
         if missed:
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
-        start = next(name for name, module in model.named_modules() if module is root)
-        start = f'{start}.' if start else ''
-        own = {name.removeprefix(start): macs for name, macs in report.own.items()
-               if name.startswith(start)}
-        # a list, not a set: sums of floats depend on their order in the last bits, and the order of
-        # a set of names differs between processes
-        self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
-        self.terms, variable = self._terms(own, root)
-        self.fixed = report.total - variable
+        self.fixed = report.total
+        self._add_products(report.own, root)
         self.added = sum(report.modules.get(name, 0) for name in added_layers(model))
         self.dense = self({name: site.total for name, site in self.sites.items()}) - self.added
 
@@ -285,76 +249,31 @@ class MacsModel(CostModel):
         given = (value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
         self.shapes[name] = tuple(next(given).shape)
 
-    def _terms(self, own: Mapping[str, int], root: nn.Module) -> tuple[list[Term], int]:
-        """Terms of all products that sites change, at full sizes, and their MACs as of now."""
-        paths = {module: path for path, module in root.named_modules()}
-        # sites by module path and part: '' for products with the weight, else half of attention
-        along: dict[tuple[str, str], list[str]] = {}
-        # by path: site, its entries and all entries of an axis that concatenates several sites
-        segments: dict[str, list[tuple[str, int, int]]] = {}
+    def _add_products(self, own: Mapping[str, int], root: nn.Module) -> None:
+        """Make all products that sites change terms, in the place of a constant."""
+        paths = {module: path for path, module in self.model.named_modules()}
+        # other parameters have no products (a norm's weight has none: 0 MACs)
+        products = [(own.get(path, 0), sides) for path, sides in self._sides(
+            lambda axis: paths[axis.module] if axis.name == 'weight' else None).items()]
+        for name in self._forms:  # they stand for all products of their modules
+            below = f'{paths[self.sites[name].owner]}.'
+            self.fixed -= sum(macs for path, macs in own.items() if f'{path}.'.startswith(below))
+        attention: dict[tuple[str, str], Sides] = {}
         for name, site in self.sites.items():
-            if name in self._forms:
-                continue
-            for axis in site.axes():
-                if axis.name != 'weight':  # no products (a norm's weight has none: 0 MACs)
-                    continue
-                path = paths[axis.module]
-                if axis.before is None:
-                    along.setdefault((path, ''), []).append(name)
-                else:
-                    start, end = axis.span
-                    segments.setdefault(path, []).append(
-                        (name, end - start, axis.value.shape[axis.dim]))
-            for path, parts in site.products().items():
+            for path, parts in () if name in self._forms else site.products().items():
                 for part in parts:
-                    along.setdefault((path, part), []).append(name)
-        merged: dict[tuple[str, ...], int] = {}  # products along the same sites are one term
-        variable = 0
-        for path in segments:  # also where no site lies along the layer's other axis
-            along.setdefault((path, ''), [])
-        for (path, part), names in along.items():
-            # the two attention products have equal MACs
-            macs = own.get(path, 0) // (2 if part else 1)
-            variable += macs
-            others = [] if part else segments.get(path, [])
-            # a segment of a concatenated axis takes its share; what no site owns is the last one
-            shares = [([*names, name], macs * size // length) for name, size, length in others]
-            shares.append((names, macs - sum(share for _, share in shares)))
-            for sites, share in shares:
-                # counted at the present sizes, which are smaller if the supernet was sliced already
-                for name in sites:
-                    share = share * self.sites[name].total // self.sites[name].present
-                key = tuple(sorted(sites))
-                merged[key] = merged.get(key, 0) + share
-        for name in self._forms:
-            path = self.sites[name].path
-            variable += sum(macs for other, macs in own.items()
-                            if other == path or other.startswith(f'{path}.'))
-        return [Term(macs, names) for names, macs in merged.items()], variable
+                    attention.setdefault((paths[root.get_submodule(path)], part), {})[name] = (
+                        site.present, [(name, site.present)])
+        # the two products have equal MACs
+        products += [(own.get(path, 0) // 2, sides) for (path, _), sides in attention.items()]
+        for macs, sides in products:
+            self.fixed -= macs
+            self._add(macs, sides)
 
     def site_macs(self, name: str, sizes: Mapping[str, Cost]) -> Cost:
-        """MACs of all products that a site's size changes.
+        """MACs of all products that a site's size changes, at the sizes of all sites."""
+        own = self._form(name, sizes[name]) if name in self._forms else 0
+        return own + sum(self._term(names, sizes) for names in self.terms if name in names)
 
-        Args:
-            name (str): The site.
-            sizes (Mapping[str, int | Tensor]): Kept units of all sites.
-        """
-        own = self._form(name, sizes) if name in self._forms else 0
-        return own + sum(self._term(term, sizes) for term in self.terms if name in term.sites)
-
-    def _form(self, name: str, sizes: Mapping[str, Cost]) -> Cost:
-        return self.sites[name].macs(sizes[name], self.shapes[name])
-
-    def _term(self, term: Term, sizes: Mapping[str, Cost]) -> Cost:
-        macs, names = term
-        if all(isinstance(sizes[name], int) for name in names):
-            full = math.prod(self.sites[name].total for name in names)
-            return macs * math.prod(sizes[name] for name in names) // full  # exact: no floats
-        for name in names:
-            macs = macs * (sizes[name] / self.sites[name].total)
-        return macs
-
-    def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
-        """MACs of the whole model, see :meth:`CostModel.__call__`."""
-        return (self.fixed + sum(self._term(term, sizes) for term in self.terms)
-                + sum(self._form(name, sizes) for name in self._forms))
+    def _form(self, name: str, size: Cost) -> Cost:
+        return self.sites[name].macs(size, self.shapes[name])

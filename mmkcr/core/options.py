@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from .cost import ascending, cost_kind
+from .cost import ascending, cost_kind, grown_sizes
 
 Options = Mapping[str, Sequence[int]]
 
@@ -53,34 +53,17 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
     """Whether some choice of options has ``low <= MACs <= high``: fast, with no false positives.
 
     The network grows from the smallest, one option of one site at a time, as far as it stays
-    within ``high``: site by site, the costliest first, and with all sites in turn.
-
-    Args:
-        options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
-        macs (Callable): As there.
-        low (int): Fewest MACs.
-        high (int): Most MACs.
-
-    Returns:
-        bool: True if a choice was found. False if there is none, or if only the full search of
-        :func:`choose_options` would find it.
+    within ``high``: site by site, the costliest first, and with all sites in turn. Arguments are
+    those of :func:`choose_options`, whose full search may find a choice where this says False.
     """
     sizes = ascending(macs, options)
     smallest = {site: found[0] for site, found in sizes.items()}
     costs = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
     costliest = sorted(sizes, key=costs.__getitem__, reverse=True)
-    steps = [(site, rank) for site in costliest for rank in range(1, len(sizes[site]))]
-    for order in (steps, sorted(steps, key=lambda step: step[1])):
-        grown, full = dict(smallest), set()
-        for site, rank in order:
-            larger = {**grown, site: sizes[site][rank]}
-            if site in full or macs(larger) > high:  # larger ones cost more
-                full.add(site)
-            else:
-                grown = larger
-        if low <= macs(grown) <= high:
-            return True
-    return False
+    steps = [(rank, site, size) for site in costliest for rank, size in enumerate(sizes[site][1:])]
+    in_turns = sorted(steps, key=lambda step: step[0])
+    return any(low <= macs(grown_sizes(smallest, [step[1:] for step in order], macs, high)) <= high
+               for order in (steps, in_turns))
 
 
 class _Search:
@@ -151,12 +134,7 @@ class _Search:
 
 
 def allowed_ratio_sizes(total: int, start: float, step: float) -> tuple[int, ...]:
-    """Sizes whose shares of ``total`` go from ``start`` to 1 in steps of ``step``.
-
-    Args:
-        total (int): Units.
-        start (float): Smallest share, within (0, 1].
-        step (float): Step of the shares, positive.
+    """Sizes whose shares of ``total`` units go from ``start``, within (0, 1], to 1 in steps.
 
     Returns:
         tuple[int, ...]: Sizes, ascending, distinct, at least 1; the last is ``total``.

@@ -20,19 +20,15 @@ from .gate import BaseGate
 Cost = Any  # an int for ints, a differentiable scalar for tensors
 
 
-class SiteHolder(nn.Module):
+class SiteHolder(nn.Identity):
     """The sub-module that a site adds to its host module, under the name of its kind.
 
-    It holds the ``gate`` of a supernet. Called as a module, it is the identity.
+    It holds the ``gate`` of a supernet.
     """
 
     def __init__(self, gate: BaseGate) -> None:
         super().__init__()
         self.gate = gate
-
-    def forward(self, x: Any) -> Any:
-        """``x`` as it is."""
-        return x
 
 
 class MaskPoint(NamedTuple):
@@ -164,11 +160,7 @@ class Site:
         raise NotImplementedError
 
     def params(self, size: Cost) -> Cost:
-        """Parameters of the module at :attr:`path`; only for kinds with ``has_own_macs``.
-
-        Args:
-            size (int | Tensor): Units kept.
-        """
+        """Parameters of it, for ``size`` units kept; only for kinds with ``has_own_macs``."""
         raise NotImplementedError
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:

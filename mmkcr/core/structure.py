@@ -23,11 +23,7 @@ KEPT = 'kept_units'
 
 
 def digest(sites: Mapping[str, 'SiteEntry']) -> torch.Tensor:
-    """A number, int64, that tells kept units from others, see :data:`KEPT`.
-
-    Args:
-        sites (Mapping[str, SiteEntry]): Of a structure.
-    """
+    """A number, int64, that tells kept units of a structure from others, see :data:`KEPT`."""
     text = json.dumps({name: list(entry.kept) for name, entry in sites.items()}, sort_keys=True)
     return torch.tensor(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], 'big'))
 
@@ -66,29 +62,24 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 3 and all(
-        _is_count(side) and 0 < side <= MOST_UNITS for side in value)
-
-
-#: Counts of a structure: keys that it has, others that it may have, and what they hold.
-_COUNTS = dict(
-    macs=(dict(dense=_is_count, subnet=_is_count, input_shape=_is_shape),
-          dict(part=('model', 'backbone').__contains__, backbone=_is_count)),
-    params=(dict(dense=_is_count, subnet=_is_count), {}))
-
-
 def _check_counts(data: Mapping[str, Any], where: str) -> None:
     """Refuse ``macs`` and ``params`` that are incomplete or whose values are not counts."""
-    for part, (required, optional) in _COUNTS.items():
-        found, checks = data.get(part) or {}, {**required, **optional}
-        if found and not (set(required) <= set(found) <= set(checks)
-                          and all(checks[key](value) for key, value in found.items())
-                          # `backbone` is a part of `subnet`
-                          and found.get('backbone', 0) <= found['subnet']):
+    for part, required, optional in (
+            ('macs', ['dense', 'input_shape', 'subnet'], ['backbone', 'part']),
+            ('params', ['dense', 'subnet'], [])):
+        found = data.get(part) or {}
+        counts = {key: value for key, value in found.items() if key not in ('input_shape', 'part')}
+        shape = found.get('input_shape', [1, 1, 1])
+        if found and not (
+                set(required) <= set(found) <= {*required, *optional}
+                and all(map(_is_count, counts.values()))
+                and found.get('backbone', 0) <= found['subnet']  # a part of it
+                and found.get('part', 'model') in ('model', 'backbone')
+                and isinstance(shape, (list, tuple)) and len(shape) == 3
+                and all(_is_count(side) and 0 < side <= MOST_UNITS for side in shape)):
             raise ValueError(
-                f'expected `{part}` of a structure with counts as {sorted(required)}'
-                f'{f" (and {sorted(optional)})" if optional else ""}, or none, found '
+                f'expected `{part}` of a structure with counts as {required}'
+                f'{f" (and {optional})" if optional else ""}, or none, found '
                 f'{str(dict(found)):.120} in {where}')
 
 
@@ -110,16 +101,10 @@ class SiteEntry:
 
     @classmethod
     def from_dict(cls, name: str, data: Any) -> 'SiteEntry':
-        """Check one entry of ``sites``.
-
-        Args:
-            name (str): The site's name, for the message.
-            data (dict): ``total``, ``kept`` and optionally ``operator``.
-                ``kept`` may be a count n, which stands for the first n units.
+        """Check an entry of ``sites``; a count as ``kept`` stands for the first units.
 
         Raises:
-            ValueError: A key or a type is wrong, or the units are not
-                ascending within [0, total).
+            ValueError: A key or a type is wrong, or the units are not ascending within [0, total).
         """
         if not isinstance(data, Mapping) or set(data) - {'operator'} != {'total', 'kept'}:
             found = sorted(data) if isinstance(data, Mapping) else data
@@ -191,10 +176,9 @@ class Structure:
         if isinstance(source, Mapping):
             return cls._from_dict(source, 'the given dict')
         path = Path(source)
-        if path.suffix == '.pth' and path.is_file():
-            return cls._from_dict(_published_structure(path), f'`{path}`')
-        data = read_json(path, 'a structure')
-        return cls._from_dict(data, f'`{path}`')
+        published = path.suffix == '.pth' and path.is_file()
+        return cls._from_dict(_published_structure(path) if published else
+                              read_json(path, 'a structure'), f'`{path}`')
 
     @classmethod
     def _from_dict(cls, data: Any, where: str) -> 'Structure':

@@ -1,34 +1,28 @@
 """Parameters and bytes as functions of the sizes of sites: counted, and differentiable."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from .added import added_layers
-from .cost import CostModel
 from .macs import MacsModel
+from .products import ProductsModel
 from .sites import Cost, Site
 from .structure import KEPT
 
-#: Length of a side of a tensor: a constant part, and by site the entries per unit.
-Side = tuple[int, tuple[tuple[str, int], ...]]
-#: By dimension of a tensor, for each site along it: name, present entries, and entries per unit.
-Sides = dict[int, list[tuple[str, int, int]]]
 
-
-class ParamsModel(CostModel):
+class ParamsModel(ProductsModel):
     """Parameters of the subnet as a closed form of the sizes of its sites.
 
-    The size of a tensor is the product of its sides, and each side is a constant plus some entries
-    per unit of the sites along it. Integer sizes give exactly the count of the built subnet, but
-    for tensors with one entry per head, which are counted with all heads.
+    The size of a tensor is the product of its sides, see :class:`ProductsModel`. Integer sizes give
+    exactly the count of the built subnet, but for tensors with one entry per head, which are
+    counted with all heads.
 
     Gates do not count. Layers that a method adds count for the subnet, but not for ``dense``.
 
     Args:
         model (nn.Module): The supernet or dense host, or a task model around it.
-        sites (Mapping[str, Site]): As in :class:`~mmkcr.core.MacsModel`.
+        sites (Mapping[str, Site]): See :class:`ProductsModel`.
         without (Sequence[nn.Module]): Modules that do not count. Defaults to none.
     """
 
@@ -36,21 +30,19 @@ class ParamsModel(CostModel):
 
     def __init__(self, model: nn.Module, sites: Mapping[str, Site],
                  without: Sequence[nn.Module] = ()) -> None:
-        self.sites = dict(sites)
-        # kinds with a closed form of their own, and the cost of one of their numbers
-        self._forms = {name: self._unit(next(site.owner.parameters()))
-                       for name, site in self.sites.items() if site.has_own_macs}
+        super().__init__(sites)
+        # what one number costs in kinds with a closed form of their own
+        self._units = {name: self._unit(next(self.sites[name].owner.parameters()))
+                       for name in self._forms}
         apart = [site.gate for site in self.sites.values() if site.gate is not None]
-        apart += [site.owner for site in self.sites.values() if site.has_own_macs]
+        apart += [self.sites[name].owner for name in self._forms]
         left_out = self._ids(*apart, *without)
-        added_ids = self._ids(*added_layers(model).values()) - left_out
-        # every tensor is a term of sizes or part of the constant; by id, as tensors may be shared
-        sized, self.fixed, added = self._sized(), 0, 0
-        self.terms: dict[tuple[Side, ...], int] = {}
+        added_ids, added = self._ids(*added_layers(model).values()) - left_out, 0
+        sides = self._sides(lambda axis: id(axis.value))  # by id, as tensors may be shared
         for value in self._tensors(model):
             cost = value.numel() * self._unit(value)
-            if id(value) in sized:
-                self._add(value, sized[id(value)])
+            if id(value) in sides:
+                self._add(cost, sides[id(value)])
             elif id(value) not in left_out:
                 self.fixed += cost
             added += cost if id(value) in added_ids else 0
@@ -67,40 +59,8 @@ class ParamsModel(CostModel):
         """Cost of one number of a tensor."""
         return 1
 
-    def _sized(self) -> dict[int, Sides]:
-        """The tensors along which sites lie, by id."""
-        found: dict[int, Sides] = {}
-        for name, site in self.sites.items():
-            if site.has_own_macs:
-                continue
-            for axis in site.axes():
-                if axis.value is None or axis.per > 1:  # `per`: shared entries, see the class
-                    continue
-                start, end = axis.span
-                sides = found.setdefault(id(axis.value), {})
-                sides.setdefault(axis.dim % axis.value.ndim, []).append(
-                    (name, end - start, (end - start) // site.present))
-        return found
-
-    def _add(self, value: Tensor, sites: Sides) -> None:
-        """Add a tensor to the terms; tensors with the same sides share one term."""
-        sides = []
-        for dim, parts in sorted(sites.items()):
-            always = value.shape[dim] - sum(entries for _, entries, _ in parts)
-            sides.append((always, tuple((name, each) for name, _, each in parts)))
-        others = math.prod(length for dim, length in enumerate(value.shape) if dim not in sites)
-        key = tuple(sorted(sides))
-        self.terms[key] = self.terms.get(key, 0) + others * self._unit(value)
-
-    def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
-        """See :class:`CostModel`."""
-        def length(side: Side) -> Cost:
-            return side[0] + sum(sizes[name] * each for name, each in side[1])
-
-        return (self.fixed + sum(number * math.prod(map(length, sides))
-                                 for sides, number in self.terms.items())
-                + sum(self.sites[name].params(sizes[name]) * unit
-                      for name, unit in self._forms.items()))
+    def _form(self, name: str, size: Cost) -> Cost:
+        return self.sites[name].params(size) * self._units[name]
 
 
 def state_tensors(module: nn.Module) -> list[Tensor]:

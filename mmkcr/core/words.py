@@ -7,10 +7,7 @@ from collections.abc import Iterable
 def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """``'; did you mean `x`?'`` with the nearest known word, or ``''`` where none is near.
 
-    Args:
-        word (str): What was found.
-        known (Iterable[str]): What could have been meant.
-        least (float): Least similarity, within [0, 1]. Defaults to 0.6.
+    The ``least`` similarity is within [0, 1].
     """
     near = difflib.get_close_matches(word, list(known), 1, least)
     return f'; did you mean `{near[0]}`?' if near else ''

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
+from lab.commands import file_of, load_tool
 from mmkcr.apis.shipped import shipped_root
 from mmkcr.cli import console
 from mmkcr.cli.command import COMMANDS, command, reader_is_gone
-from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import build_model
 from mmkcr.version import __version__
 
@@ -58,8 +58,8 @@ def test_help_is_that_of_the_module_that_the_tool_starts(name, capsys, monkeypat
     status, out, _ = ends(capsys, name, '--help')
     assert status == 0 and out.startswith(f'usage: mmkcr {name} ')
     assert f'    mmkcr {name} ' in out.split('Example')[1]  # an example, with this command
-    tool = load_tool(COMMANDS[name].tool)
-    script = (shipped_root() / 'tools' / f'{COMMANDS[name].tool}.py').read_text()
+    tool = load_tool(file_of(name))
+    script = (shipped_root() / 'tools' / f'{file_of(name)}.py').read_text()
     assert f'from {tool.__name__} import main\n' in script and len(script.splitlines()) < 10
     assert ' '.join(tool.__doc__.strip().splitlines()[0].split()) in ' '.join(out.split())
 

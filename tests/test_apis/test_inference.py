@@ -8,9 +8,9 @@ import torch
 from matplotlib.image import imread
 from torch.utils._pytree import tree_leaves
 
+from lab.commands import load_tool
 from long_form import few
 from mmkcr.apis import inferencer, list_models, model_config, register_models, slim
-from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_backbone
 

@@ -10,10 +10,10 @@ import yaml
 from config_files import CONFIGS, ROOT, build, check_run, check_state, stage_of, task_of, transforms
 from mmpretrain.models import VisionTransformer
 
+from lab.commands import load_tool
 from lab.grids import with_values
 from lab.model_zoo import uninitialized
 from lab.study import Study
-from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.engine.hooks.class_check import check_classes
 from mmkcr.models.head_choice import choose_heads

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mmkcr.core import Axis, scale_axes, slice_axes
-from mmkcr.core.slicing import take_entries
 
 INDEX = torch.tensor([0, 2, 5])
 
@@ -65,10 +64,12 @@ def test_sliced_layers_of_single_channels():
     slice_axes(channels(nn.GELU()), INDEX)
 
 
-def test_take_copies():
-    tensor = torch.arange(6.)
-    assert take_entries(tensor, {0: None}).data_ptr() != tensor.data_ptr()
-    assert take_entries(tensor, {0: INDEX}).tolist() == [0, 2, 5]
+@pytest.mark.parametrize('kept', [torch.arange(6), INDEX])
+def test_slicing_copies(kept):
+    layer, values = nn.LayerNorm(6), torch.arange(6.)
+    layer.bias = nn.Parameter(values)
+    slice_axes(channels(layer), kept)
+    assert layer.bias.data_ptr() != values.data_ptr() and layer.bias.tolist() == kept.tolist()
 
 
 @pytest.mark.parametrize('optimizer', [

@@ -9,6 +9,7 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, init_default_scope
 
+from lab.commands import load_tool
 from lab.digit_questions import (
     ANSWERS,
     WORDS,
@@ -18,7 +19,6 @@ from lab.digit_questions import (
     write_questions,
 )
 from lab.digit_scenes import Scene
-from mmkcr.cli.console import load_tool
 from mmkcr.datasets import check_data_folders
 from mmkcr.methods.kcr.vqa.questions import SNLIVE, LabelAnswer, TokenizeQuestion
 

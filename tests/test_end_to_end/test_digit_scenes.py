@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.commands import load_tool
 from lab.digits import write_digits
 from lab.pipeline import Start, deployed
 from lab.scenes_job import EXPECTED, TASKS, ScenesOptions, ScenesPipeline
 from mmkcr.apis import count_macs
-from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure, count_params
 from mmkcr.engine.build import load_config, load_weights
 from mmkcr.engine.expected import check_expected

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from lab import jobs
+from lab.commands import load_tool
 from lab.kernel_analysis import classification_scores, kernel_statistics, split_loader
 from lab.pipeline import deployed
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from long_form import few
 from mmkcr.apis import count_macs
-from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure, count_params
 
 FORK = multiprocessing.get_context('fork')

@@ -4,9 +4,9 @@ import re
 
 from PIL import Image
 
+from lab.commands import load_tool
 from lab.digits import DigitsOptions, write_digits
 from mmkcr import count_macs
-from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
 

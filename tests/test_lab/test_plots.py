@@ -9,6 +9,7 @@ import pytest
 from lab import figures
 from lab.attention_plots import as_map, guess_grid, plot_affinity, plot_entropy, plot_maps
 from lab.bimask_plots import head_widths, plot_mask_descent, plot_widths
+from lab.commands import load_tool
 from lab.curve_plots import plot_curve, plot_gate_histograms
 from lab.mask_plots import (
     as_grid,
@@ -20,7 +21,6 @@ from lab.mask_plots import (
 )
 from lab.search_speed import plot_search_speed, read_scalars, search_phases
 from lab.sensitivity_plots import plot_metric_over_time, plot_sensitivity
-from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure
 from mmkcr.visualization import format_table
 

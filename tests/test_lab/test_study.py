@@ -12,12 +12,12 @@ import torch
 import yaml
 from mmengine.config import Config
 
+from lab.commands import load_tool
 from lab.digits import DigitsOptions, write_digits
 from lab.run_settings import move_data
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from lab.study_report import summarise, table
-from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import file_sha256
 
 REPO = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ import torch
 from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 
+from lab.commands import load_tool
 from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs, slim
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.cli.console import load_tool
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.methods.kcr.vqa.flava import FlavaImageEncoder, hugging_face
 from mmkcr.models.tasks import counted_part, search_space

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from doc_commands import INNER
 
+from lab.commands import file_of
 from mmkcr.cli.command import COMMANDS
 
 DIGITS, SCENES = 'configs/kcr/digits/', 'swin-mini_{}_1xb8_digit-scenes'
@@ -341,5 +342,5 @@ def tool_of(text):
     """Path below tools/ without suffix, and the words after it, of a short form."""
     words = shlex.split(INNER.sub("'\\g<0>'", text))
     if words[0] == 'mmkcr' and words[1] in COMMANDS:
-        return COMMANDS[words[1]].tool, words[2:]
+        return file_of(words[1]), words[2:]
     return words[1].removeprefix('tools/').removesuffix('.py'), words[2:]

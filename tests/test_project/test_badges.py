@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import mmkcr
-from mmkcr.cli.console import load_tool
+from lab.commands import load_tool
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,10 +17,10 @@ import torch
 from doc_commands import CASES, FENCE, INNER, PAGES, PLACEHOLDER, ROOT, TOOLS
 
 import mmkcr
+from lab.commands import load_tool
 from mmkcr import registry
 from mmkcr.cli import console
 from mmkcr.cli.command import COMMANDS
-from mmkcr.cli.console import load_tool
 from mmkcr.engine.build import read_config
 
 FILE = re.compile(r'(?<![\w./-])(?:tests|tools|mmkcr|configs|docs|requirements)/[\w./-]+'

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from mmkcr.cli.console import load_tool
+from lab.commands import load_tool
 
 tool = load_tool('model_zoo/result_tables')
 ROWS = tool.read_results()

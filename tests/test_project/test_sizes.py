@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkcr.cli.console import load_tool
+from lab.commands import load_tool
 
 ROOT = Path(__file__).parents[2]
 tool = load_tool('benchmarks/sizes')

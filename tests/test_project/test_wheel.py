@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from lab.commands import file_of
 from mmkcr.cli.command import COMMANDS as COMMANDS_OF_USERS
 from mmkcr.version import __version__
 
@@ -81,7 +82,7 @@ def test_contents(build):
     shipped = {f'mmkcr/.mim/{name}' for name in before - laboratory
                if name.startswith(('configs/', 'tools/')) or name.endswith('-index.yml')}
     assert len(package) > 20 and len(shipped) > 6
-    commands = {f'mmkcr/.mim/tools/{entry.tool}.py' for entry in COMMANDS_OF_USERS.values()}
+    commands = {f'mmkcr/.mim/tools/{file_of(name)}.py' for name in COMMANDS_OF_USERS}
     assert commands <= shipped  # none of them needs the laboratory
     inside = {name for name in names if '.dist-info/' not in name}
     assert inside == package | shipped  # no tests, nothing else at the top level

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmkcr.cli.console import load_tool
+from lab.commands import load_tool
 
 tool = load_tool('model_zoo/words')
 

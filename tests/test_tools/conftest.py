@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkcr.cli import console
+from lab.commands import load_tool as load_file
 
 REPO = Path(__file__).parents[2]
 SEARCH = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
@@ -194,7 +194,7 @@ def slim(load_tool, search_config, dense_config, checkpoint, tmp_path_factory):
 @pytest.fixture(scope='session')
 def load_tool():
     """``load_tool('slim')``: a command's file as a module."""
-    return functools.cache(console.load_tool)
+    return functools.cache(load_file)
 
 
 @pytest.fixture

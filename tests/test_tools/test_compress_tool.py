@@ -458,7 +458,7 @@ POINTER = 'mmkcr.engine.resume.atomic_checkpoint:point_to'
 
 def killed(place, count, *words):
     """The command in a copy of this process, killed behind the n-th call of a function."""
-    from mmkcr.cli.console import load_tool
+    from lab.commands import load_tool
     pid = os.fork()
     if pid:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

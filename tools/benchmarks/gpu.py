@@ -35,10 +35,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.attention_profile import MODES, profile_block, replaced_pair
+from lab.commands import load_tool
 from lab.machine import machine_info
 from mmkcr.apis.shipped import shipped_root
 from mmkcr.cli.command import Parser, command, quiet_hosts, sentence
-from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.registry import MODELS

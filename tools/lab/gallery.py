@@ -10,7 +10,6 @@ from mmengine.registry import init_default_scope
 from torch import Tensor
 
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.cli.console import load_tool
 from mmkcr.closed_form.compression import compress
 from mmkcr.core import Structure, atomic_write
 from mmkcr.datasets import check_data_folders
@@ -24,6 +23,7 @@ from mmkcr.methods.dcs.bottleneck import labelled_batches
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.head_choice import select_heads
 from .bimask_plots import plot_mask_descent
+from .commands import load_tool
 from .compress_study import Subject
 from .gallery_plots import plot_shares, plot_spectrum
 from .head_plots import plot_head_scores

@@ -6,9 +6,9 @@ import torch
 from mmpretrain.models import ImageClassifier
 from torch import nn
 
+from lab.commands import load_tool
 from lab.model_zoo import uninitialized
 from mmkcr.apis import count_macs
-from mmkcr.cli.console import load_tool
 from mmkcr.core import count_params
 from mmkcr.models import EfficientViT, EfficientViTClsHead, KCREfficientViT
 from .law import randomise

@@ -7,7 +7,7 @@ from timm.models.vision_transformer import VisionTransformer as Reference
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
-from mmkcr.cli.console import load_tool
+from lab.commands import load_tool
 from mmkcr.models import DWConvVisionTransformer
 
 D, DEPTH, HEADS, PATCHES = 24, 3, 2, 16

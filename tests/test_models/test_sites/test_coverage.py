@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.commands import load_tool
 from lab.kind_coverage import (
     FAMILIES,
     GATES,
@@ -27,7 +28,6 @@ from lab.kind_coverage import (
 )
 from long_form import LONG
 from mmkcr.apis import count_macs
-from mmkcr.cli.console import load_tool
 from mmkcr.closed_form.readers import output_rows, readers
 from mmkcr.core import MacsModel
 from mmkcr.models import Searchable

@@ -120,7 +120,7 @@ def test_files_of_a_whole_model(tmp_path):
     files = compress_files(compress_task(
         tmp_path / 'dense.py', tmp_path / 'dense.pth', str(images), 3, SHAPE, scope='model',
         out=tmp_path / 'slim'), '60%', **FAST)
-    assert set(files.parts) == {'backbone', 'decode_head'} and files.proposals is None
+    assert set(files.parts) == {'backbone', 'decode_head'} and not files.notes
     assert sum(slim for _, slim in files.parts.values()) == files.structure.macs['subnet']
     written = json.loads((tmp_path / 'slim/structure.json').read_text())
     assert written['backbone']['type'] == 'mmkcr.Searchable'
