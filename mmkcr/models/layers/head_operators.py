@@ -8,13 +8,14 @@ patches; D channels, s heads of d channels each; C output channels, which are s 
 heads are ensembled into one.
 """
 
+import math
 from abc import ABCMeta, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, Cost, slice_axes
+from mmkcr.core import Axis, Cost, count_params, slice_axes
 from mmkcr.core.added import AddedLayer
 
 #: Softmax temperature of the ensembles over heads.
@@ -104,10 +105,9 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
         """Heads of the output."""
         return 1 if self.ensembled else self.heads
 
-    @abstractmethod
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
-        """Compute the weights that do not depend on the image.
+        """Compute the weights that do not depend on the image: by default as they are.
 
         They are ``value``, ``bias``, ``columns`` (D, C) and, for full convolutions, ``kernel``
         (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
@@ -119,6 +119,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
             chosen (Tensor, optional): How far each head is replaced, in [0, 1], shape (s,).
                 An ensemble is over the replaced heads. Defaults to all.
         """
+        return dict(value=weight, bias=bias, columns=columns)
 
     @abstractmethod
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
@@ -134,27 +135,27 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
         """MACs of one output head, without the output projection, by D, N and P."""
 
-    def folded(self, derived: Derived) -> 'HeadOperator':
-        """An operator with plain weights, made of the result of :meth:`derive`, detached."""
-        raise NotImplementedError
+    def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
+        """MACs if ``heads`` heads are replaced, see :meth:`macs_per_head`."""
+        return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
+
+    @property
+    def _mixed(self) -> int:
+        """Ensemble logits of one head."""
+        return math.prod(self.logits_shape) if self.ensembled else 0
+
+    def params(self, heads: Cost) -> Cost:
+        """Parameters of the operator if ``heads`` heads are replaced."""
+        # ensemble logits grow with the replaced heads, all else with the output heads
+        own = (count_params(self) - self._mixed * self.heads) // self.out_heads
+        return self.count_out(heads) * own + heads * self._mixed
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Parameters that folding adds if ``heads`` heads are replaced; negative if it saves.
 
         One head's values have ``row`` parameters, its columns of the output projection ``column``.
         """
-        return 0 * heads
-
-    def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
-        """MACs if ``heads`` heads are replaced, see :meth:`macs_per_head`."""
-        return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
-
-    def params(self, heads: Cost) -> Cost:
-        """Parameters of the operator if ``heads`` heads are replaced."""
-        # ensemble logits grow with the replaced heads, all else with the output heads
-        mixed = self.logits.numel() if self.ensembled else 0
-        own = sum(parameter.numel() for parameter in self.parameters()) - mixed
-        return self.count_out(heads) * (own // self.out_heads) + heads * (mixed // self.heads)
+        return (self.count_out(heads) - heads) * (row + column) - heads * self._mixed
 
     def count_out(self, heads: Cost) -> Cost:
         """Number of output heads if ``heads`` heads are replaced."""
@@ -217,11 +218,6 @@ class DepthwiseHeads(HeadOperator):
         """Of the convolution."""
         return [Axis(self.conv, name, inner=self.head_dims) for name in ('weight', 'bias')]
 
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
-               chosen: Tensor | None = None) -> Derived:
-        """The weights as they are."""
-        return dict(value=weight, bias=bias, columns=columns)
-
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
         """Compute the values, exchange with the extra tokens, and convolve."""
         return self.mix(F.linear(x, derived['value'], derived['bias']), hw)
@@ -261,10 +257,6 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
         one.conv, one.exchange = self.conv, self.exchange
         return one
 
-    def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
-        """One head's values and columns, not all heads', and no mixture."""
-        return (self.count_out(heads) - heads) * (row + column) - heads
-
 
 class ConvHeads(HeadOperator):
     """Conv[all]: the values' weights folded into full 3 x 3 kernels (equation 9).
@@ -288,7 +280,7 @@ class ConvHeads(HeadOperator):
                chosen: Tensor | None = None) -> Derived:
         """The folded kernels, and the taps of each output channel."""
         if self.plain:  # `weight` is None without extra tokens
-            return dict(value=weight, bias=bias, columns=columns, taps=self.taps,
+            return dict(super().derive(weight, bias, columns), taps=self.taps,
                         kernel=self.kernel, bias_taps=self.bias_taps)
         taps = self.taps.repeat_interleave(self.head_dims, 0)  # (C, 3, 3)
         return dict(value=weight, bias=bias, columns=columns, taps=taps,
@@ -330,12 +322,11 @@ class ConvHeads(HeadOperator):
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Kernels of nine taps for the values; the values stay if they are exchanged."""
-        out, dims = self.count_out(heads), column // self.head_dims
+        dims, exchanged = column // self.head_dims, self.exchange is not None
         biased = row > self.head_dims * dims
-        kernels = 9 * self.head_dims * (dims + biased + (self.exchange is not None)) - 9
-        kept = row if self.exchange is not None else 0
-        mixture = heads * (self.logits.numel() // self.heads) if self.ensembled else 0 * heads
-        return out * (kernels + kept) - heads * row + (out - heads) * column - mixture
+        kernels = 9 * self.head_dims * (dims + biased + exchanged) - 9  # instead of one head's taps
+        return super().folded_params(heads, row, column) + self.count_out(heads) * (
+            kernels if exchanged else kernels - row)
 
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
         """``d D (9 P + E + 1)``; without extra tokens (E = 0) it is ``9 d D P``."""
@@ -399,8 +390,7 @@ OPERATORS: dict[str, type[HeadOperator]] = {
     'spvit': SPViTHeads,
 }
 
-
-#: Behind an operator's name in structure files: with plain weights, see `HeadOperator.folded`.
+#: Behind an operator's name in structure files: with plain weights, see `OperatorAttention.fold`.
 FOLDED = '-folded'
 
 
