@@ -61,7 +61,7 @@ def export_onnx(model: nn.Module,
     """Export a model to ONNX for a runtime, and compare it there with PyTorch.
 
     A classifier gives logits, a backbone feature maps, see
-    :class:`~mmkcr.deploy.tensor_model.TensorModel`. The file is written to a temporary folder and
+    :class:`~mmkcr.deploy.tensor_model.TensorModel`. The file is written beside ``path`` and
     compared; only a file that agrees is moved to ``path``, by a rename.
 
     Args:
@@ -166,7 +166,7 @@ def _first_line(error: Exception) -> str:
 
 def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes: Sequence[int],
             tolerance: float, runtime: str, dynamic: bool) -> ExportReport:
-    """Trace, compare, write."""
+    """Trace, write, compare; the file that differs is not kept."""
     import onnx
     shapes = [(batch, *shape) for batch in batch_sizes]
     if dynamic:
@@ -175,9 +175,8 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
         shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
     prepared = prepare(model.model, runtime, dynamic)
     compared = 'onnxruntime' if runtime == 'any' else runtime
-    with tempfile.TemporaryDirectory() as folder:
-        temporary = Path(folder) / path.name
-        graph = trace(prepared, temporary, shape, dynamic)
+    graph = trace(prepared, shape, dynamic)
+    with atomic_write(path) as temporary:
         # the file itself tells its MACs, and at which size, to whoever times it
         graph.metadata_props.add(key=f'{_META}.macs', value=str(model.count_macs(shape)))
         graph.metadata_props.add(key=f'{_META}.input_shape', value=_written(shape))
@@ -189,13 +188,11 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
             raise ExportMismatch(
                 f'expected outputs within {tolerance:g} of PyTorch in `{compared}`, found '
                 f'{errors[worst]:.3g} at input {_written(worst)}')
-        with atomic_write(path) as target:
-            target.write_bytes(temporary.read_bytes())
     return ExportReport(path, compared, dynamic, errors)
 
 
-def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool) -> 'object':
-    """Trace a prepared model to an ONNX graph by a temporary file.
+def trace(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'object':
+    """Trace a prepared model to an ONNX graph.
 
     Its input is ``images``, its outputs are ``output``, or ``output0`` and so on.
 
@@ -205,7 +202,8 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
     traced = padded_shape(prepared, shape) if dynamic else tuple(shape)
     names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
     images = torch.zeros(2, *traced)
-    with torch.no_grad(), quiet(), without_fast_path():
+    with torch.no_grad(), quiet(), without_fast_path(), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'traced.onnx'
         outputs = prepared(images)
         count = 1 if isinstance(outputs, Tensor) else len(outputs)
         outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]

@@ -4,7 +4,6 @@ Then dense and slim networks in fp32 and int8, side by side.
 """
 
 import importlib.util
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,13 +45,9 @@ def quantize_onnx(source: str | Path, target: str | Path,
     require_quantizer(runtime)
     if not len(images):
         raise ValueError('expected at least one batch of calibration images, found none')
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / 'int8.onnx'
-        quantize = _by_nncf if runtime == 'openvino' else _by_onnxruntime
-        with quiet():
-            quantize(Path(source), written, images)
-        with atomic_write(Path(target)) as path:
-            path.write_bytes(written.read_bytes())
+    quantize = _by_nncf if runtime == 'openvino' else _by_onnxruntime
+    with quiet(), atomic_write(target) as path:
+        quantize(Path(source), path, images)
 
 
 def require_quantizer(runtime: str) -> None:
@@ -82,12 +77,11 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
-    prepared = target.with_name('prepared.onnx')
-    quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-    name = onnx.load(prepared, load_external_data=False).graph.input[0].name
+    quant_pre_process(str(source), str(target), skip_symbolic_shape=True)
+    name = onnx.load(target, load_external_data=False).graph.input[0].name
     feeds = ({name: batch} for batch in images)
     reader = SimpleNamespace(get_next=lambda: next(feeds, None))  # all that is asked of a reader
-    quantize_static(str(prepared), str(target), reader,
+    quantize_static(str(target), str(target), reader,
                     quant_format=QuantFormat.QDQ, per_channel=True,
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
                     # the operators that hold the MACs
