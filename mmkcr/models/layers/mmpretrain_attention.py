@@ -24,9 +24,6 @@ from .sized_attention import (
 class SizedWindowMSA(WindowAttention, WindowMSA):
     """mmpretrain's ``WindowMSA``."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        return self.softmax(scores)  # a module, which an analysis may hook
-
 
 class SizedMixMIMAttention(SizedWindowMSA):
     """mmpretrain's ``MixMIMWindowAttention``."""

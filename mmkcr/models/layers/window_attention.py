@@ -6,6 +6,7 @@ from mmpretrain.models.utils import WindowMSA
 from torch import Tensor, nn
 
 from .selection import exporting
+from .sized_attention import split_fused
 from .take_over import take_over
 
 
@@ -28,14 +29,14 @@ class FusedWindowMSA(WindowMSA):
         if not self.fused or exporting():
             return super().forward(x, mask)
         tokens = x.shape[1]
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = split_fused(self.qkv(x), self.num_heads)
         table = self.relative_position_bias_table[self.relative_position_index.view(-1)]
-        bias = table.to(qkv.dtype).view(tokens, tokens, -1).permute(2, 0, 1).contiguous()[None]
+        bias = table.to(q.dtype).view(tokens, tokens, -1).permute(2, 0, 1).contiguous()[None]
         if mask is not None:
             bias = bias + mask.to(bias.dtype)[:, None]  # (windows, H, N, N)
             bias = bias.repeat(len(x) // len(bias), 1, 1, 1)
         out = F.scaled_dot_product_attention(
-            *qkv, bias, self.attn_drop.p if self.training else 0., scale=self.scale)
+            q, k, v, bias, self.attn_drop.p if self.training else 0., scale=self.scale)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
 
 
