@@ -79,9 +79,6 @@ def export_onnx(model: nn.Module,
             compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Every file runs
             in every runtime. Defaults to ``'any'``.
 
-    Returns:
-        ExportReport: The file and its errors.
-
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
         ImportError: The runtime is not installed.
@@ -284,11 +281,10 @@ def _written(shape: Sequence[int]) -> str:
 
 def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
                  runtime: str = 'onnxruntime') -> dict[Shape, float]:
-    """Run a file in a runtime and compare with PyTorch on random images.
+    """Largest difference of a file in a runtime from PyTorch, on random images of some shapes.
 
-    Returns:
-        dict[tuple[int], float]: Largest difference by shape (B, C, H, W), relative to the
-        largest output (at least 1); infinite where the runtime fails or gives other shapes.
+    It is relative to the largest output (at least 1); infinite where the runtime fails or gives
+    other shapes.
     """
     session = open_onnx(path, runtime)
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,4 @@
-"""Post-training static quantisation of ONNX files, by the runtimes' own libraries.
-
-Then dense and slim networks in fp32 and int8, side by side.
-"""
+"""Static quantisation of ONNX files by the runtimes' own libraries, and four files side by side."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -29,8 +26,8 @@ def quantize_onnx(source: str | Path, target: str | Path,
     """Write the int8 form of an ONNX file.
 
     Ranges are chosen from the images, by ONNX Runtime's own quantiser or, for OpenVINO, by NNCF.
-    Weights get one scale per output channel. Both write ONNX with quantise and
-    dequantise nodes. So any runtime reads the file, but only the intended one runs it fast.
+    Weights get one scale per output channel. Any runtime reads the file, with its quantise and
+    dequantise nodes, but only the intended one runs it fast.
 
     Args:
         source (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`.

@@ -131,9 +131,7 @@ def _places(path: str | Path, kinds: Sequence[str], name: str | None) -> str:
 def module_path(name: str) -> str:
     """Path of the module that a node of an exported graph belongs to; other names as they are.
 
-    Args:
-        name (str): Such as ``'/model/layers.0/ffn/layers/layers.0/MatMul'``, which gives
-            ``'layers.0.ffn.layers.0'``.
+    ``'/model/layers.0/ffn/layers/layers.0/MatMul'`` gives ``'layers.0.ffn.layers.0'``.
     """
     if not name.startswith('/'):
         return name

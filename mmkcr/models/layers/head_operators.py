@@ -30,12 +30,7 @@ def gaussian_taps() -> Tensor:
 
 
 def border_sums(taps: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Output (1, C, h, w) of 3 x 3 kernels on a map of ones that is padded with zeros.
-
-    Args:
-        taps (Tensor): Kernels, shape (C, 3, 3).
-        hw (tuple[int, int]): Size of the map.
-    """
+    """Output (1, C, h, w) of kernels (C, 3, 3) on a map of ones that is padded with zeros."""
     height, width = hw
     # a sum over shifts of the map, and no convolution that a count of MACs would see
     inside = F.pad(taps.new_ones(1, 1, height, width), (1, 1, 1, 1))
@@ -44,15 +39,11 @@ def border_sums(taps: Tensor, hw: tuple[int, int]) -> Tensor:
 
 
 class TokenExchange(nn.Module):
-    """Exchange between extra tokens and patches, by two learned scalars per token and head.
+    """Exchange between E extra tokens and the patches, by two learned scalars per token and head.
 
     An extra token adds the mean of the patches' values, times the first scalar. Before the
     convolution each patch adds the extra token's value, times the second scalar. The public code
     has this for the class token; here register tokens are treated in the same way.
-
-    Args:
-        extra (int): E.
-        heads (int): s.
     """
 
     def __init__(self, extra: int, heads: int) -> None:
@@ -65,9 +56,7 @@ class TokenExchange(nn.Module):
     def forward(self, extra: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """New extra tokens (B, E, C), and what each patch adds from the old ones, (B, 1, C).
 
-        Args:
-            extra (Tensor): Values of the extra tokens, shape (B, E, C).
-            mean (Tensor): Mean value of the patches, shape (B, 1, C).
+        They follow from the extra tokens' values and the patches' mean value, of the same shapes.
         """
         repeat = extra.shape[-1] // self.from_patches.shape[1]  # channels of a head
         taken = self.from_patches.repeat_interleave(repeat, 1) * mean
@@ -123,13 +112,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
 
     @abstractmethod
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
-        """Output of the heads before the projection, shape (B, N, C).
-
-        Args:
-            x (Tensor): Tokens, with the extra tokens first, shape (B, N, D).
-            derived (dict): Result of :meth:`derive`.
-            hw (tuple[int, int]): h and w.
-        """
+        """Tokens (B, N, D), the extra ones first, to what the projection reads, (B, N, C)."""
 
     @abstractmethod
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:

@@ -3,7 +3,6 @@
 They keep the class of their host's layer, so that it initialises them and knows them as its own.
 """
 
-
 import torch.nn.functional as F
 from mmpretrain.models.backbones.twins import LocallyGroupedSelfAttention
 from mmpretrain.models.backbones.xcit import XCA, ClassAttntion

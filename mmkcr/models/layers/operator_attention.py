@@ -1,8 +1,7 @@
 """Attention some of whose heads are, or may be, computed by an operator.
 
-This is section 3.2 of the paper on drop-in depthwise convolution.
-Blockwise replacement takes all heads of a block. Scattered replacement takes any heads, and the
-others stay attention. One module does both here. Shapes as in
+This is section 3.2 of the paper on drop-in depthwise convolution. Its blockwise and its scattered
+replacement, of all heads of a block or of any, are one module here. Shapes as in
 :mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay attention.
 """
 
@@ -51,15 +50,10 @@ def others(kept: Tensor, heads: int) -> Tensor:
 
 
 def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:
-    """Where the entries of an :class:`OperatorAttention` are in the dense attention.
+    """Where the entries of an :class:`OperatorAttention` are in an attention of H heads.
 
     They are rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns of the dense
-    ``proj``, shape (H d,).
-
-    Args:
-        kept (Tensor): Heads that stay attention, int64, ascending, shape (a,).
-        heads (int): H.
-        head_dims (int): d.
+    ``proj``, shape (H d,), by the heads that stay attention, int64, ascending, shape (a,).
     """
     dims = heads * head_dims
     stay, leave = (channels_of_heads(some, head_dims) for some in (kept, others(kept, heads)))

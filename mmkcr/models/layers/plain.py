@@ -29,10 +29,8 @@ def _is_ours(module: nn.Module) -> bool:
 def make_plain(model: nn.Module) -> None:
     """Replace selections, sliced norms and attention by modules of torch that compute the same.
 
-    Attention stays if its fused kernel drops weights in training: a graph has one mode.
-
-    Args:
-        model (nn.Module): Changed in place; its ``state_dict`` stays.
+    Attention stays if its fused kernel drops weights in training: a graph has one mode. The model
+    is changed in place; its ``state_dict`` stays.
     """
     for path, module in list(model.named_modules()):
         if isinstance(module, (Take, Put, SlicedLayerNorm, Sized)):
@@ -42,11 +40,7 @@ def make_plain(model: nn.Module) -> None:
 
 
 def make_ours(model: nn.Module) -> None:
-    """Undo :func:`make_plain` for selections and sliced norms, which have forms for runtimes.
-
-    Args:
-        model (nn.Module): Changed in place.
-    """
+    """Undo :func:`make_plain`, in place, for selections and norms, which have other forms."""
     for path, module in list(model.named_modules()):
         held = module._modules.get('held')
         if not isinstance(module, fx.GraphModule) or not hasattr(held, 'layer'):

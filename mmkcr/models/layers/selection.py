@@ -47,19 +47,13 @@ def _sources(kept: Tensor, total: int) -> Tensor:
 
 
 def _padded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """A tensor with ``before`` and ``after`` zeros at the ends of a dimension."""
     # `F.pad` lists the last dimension first
     behind = x.ndim - 1 - dim if dim >= 0 else -1 - dim
     return F.pad(x, (0, 0) * behind + (before, after))
 
 
 def largest_group(kept: Tensor, total: int) -> int:
-    """The largest power of two such that aligned groups of channels are kept or dropped as one.
-
-    Args:
-        kept (Tensor): Positions of the kept channels, int64, ascending.
-        total (int): Number of all channels.
-    """
+    """The largest power of two such that aligned groups of channels are kept or dropped as one."""
     mask = torch.zeros(total, dtype=torch.bool)
     mask[kept.cpu()] = True
     borders = (mask[1:] != mask[:-1]).nonzero().flatten() + 1  # of kept and dropped channels

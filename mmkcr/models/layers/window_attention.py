@@ -1,6 +1,5 @@
 """Swin's window attention by ``scaled_dot_product_attention``."""
 
-
 import torch.nn.functional as F
 from mmpretrain.models.utils import WindowMSA
 from torch import Tensor, nn
@@ -20,12 +19,7 @@ class FusedWindowMSA(WindowMSA):
     fused: bool = True
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend within windows.
-
-        Args:
-            x (Tensor): Shape (windows * B, N, C).
-            mask (Tensor, optional): Shape (windows, N, N), within (-inf, 0].
-        """
+        """Attend within windows (windows * B, N, C), with a mask (windows, N, N) in (-inf, 0]."""
         if not self.fused or exporting():
             return super().forward(x, mask)
         tokens = x.shape[1]
@@ -41,11 +35,7 @@ class FusedWindowMSA(WindowMSA):
 
 
 def fuse_window_attention(module: nn.Module) -> None:
-    """Exchange every ``WindowMSA`` inside a module for a :class:`FusedWindowMSA`.
-
-    Args:
-        module (nn.Module): Changed in place. The keys of its state_dict stay.
-    """
+    """Exchange every ``WindowMSA`` inside a module, in place, for a :class:`FusedWindowMSA`."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is WindowMSA:  # not a subclass, which may compute something else
