@@ -21,7 +21,7 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
 from mmkcr.models.tasks import unwrap
 
-_OPSET = 17  # the first with LayerNormalization
+OPSET = 17  # the first with LayerNormalization
 _META = 'mmkcr'
 _MOST = 2**31  # bytes of one protobuf message
 Shape = tuple[int, int, int, int]
@@ -148,12 +148,17 @@ def export_program(model: nn.Module, path: str | Path,
                              f'{_first_line(error)}') from error
         torch.export.save(program, temporary)
         module = torch.export.load(temporary).module()
-        for batch in batch_sizes:
-            error = _difference(view, module, torch.randn_like(images[:1].expand(
-                batch, *input_shape)))
-            if not error <= tolerance:  # nan must fail, too
-                raise ExportMismatch(f'expected outputs within {tolerance:g} of the network in '
-                                     f'its program, found {error:.3g} for {batch} images')
+        _check({(batch, *input_shape): _difference(view, module, torch.randn_like(
+            images[:1].expand(batch, *input_shape))) for batch in batch_sizes},
+            tolerance, 'torch.export')
+
+
+def _check(errors: dict[Shape, float], tolerance: float, runtime: str) -> None:
+    worst = max(errors, key=errors.get)
+    # not <=: nan must fail, too
+    if not errors[worst] <= tolerance:
+        raise ExportMismatch(f'expected outputs within {tolerance:g} of PyTorch in `{runtime}`, '
+                             f'found {errors[worst]:.3g} at input {_written(worst)}')
 
 
 def _first_line(error: Exception) -> str:
@@ -179,12 +184,7 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
         graph.metadata_props.add(key=f'{_META}.input_shape', value=_written(shape))
         onnx.save(graph, temporary)
         errors = compare_onnx(model, temporary, shapes, runtime=compared)
-        worst = max(errors, key=errors.get)
-        # not <=: nan must fail, too
-        if not errors[worst] <= tolerance:
-            raise ExportMismatch(
-                f'expected outputs within {tolerance:g} of PyTorch in `{compared}`, found '
-                f'{errors[worst]:.3g} at input {_written(worst)}')
+        _check(errors, tolerance, compared)
     return ExportReport(path, compared, dynamic, errors)
 
 
@@ -206,7 +206,7 @@ def trace(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'object
         outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]
         try:
             torch.onnx.export(
-                prepared, (images, ), str(path), dynamo=False, opset_version=_OPSET,
+                prepared, (images, ), str(path), dynamo=False, opset_version=OPSET,
                 input_names=['images'], output_names=outputs,
                 dynamic_axes=dict(images=names, **{name: {0: 'batch'} for name in outputs}))
             return _folded(path)

@@ -56,9 +56,6 @@ class UpgradedSwinKeys:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 
-# ---- KCR ---------------------------------------------------------------------------------------
-
-
 @MODELS.register_module()
 class KCRVisionTransformer(ViTKeys, SearchableBackbone, VisionTransformer):
     """mmpretrain's ``VisionTransformer`` with KCR-Transformer blocks.
@@ -98,9 +95,6 @@ class KCREfficientViT(SearchableBackbone, EfficientViT):
 
     method = 'kcr'
     kinds = (dict(kind='mlp_channels', where=r'\.local$'), )
-
-
-# ---- DCS ---------------------------------------------------------------------------------------
 
 
 class DCSBackbone(SearchableBackbone):
@@ -185,9 +179,6 @@ class DCSMobileViT(DCSBackbone, MobileViT):
         super().__init__(*args, **kwargs)
 
 
-# ---- Once for Both -----------------------------------------------------------------------------
-
-
 class OFBBackbone(SearchableBackbone):
     """Mixin: widths of the streams, channels of all heads, and hidden widths of the MLPs."""
 
@@ -236,9 +227,6 @@ class OFBResNet(OFBBackbone, ResNet):
     """
 
     kinds = ('embedding', 'mlp_hidden')
-
-
-# ---- drop-in depthwise convolution -------------------------------------------------------------
 
 
 @MODELS.register_module()

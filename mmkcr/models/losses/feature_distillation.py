@@ -29,11 +29,6 @@ class FeatureDistillationLoss(nn.Module):
         checkpoint (str, optional): See there. Defaults to None.
         weight (float): w. Defaults to 1.
 
-    Attributes:
-        active (bool): Whether the term is on.
-        feature_layer (str): Layer whose output the wrapper passes.
-        needs_inputs (bool): ``forward`` takes the student's inputs.
-
     Raises:
         ValueError: ``weight`` is negative.
     """
@@ -68,11 +63,7 @@ class FeatureDistillationLoss(nn.Module):
             handle.remove()
 
     def forward(self, _: Tensor, inputs: Tensor) -> Tensor:
-        """The weighted loss of a batch, a scalar in fp32 or fp64.
-
-        Args:
-            _ (Tensor): The pooled features, which are not needed.
-            inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
+        """The weighted loss of the student's normalised inputs (B, 3, H, W), in fp32 or fp64.
 
         Raises:
             ValueError: The outputs of student and teacher differ in shape.
