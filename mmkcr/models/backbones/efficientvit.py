@@ -84,11 +84,8 @@ class EfficientViT(BaseBackbone):
                      dict(type='Constant', val=1, layer=['_BatchNorm', 'GroupNorm']))) -> None:
         super().__init__(list(init_cfg) if isinstance(init_cfg, tuple) else init_cfg)
         arch, self.img_size = self._arch(arch), img_size
-        self.widths, self.depths = arch['widths'], arch['depths']
-        self.expand_ratio = arch.get('expand_ratio', 4)
-        self.norm_cfg, self.act_cfg = norm_cfg, act_cfg
-        self.attention = dict(head_dim=arch['head_dim'], eps=eps, quadratic=quadratic)
-        stages = len(self.widths) - 1
+        self.widths = widths = arch['widths']
+        depths, stages = arch['depths'], len(widths) - 1
         indices = [out_indices] if isinstance(out_indices, int) else list(out_indices)
         if not -stages <= min(indices) <= max(indices) < stages:
             raise ValueError(f'expected `out_indices` within [{-stages}, {stages - 1}], found '
@@ -98,12 +95,21 @@ class EfficientViT(BaseBackbone):
             raise ValueError(f'expected `frozen_stages` within [-1, {stages}], found '
                              f'{frozen_stages}')
         self.frozen_stages, self.norm_eval = frozen_stages, norm_eval
-        width, cfg = self.widths[0], dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
-        self.stem = Sequential(
-            ConvModule(in_channels, width, 3, 2, 1, **cfg),
-            *(DSConv(width, **cfg) for _ in range(self.depths[0])))
-        plain = stages - arch.get('attention_stages', 2)
-        self.stages = ModuleList(self._stage(i, attention=i >= plain) for i in range(stages))
+        cfg = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
+        self.stem = Sequential(ConvModule(in_channels, widths[0], 3, 2, 1, **cfg),
+                               *(DSConv(widths[0], **cfg) for _ in range(depths[0])))
+        cfg['expand_ratio'] = arch.get('expand_ratio', 4)
+        attention = dict(head_dim=arch['head_dim'], eps=eps, quadratic=quadratic)
+        self.stages = ModuleList()
+        for stage, (before, width, depth) in enumerate(zip(widths, widths[1:], depths[1:])):
+            attends = stage >= stages - arch.get('attention_stages', 2)
+            blocks = [MBConv(before, width, stride=2, fewer_norm=attends, **cfg)]
+            if attends:
+                blocks += [EfficientViTBlock(width, attention=attention, **cfg)
+                           for _ in range(depth)]
+            else:
+                blocks += [MBConv(width, width, **cfg) for _ in range(depth - 1)]
+            self.stages.append(Sequential(*blocks))
         self._freeze()  # now, as what runs in several processes asks before `train`
 
     @classmethod
@@ -118,16 +124,6 @@ class EfficientViT(BaseBackbone):
                              'many `depths` as `widths`, for the stem and at least one stage, '
                              f'found {arch!r}')
         return arch
-
-    def _stage(self, index: int, attention: bool) -> Sequential:
-        before, width, depth = *self.widths[index:index + 2], self.depths[index + 1]
-        cfg = dict(norm_cfg=self.norm_cfg, act_cfg=self.act_cfg)
-        first = MBConv(before, width, self.expand_ratio, stride=2, fewer_norm=attention, **cfg)
-        if attention:
-            return Sequential(first, *(EfficientViTBlock(
-                width, self.expand_ratio, self.attention, **cfg) for _ in range(depth)))
-        return Sequential(first, *(MBConv(width, width, self.expand_ratio, **cfg)
-                                   for _ in range(depth - 1)))
 
     def forward(self, x: Tensor) -> tuple:
         """Images (B, 3, H, W) to maps of the stages in ``out_indices``, in the stages' order.
