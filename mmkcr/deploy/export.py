@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import itertools
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -241,22 +241,13 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]
     In the graph it has no effect on maps that need none.
     """
     strides = [max(m.stride) for m in model.modules()
-               if is_of(m, 'mmcv.cnn.bricks.transformer.AdaptivePadding') and max(m.stride) > 1]
+               if is_of(m, 'mmcv.cnn.bricks.transformer.AdaptivePadding')]
     windows = {m.window_size for m in model.modules()
                if is_of(m, 'mmpretrain.models.utils.ShiftWindowMSA')}
-
-    # follow one side through the strides: it must never be divisible by a stride or a window
-    def padded(side: int) -> bool:
-        for stride in strides:
-            if side % stride == 0:
-                return False
-            side = -(-side // stride)
-            if any(side % window == 0 for window in windows):
-                return False
-        return True
-
-    height, width = shape[1] * 5 // 4 | 1, shape[2] * 3 // 2 | 1
-    return shape[0], *(next(filter(padded, itertools.count(side))) for side in (height, width))
+    # one pixel more than whole windows of the smallest map: so every map has one row more, too
+    whole = math.lcm(2, math.prod(strides) * math.lcm(*windows))
+    return shape[0], *(-(-side // whole) * whole + 1
+                       for side in (shape[1] * 5 // 4, shape[2] * 3 // 2))
 
 
 def recorded(path: str | Path) -> tuple[int | None, tuple[int, ...] | None]:

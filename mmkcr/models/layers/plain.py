@@ -69,8 +69,8 @@ def _recorded(layer: nn.Module) -> fx.Graph | None:
 
 
 def _plain(layer: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    # buffers of a graph come back as persistent ones from a copy; those of a child that it calls
-    # do not, nor do attributes that it does not use get lost there
+    # from a copy of a graph its buffers come back as persistent ones, and what it does not use is
+    # lost; a child that it calls stays as it is
     layer.held = held = nn.Identity().train(layer.training)
     targets = {}
     for path, part in layer.named_modules():
