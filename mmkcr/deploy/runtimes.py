@@ -135,12 +135,8 @@ def module_path(name: str) -> str:
     """
     if not name.startswith('/'):
         return name
-    parts: list[str] = []
-    for part in name.split('/')[1:-1]:
-        # the child of a container is called by a name that begins with the container's
-        if parts and part.startswith(f'{parts[-1]}.'):
-            parts.pop()
-        parts.append(part)
+    # the child of a container is called by a name that begins with the container's
+    parts = re.sub(r'(?<=/)([^/]+)/(?=\1\.)', '', name).split('/')[1:-1]
     # TensorModel holds the model
     return '.'.join(parts[parts[:1] == ['model']:]) or name
 

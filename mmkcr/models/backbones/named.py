@@ -46,12 +46,11 @@ class UpgradedSwinKeys:
         """Upgrade keys of old checkpoints, which the host does only for its own class."""
         # the host tests `self.__class__ is SwinTransformer`, which no subclass passes
         if (local_metadata.get('version') or 1) < 3:
-            for key in [k for k in state_dict if k.startswith(prefix)]:
-                name = key[len(prefix):]
-                if name.startswith('norm.'):
-                    state_dict[f'{prefix}norm{self.num_layers - 1}.{name[5:]}'] = \
-                        state_dict.pop(key)
-                elif 'attn_mask' in name:
+            old, new = f'{prefix}norm.', f'{prefix}norm{self.num_layers - 1}.'
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                if key.startswith(old):
+                    state_dict[key.replace(old, new, 1)] = state_dict.pop(key)
+                elif 'attn_mask' in key[len(prefix):]:
                     del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
