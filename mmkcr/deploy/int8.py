@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mmkcr.core import atomic_write, eval_mode
-from mmkcr.models.tasks import deciding_scores, find_task, unwrap
+from mmkcr.models.tasks import deciding_scores, find_task
 from .export import export_onnx
 from .latency import measure_pair
 from .runtimes import open_onnx, quiet, require_runtime
@@ -121,22 +121,21 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
         repeats (int): Number of pairs that are timed, at batch 1 on one thread. Defaults to 15.
     """
-    files = {name: export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:], False,
-                               (1, 2), runtime=runtime).path
-             for name, model in (('dense', dense), ('slim', slim))}
-    # quantised from the fp32 files, with the same images for both networks
-    for name in ('dense', 'slim'):
-        files[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
-        quantize_onnx(files[name], files[f'{name} int8'], images, runtime)
+    fp32, int8 = {}, {}
+    for name, model in (('dense', dense), ('slim', slim)):
+        fp32[name] = export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:],
+                                 False, (1, 2), runtime=runtime).path
+        int8[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
+        quantize_onnx(fp32[name], int8[f'{name} int8'], images, runtime)
     with eval_mode(dense), torch.no_grad():
         view = TensorModel(dense)
         expected = np.concatenate([_last(dense, view(torch.from_numpy(batch)))
                                    for batch in held_out])
     found = []
-    for name, path in files.items():
+    for name, path in {**fp32, **int8}.items():
         # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
-        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, 1)
+        timing = measure_pair(fp32['dense'], path, image, repeats, 3, runtime, 1)
         session = open_onnx(path, runtime)
         outputs = np.concatenate([_last(dense, session(batch)) for batch in held_out])
         error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
@@ -149,6 +148,6 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
 
 def _last(model: nn.Module, outputs: Any) -> np.ndarray:
     """Logits, or the deepest map."""
-    outputs = deciding_scores(find_task(unwrap(model)), outputs)
+    outputs = deciding_scores(find_task(model), outputs)
     # copied: the runtimes reuse the memory of their outputs in the next call
     return np.array(outputs[-1] if isinstance(outputs, (list, tuple)) else outputs)

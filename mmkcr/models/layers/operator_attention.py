@@ -83,6 +83,13 @@ class _AttentionParts(nn.Module):
             q, k, v, dropout_p=self.attn_drop if self.training else 0.)
         return out.transpose(1, 2).flatten(2)
 
+    def _rows(self, start: int, stop: int | None) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias of some rows of ``qkv``."""
+        if not isinstance(self.qkv, nn.Linear):  # folded, and no head is kept
+            return None, None
+        bias = self.qkv.bias
+        return self.qkv.weight[start:stop], None if bias is None else bias[start:stop]
+
     def _finish(self, out: Tensor) -> Tensor:
         return self.out_drop(self.gamma1(self.proj_drop(out)))
 
@@ -129,15 +136,9 @@ class OperatorAttention(_AttentionParts):
         if plain:
             self.fold()
 
-    def _rows(self, attended: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Weight and bias of the rows of ``qkv`` of kept heads, or of the values of the others."""
-        if not isinstance(self.qkv, nn.Linear):  # folded, and no head is kept
-            return None, None
-        part = slice(self._attended) if attended else slice(self._attended, None)
-        return self.qkv.weight[part], None if self.qkv.bias is None else self.qkv.bias[part]
-
     def _derive(self) -> Derived:
-        return self.operator.derive(*self._rows(False), self.proj.weight[:, self._attended // 3:])
+        rows = self._attended
+        return self.operator.derive(*self._rows(rows, None), self.proj.weight[:, rows // 3:])
 
     @torch.no_grad()
     def fold(self) -> 'OperatorAttention':
@@ -148,11 +149,10 @@ class OperatorAttention(_AttentionParts):
         """
         if self.operator is None or self.operator.plain:
             return self
-        derived = {key: None if value is None else value.detach().clone()
-                   for key, value in self._derive().items()}
+        derived = self._derive()
         self.operator = operator = self.operator.folded(derived).train(self.training)
         values = operator.reads_values or operator.exchange is not None
-        weight, bias = self._rows(True)
+        weight, bias = self._rows(0, self._attended)
         if values:
             weight = torch.cat([weight, derived['value']])
             bias = None if bias is None else torch.cat([bias, derived['bias']])
@@ -178,7 +178,7 @@ class OperatorAttention(_AttentionParts):
                 parts = [self._attend(attended), self.operator.mix(values, self.grid.hw)]
             return self._finish(self.proj(_joined(parts)))
         weight, derived = self.proj.weight, self._derive()
-        parts = [self._attend(F.linear(x, *self._rows(True)))] if rows else []
+        parts = [self._attend(F.linear(x, *self._rows(0, rows)))] if rows else []
         parts.append(self.operator.run(x, derived, self.grid.hw))
         if self.operator.ensembled:  # its d columns replace those of all replaced heads
             weight = torch.cat([weight[:, :rows // 3], derived['columns']], 1)
@@ -232,9 +232,7 @@ class MixedAttention(_AttentionParts):
         # nothing is replaced; in training the gate still needs the gradient of the operator's part
         if not self.training and bool((keep == 1).all()):
             return self._finish(self.proj(attended))
-        rows, bias = 2 * self.embed_dims, self.qkv.bias
-        derived = self.operator.derive(self.qkv.weight[rows:],
-                                       None if bias is None else bias[rows:], self.proj.weight,
+        derived = self.operator.derive(*self._rows(2 * self.embed_dims, None), self.proj.weight,
                                        1 - keep)
         replaced = self.operator.run(x, derived, self.grid.hw)
         mask = keep.repeat_interleave(self.head_dims)  # (D,)
