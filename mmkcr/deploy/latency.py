@@ -85,14 +85,8 @@ class PairTiming:
             samples=dict(dense=self.dense, slim=self.slim))
 
 
-def measure_pair(dense: Side,
-                 slim: Side,
-                 inputs: Tensor,
-                 repeats: int = 20,
-                 warmup: int = 3,
-                 runtime: str = 'eager',
-                 threads: int | None = None,
-                 amp: str | None = None,
+def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, warmup: int = 3,
+                 runtime: str = 'eager', threads: int | None = None, amp: str | None = None,
                  clock: Clock | None = None) -> PairTiming:
     """Time two models in turns, in alternating order, so that other load affects both alike.
 
@@ -217,13 +211,9 @@ def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> S
     return space
 
 
-def random_subnet(model: nn.Module,
-                  target: str | int | float,
-                  input_shape: Sequence[int] = (3, 224, 224),
-                  part: str | None = None,
-                  divisor: int = 8,
-                  seed: int = 0,
-                  group: int = 1) -> tuple[nn.Module, Structure]:
+def random_subnet(model: nn.Module, target: str | int | float,
+                  input_shape: Sequence[int] = (3, 224, 224), part: str | None = None,
+                  divisor: int = 8, seed: int = 0, group: int = 1) -> tuple[nn.Module, Structure]:
     """Slice a dense model or a supernet at one common keep ratio, with random, scattered units.
 
     Sites whose gates have options take sizes among these.

@@ -87,11 +87,8 @@ def _command(args: Any, settings: dict[str, Any]) -> str:
     return shlex.join(map(str, ('mmkcr', 'latency-table', args.config, *options)))
 
 
-def measure_table(model: nn.Module,
-                  path: str | Path,
-                  settings: Mapping[str, Any],
-                  sites: Sequence[KindConfig] | None = None,
-                  divisor: int = 8,
+def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any],
+                  sites: Sequence[KindConfig] | None = None, divisor: int = 8,
                   repeats: int = 15) -> Iterator[str]:
     """Measure what the sites of a network contribute to its time at some sizes, line by line.
 

@@ -87,12 +87,7 @@ class WindowAttention(SizedAttention):
     """Attention within windows, with a mask where they were shifted."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend within windows.
-
-        Args:
-            x (Tensor): Tokens, (B, N, C).
-            mask (Tensor, optional): Added to the scores of each window, (windows, N, N).
-        """
+        """Attend within windows (B, N, C); the mask (windows, N, N) is added to their scores."""
         return self._attend(x, or_zeros(mask, x)[:, None])
 
 

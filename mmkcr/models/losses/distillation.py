@@ -89,11 +89,8 @@ class DistillationLoss(nn.Module):
     feature_layer = 'head'  # whose output the wrapper passes: the student's logits
     needs_inputs = True
 
-    def __init__(self,
-                 teacher: str | Mapping[str, Any],
-                 checkpoint: str | None = None,
-                 temperature: float = 1.,
-                 weight: float = 1.,
+    def __init__(self, teacher: str | Mapping[str, Any], checkpoint: str | None = None,
+                 temperature: float = 1., weight: float = 1.,
                  input_size: int | None = None) -> None:
         super().__init__()
         if temperature <= 0 or weight < 0:
