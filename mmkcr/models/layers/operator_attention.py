@@ -5,8 +5,7 @@ replacement, of all heads of a block or of any, are one module here. Shapes as i
 :mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay attention.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -32,15 +31,6 @@ class TokenGrid:
     def record(self, module: nn.Module, inputs: tuple, outputs: tuple) -> None:
         """Forward hook of a patch embedding that returns tokens and (h, w)."""
         self.hw = tuple(outputs[1])
-
-    @contextmanager
-    def at(self, hw: tuple[int, int]) -> Iterator[None]:
-        """Set the grid's size within the block, to recompute something from an earlier batch."""
-        before, self.hw = self.hw, hw
-        try:
-            yield
-        finally:
-            self.hw = before
 
 
 def others(kept: Tensor, heads: int) -> Tensor:

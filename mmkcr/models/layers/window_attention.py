@@ -36,7 +36,6 @@ class FusedWindowMSA(WindowMSA):
 
 def fuse_window_attention(module: nn.Module) -> None:
     """Exchange every ``WindowMSA`` inside a module, in place, for a :class:`FusedWindowMSA`."""
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is WindowMSA:  # not a subclass, which may compute something else
-                setattr(parent, name, take_over(FusedWindowMSA, child))
+    for path, child in list(module.named_modules()):
+        if type(child) is WindowMSA:  # not a subclass, which may compute something else
+            module.set_submodule(path, take_over(FusedWindowMSA, child))
