@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mmkcr.models.layers.window_attention import fuse_window_attention
 from mmkcr.models.searchable import SearchableBackbone
-from mmkcr.models.sites.base import KindConfig
 from mmkcr.registry import MODELS
 from .efficientvit import EfficientViT
 from .register_vit import RegisterVisionTransformer
@@ -119,11 +118,9 @@ class DCSBackbone(SearchableBackbone):
                  qk_mask: Mapping[str, Any] | None = dict(type='mmkcr.QKMask'),
                  outputs: bool = True, **kwargs: Any) -> None:
         self.qk_mask, self.outputs = qk_mask, outputs
+        masks = [] if qk_mask is None else [dict(qk_mask, kind='qk_mask')]
+        self.kinds = [*masks, *(self.kinds if outputs else ())]
         super().__init__(*args, **kwargs)
-
-    def _chosen_kinds(self) -> list[KindConfig]:
-        masks = [] if self.qk_mask is None else [dict(self.qk_mask, kind='qk_mask')]
-        return [*masks, *(self.kinds if self.outputs else ())]
 
     def _own_arguments(self) -> dict[str, Any]:
         given = {} if self.outputs else dict(outputs=False)
@@ -148,11 +145,8 @@ class DCSEfficientViT(DCSBackbone, EfficientViT):
 
     def __init__(self, *args: Any, local: bool = False, **kwargs: Any) -> None:
         self.select_local = local
+        self.kinds = [*self.kinds, *(KCREfficientViT.kinds if local else ())]
         super().__init__(*args, **kwargs)
-
-    def _chosen_kinds(self) -> list[KindConfig]:
-        local = KCREfficientViT.kinds if self.select_local and self.outputs else ()
-        return [*super()._chosen_kinds(), *local]
 
     def _own_arguments(self) -> dict[str, Any]:
         return {**super()._own_arguments(), **(dict(local=True) if self.select_local else {})}
@@ -248,12 +242,9 @@ class DWConvVisionTransformer(ViTKeys, SearchableBackbone, RegisterVisionTransfo
     method, kinds = 'dwconv', ('head_operator', )
 
     def __init__(self, *args: Any, operator: str = 'dwconv', **kwargs: Any) -> None:
-        self.operator = operator
+        self.kinds = [dict(kind=kind, operator=operator) if kind == 'head_operator' else kind
+                      for kind in self.kinds]
         super().__init__(*args, **kwargs)
-
-    def _chosen_kinds(self) -> list[KindConfig]:
-        return [dict(kind=kind, operator=self.operator) if kind == 'head_operator' else kind
-                for kind in self.kinds]
 
 
 @MODELS.register_module()
