@@ -46,19 +46,16 @@ class Sized(nn.Module):
 class SizedAttention(Sized):
     """Attention with a fused ``qkv`` and a bias on the scores.
 
-    Subclasses override what differs in their host, such as :meth:`_bias` and :meth:`_scores`.
+    Subclasses override what differs in their host, such as :meth:`_table` and :meth:`_scores`.
     """
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Scaled products of queries and keys, (B, H, N, N)."""
         return (q * self.scale) @ k.transpose(-2, -1)
 
-    def _bias(self, tokens: int) -> Tensor | None:
-        """Bias of the scores by relative position, (H, N, N), or None."""
-        if self.relative_position_bias_table is None:
-            return None
-        table = self.relative_position_bias_table[self.relative_position_index.view(-1)]
-        return table.view(tokens, tokens, -1).permute(2, 0, 1)
+    def _table(self) -> Tensor | None:
+        """Biases of the scores by relative position, (positions, H), or None."""
+        return self.relative_position_bias_table
 
     def _attend(self, x: Tensor, added: Tensor) -> Tensor:
         """Tokens (B, N, C) to (B, N, C).
@@ -73,9 +70,10 @@ class SizedAttention(Sized):
     def _mix(self, x: Tensor, added: Tensor) -> Tensor:
         """What the projection reads, (B, N, H d); arguments as of :meth:`_attend`."""
         q, k, v = self._qkv(x)
-        scores, bias = self._scores(q, k), self._bias(x.shape[1])
-        if bias is not None:
-            added = added + bias
+        scores, table, tokens = self._scores(q, k), self._table(), x.shape[1]
+        if table is not None:
+            bias = table[self.relative_position_index.view(-1)].view(tokens, tokens, -1)
+            added = added + bias.permute(2, 0, 1)
         # (images, windows, H, N, N); `added.shape`, not `len`, which exporters freeze
         scores = (scores.unflatten(0, (-1, added.shape[0])) + added).flatten(0, 1)
         # a module where the host has one, which an analysis may hook
@@ -98,10 +96,9 @@ class SizedWindowAttentionV2(WindowAttention):
         scale = self.logit_scale.clamp(max=4.605170185988092).exp()  # at most 100: log(100)
         return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * scale
 
-    def _bias(self, tokens: int) -> Tensor:
-        table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
-        table = table[self.relative_position_index.view(-1)].view(tokens, tokens, -1)
-        return 16 * table.permute(2, 0, 1).sigmoid()
+    def _table(self) -> Tensor:
+        table = self.cpb_mlp(self.relative_coords_table)
+        return 16 * table.view(-1, self.num_heads).sigmoid()
 
 
 class SizedTimmBEiTAttention(SizedAttention):
