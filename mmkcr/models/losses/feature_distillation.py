@@ -1,11 +1,11 @@
 """Distillation of a backbone's feature maps from the network that it was made from."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from mmkcr.core.forward import flat_tensors
 from mmkcr.models.tasks import find_task
@@ -50,17 +50,12 @@ class FeatureDistillationLoss(nn.Module):
         """Note the student's backbone; the wrapper calls it."""
         self._student = [find_task(student).backbone]
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Record the outputs of the student's backbone within the block."""
+    def watch(self) -> RemovableHandle:
+        """Record the outputs of the student's backbone within a block ``with`` what this gives."""
         def keep(_: nn.Module, __: tuple, out: Any) -> None:
             self._maps = flat_tensors(out)
 
-        handle = self._student[0].register_forward_hook(keep)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return self._student[0].register_forward_hook(keep)
 
     def forward(self, _: Tensor, inputs: Tensor) -> Tensor:
         """The weighted loss of the student's normalised inputs (B, 3, H, W), in fp32 or fp64.
