@@ -165,8 +165,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
             # softmax(logits + log(chosen)) weights every head by how far it is replaced; with no
             # head chosen all are used, as a softmax over -inf alone would be nan
             used = (chosen > 0) | (chosen <= 0).all()
-            log = torch.log(torch.where(chosen > 0, chosen, torch.ones_like(chosen)))
-            log = torch.where(used, log, torch.full_like(log, -torch.inf))
+            log = chosen.masked_fill(chosen <= 0, 1).log().masked_fill(~used, -torch.inf)
             logits = logits + log.reshape(-1, *[1] * (logits.ndim - 1))
         return logits.softmax(0)
 
@@ -231,8 +230,8 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
                chosen: Tensor | None = None) -> Derived:
         """One head's weights."""
         shares = self.shares(chosen)
-        return dict(value=_mix(shares, weight, 0), columns=_mix(shares, columns, 1),
-                    bias=None if bias is None else _mix(shares, bias, 0))
+        return dict(value=_mix(shares, weight, 0), bias=_mix(shares, bias, 0),
+                    columns=_mix(shares, columns, 1))
 
     def folded(self, derived: Derived) -> DepthwiseHeads:
         """The one head, without the mixture."""
@@ -342,20 +341,20 @@ class SPViTHeads(ConvHeads):
             mixed = [tap * _mix(share, tensor, 0) for tap, share in zip(taps, shares.T)]
             return torch.stack(mixed, -1).unflatten(-1, (3, 3))
 
-        derived = dict(value=_mix(mean, weight, 0), columns=_mix(mean, columns, 1), bias=None,
-                       bias_taps=None, kernel=by_tap(weight),
-                       taps=self.taps.expand(self.head_dims, 3, 3))
-        if bias is not None:
-            derived.update(bias=_mix(mean, bias, 0), bias_taps=by_tap(bias))
-        return derived
+        return dict(value=_mix(mean, weight, 0), bias=_mix(mean, bias, 0),
+                    columns=_mix(mean, columns, 1), kernel=by_tap(weight),
+                    bias_taps=None if bias is None else by_tap(bias),
+                    taps=self.taps.expand(self.head_dims, 3, 3))
 
     def activate(self, maps: Tensor) -> Tensor:
         """ReLU."""
         return maps.relu()
 
 
-def _mix(shares: Tensor, weight: Tensor, dim: int) -> Tensor:
+def _mix(shares: Tensor, weight: Tensor | None, dim: int) -> Tensor | None:
     """Weighted sum of the heads' parts along ``dim``, with shares (s,); not a matrix product."""
+    if weight is None:
+        return None
     parts = weight.unflatten(dim, (len(shares), -1))
     return (parts * shares.reshape(-1, *[1] * (parts.ndim - 1 - dim))).sum(dim)
 
