@@ -97,8 +97,7 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
     if size >= 2**31:  # bytes of one protobuf message
         raise ValueError('expected weights of less than 2 GiB, the most that one ONNX file holds, '
                          f'found {size / 2**30:.1f} GiB')
-    if runtime != 'any':
-        require_runtime(runtime)
+    require_runtime('onnxruntime' if runtime == 'any' else runtime)
     with eval_mode(model):
         export = functools.partial(_export, TensorModel(model), Path(path), tuple(input_shape),
                                    batch_sizes, tolerance, runtime)
