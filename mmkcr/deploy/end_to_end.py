@@ -172,10 +172,8 @@ def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: dict[str, Any
 def _compared(config: Config, model: nn.Module, task: Any, file: Path,
               work_dir: str) -> dict[str, tuple[float, float]]:
     """Metrics of PyTorch and of the file, by name."""
-    found = []
     backend = task.build_backend_model([str(file)],
                                        data_preprocessor_updater=task.update_data_preprocessor)
-    for tested in (model, backend):
-        runner = task.build_test_runner(tested, work_dir)
-        found.append(runner.test())
-    return {name: (value, found[1][name]) for name, value in found[0].items()}
+    in_torch, by_file = (task.build_test_runner(tested, work_dir).test()
+                         for tested in (model, backend))
+    return {name: (value, by_file[name]) for name, value in in_torch.items()}
