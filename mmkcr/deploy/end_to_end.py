@@ -12,22 +12,20 @@ from mmengine.config import Config
 from torch import nn
 
 from mmkcr.core import atomic_write
-from mmkcr.deploy.export import padded_shape
+from mmkcr.deploy.export import OPSET, padded_shape
 from mmkcr.deploy.latency import PairTiming, measure_pair
 from mmkcr.deploy.prepare import prepare
 from mmkcr.lazy import is_of
 from mmkcr.models.tasks import is_dense_task, is_detector
-
-_OPSET = 17
 
 
 class EndToEnd(NamedTuple):
     """A detector's or segmentor's file.
 
     Args:
-        path (Path): Path of the ONNX file. Outputs of a detector: ``dets`` (boxes and scores),
-            ``labels`` and, with a mask head, ``masks`` of the boxes; of a segmentor: ``labels``,
-            the class of every pixel, shape (B, 1, H, W).
+        path (Path): The file. Outputs of a detector: ``dets`` (boxes and scores), ``labels`` and,
+            with a mask head, ``masks`` of the boxes; of a segmentor: ``labels``, the class of
+            every pixel, shape (B, 1, H, W).
         timing (PairTiming): Another file, or this one again, and this one, in turns, an image each
             in ONNX Runtime; CPU time on one thread, otherwise wall time.
         metrics (dict[str, tuple[float, float]]): On the test set, of PyTorch and of the file;
@@ -44,9 +42,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
                       threads: int = 1, against: str | Path | None = None) -> EndToEnd:
     """Write a whole detector or segmentor as an ONNX file and time it in ONNX Runtime.
 
-    Batch, height and width are dynamic. mmkcr's own layers are prepared by
-    :func:`~mmkcr.deploy.prepare.prepare`; post-processing of a detector uses
-    the thresholds of ``test_cfg``.
+    Batch, height and width are dynamic; a detector has the thresholds of its ``test_cfg``.
 
     Args:
         config (Config): Config of the model, with its test set if it is to be evaluated.
@@ -101,7 +97,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
         file = Path(work_dir) / 'end2end'
         export(prepared, images, file.as_posix(), 'onnxruntime', dict(
             data_samples=_samples(task, prepared, *images.shape[2:]), mode='predict'),
-            dict(deploy_cfg=deploy), ['input'], outputs, _OPSET, axes,
+            dict(deploy_cfg=deploy), ['input'], outputs, OPSET, axes,
             keep_initializers_as_inputs=False)
         file = file.with_suffix('.onnx')
         # in turns with itself where there is no other
@@ -167,7 +163,7 @@ def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: dict[str, Any
                 max_output_boxes_per_class=max(200, most), pre_top_k=5000, keep_top_k=most,
                 background_label_id=-1, export_postprocess_mask=False))
     onnx = dict(type='onnx', export_params=True, keep_initializers_as_inputs=False,
-                opset_version=_OPSET, save_file='end2end.onnx', input_names=['input'],
+                opset_version=OPSET, save_file='end2end.onnx', input_names=['input'],
                 output_names=list(outputs), input_shape=None, optimize=False, dynamic_axes=axes)
     return Config(dict(onnx_config=onnx, codebase_config=codebase,
                        backend_config=dict(type='onnxruntime')))
@@ -176,10 +172,8 @@ def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: dict[str, Any
 def _compared(config: Config, model: nn.Module, task: Any, file: Path,
               work_dir: str) -> dict[str, tuple[float, float]]:
     """Metrics of PyTorch and of the file, by name."""
-    found = []
     backend = task.build_backend_model([str(file)],
                                        data_preprocessor_updater=task.update_data_preprocessor)
-    for tested in (model, backend):
-        runner = task.build_test_runner(tested, work_dir)
-        found.append(runner.test())
-    return {name: (value, found[1][name]) for name, value in found[0].items()}
+    in_torch, by_file = (task.build_test_runner(tested, work_dir).test()
+                         for tested in (model, backend))
+    return {name: (value, by_file[name]) for name, value in in_torch.items()}

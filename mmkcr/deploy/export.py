@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import itertools
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,9 +21,8 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
 from mmkcr.models.tasks import unwrap
 
-_OPSET = 17  # the first with LayerNormalization
+OPSET = 17  # the first with LayerNormalization
 _META = 'mmkcr'
-_MOST = 2**31  # bytes of one protobuf message
 Shape = tuple[int, int, int, int]
 
 
@@ -51,17 +50,13 @@ class ExportMismatch(ValueError):
     """The file's outputs are not those of the model."""
 
 
-def export_onnx(model: nn.Module,
-                path: str | Path,
-                input_shape: Sequence[int] = (3, 224, 224),
-                dynamic_size: bool | None = None,
-                batch_sizes: Sequence[int] = (1, 2, 5),
-                tolerance: float = 1e-4,
-                runtime: str = 'any') -> ExportReport:
+def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] = (3, 224, 224),
+                dynamic_size: bool | None = None, batch_sizes: Sequence[int] = (1, 2, 5),
+                tolerance: float = 1e-4, runtime: str = 'any') -> ExportReport:
     """Export a model to ONNX for a runtime, and compare it there with PyTorch.
 
     A classifier gives logits, a backbone feature maps, see
-    :class:`~mmkcr.deploy.tensor_model.TensorModel`. The file is written to a temporary folder and
+    :class:`~mmkcr.deploy.tensor_model.TensorModel`. The file is written beside ``path`` and
     compared; only a file that agrees is moved to ``path``, by a rename.
 
     Args:
@@ -78,9 +73,6 @@ def export_onnx(model: nn.Module,
         runtime (str): ``'onnxruntime'``, ``'openvino'``, ``'tensorrt'`` or ``'any'``, which is
             compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Every file runs
             in every runtime. Defaults to ``'any'``.
-
-    Returns:
-        ExportReport: The file and its errors.
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
@@ -102,11 +94,10 @@ def export_onnx(model: nn.Module,
         raise ValueError('expected a model with weights of torch.float32 on the CPU to export, '
                          f'found {others[0]}: give `model.float().cpu()`')
     size = sum(value.numel() * value.element_size() for value in model.parameters())
-    if size >= _MOST:
+    if size >= 2**31:  # bytes of one protobuf message
         raise ValueError('expected weights of less than 2 GiB, the most that one ONNX file holds, '
                          f'found {size / 2**30:.1f} GiB')
-    if runtime != 'any':
-        require_runtime(runtime)
+    require_runtime('onnxruntime' if runtime == 'any' else runtime)
     with eval_mode(model):
         export = functools.partial(_export, TensorModel(model), Path(path), tuple(input_shape),
                                    batch_sizes, tolerance, runtime)
@@ -120,20 +111,16 @@ def export_onnx(model: nn.Module,
         return dataclasses.replace(export(False), notice=notice)
 
 
-def export_program(model: nn.Module, path: str | Path,
-                   input_shape: Sequence[int] = (3, 224, 224), batch_sizes: Sequence[int] = (1, 3),
-                   tolerance: float = 1e-4) -> None:
+def export_program(model: nn.Module, path: str | Path, input_shape: Sequence[int]) -> None:
     """Write a model as a program of ``torch.export``, which needs PyTorch alone, and compare it.
 
-    ``torch.export.load(path).module()`` takes images of this size, in any number, and returns the
-    tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`.
+    ``torch.export.load(path).module()`` takes images of this shape (C, H, W), in any number, and
+    returns the tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`, within 1e-4 here.
 
     Args:
         model (nn.Module): Of any precision.
         path (str | Path): Output file (.pt2).
-        input_shape (Sequence[int]): See :func:`export_onnx`, also for the others.
-        batch_sizes (Sequence[int]): Defaults to (1, 3).
-        tolerance (float): Defaults to 1e-4.
+        input_shape (Sequence[int]): (C, H, W).
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
@@ -151,12 +138,17 @@ def export_program(model: nn.Module, path: str | Path,
                              f'{_first_line(error)}') from error
         torch.export.save(program, temporary)
         module = torch.export.load(temporary).module()
-        for batch in batch_sizes:
-            error = _difference(view, module, torch.randn_like(images[:1].expand(
-                batch, *input_shape)))
-            if not error <= tolerance:  # nan must fail, too
-                raise ExportMismatch(f'expected outputs within {tolerance:g} of the network in '
-                                     f'its program, found {error:.3g} for {batch} images')
+        errors = {(batch, *input_shape): _difference(
+            view, module, torch.randn(batch, *input_shape).to(images)) for batch in (1, 3)}
+        _check(errors, 1e-4, 'torch.export')
+
+
+def _check(errors: dict[Shape, float], tolerance: float, runtime: str) -> None:
+    worst = max(errors, key=errors.get)
+    # not <=: nan must fail, too
+    if not errors[worst] <= tolerance:
+        raise ExportMismatch(f'expected outputs within {tolerance:g} of PyTorch in `{runtime}`, '
+                             f'found {errors[worst]:.3g} at input {_written(worst)}')
 
 
 def _first_line(error: Exception) -> str:
@@ -166,7 +158,7 @@ def _first_line(error: Exception) -> str:
 
 def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes: Sequence[int],
             tolerance: float, runtime: str, dynamic: bool) -> ExportReport:
-    """Trace, compare, write."""
+    """Trace, write, compare; the file that differs is not kept."""
     import onnx
     shapes = [(batch, *shape) for batch in batch_sizes]
     if dynamic:
@@ -175,43 +167,30 @@ def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes:
         shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
     prepared = prepare(model.model, runtime, dynamic)
     compared = 'onnxruntime' if runtime == 'any' else runtime
-    with tempfile.TemporaryDirectory() as folder:
-        temporary = Path(folder) / path.name
-        graph = trace(prepared, temporary, shape, dynamic)
+    graph = _traced(prepared, shape, dynamic)
+    with atomic_write(path) as temporary:
         # the file itself tells its MACs, and at which size, to whoever times it
         graph.metadata_props.add(key=f'{_META}.macs', value=str(model.count_macs(shape)))
         graph.metadata_props.add(key=f'{_META}.input_shape', value=_written(shape))
         onnx.save(graph, temporary)
         errors = compare_onnx(model, temporary, shapes, runtime=compared)
-        worst = max(errors, key=errors.get)
-        # not <=: nan must fail, too
-        if not errors[worst] <= tolerance:
-            raise ExportMismatch(
-                f'expected outputs within {tolerance:g} of PyTorch in `{compared}`, found '
-                f'{errors[worst]:.3g} at input {_written(worst)}')
-        with atomic_write(path) as target:
-            target.write_bytes(temporary.read_bytes())
+        _check(errors, tolerance, compared)
     return ExportReport(path, compared, dynamic, errors)
 
 
-def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool) -> 'object':
-    """Trace a prepared model to an ONNX graph by a temporary file.
-
-    Its input is ``images``, its outputs are ``output``, or ``output0`` and so on.
-
-    Raises:
-        ValueError: A model that cannot be traced, or with an operator that ONNX does not have.
-    """
+def _traced(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'object':
+    """An ONNX graph from ``images`` to ``output``, or to ``output0`` and so on."""
     traced = padded_shape(prepared, shape) if dynamic else tuple(shape)
     names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
     images = torch.zeros(2, *traced)
-    with torch.no_grad(), quiet(), without_fast_path():
+    with torch.no_grad(), quiet(), without_fast_path(), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'traced.onnx'
         outputs = prepared(images)
         count = 1 if isinstance(outputs, Tensor) else len(outputs)
         outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]
         try:
             torch.onnx.export(
-                prepared, (images, ), str(path), dynamo=False, opset_version=_OPSET,
+                prepared, (images, ), str(path), dynamo=False, opset_version=OPSET,
                 input_names=['images'], output_names=outputs,
                 dynamic_axes=dict(images=names, **{name: {0: 'batch'} for name in outputs}))
             return _folded(path)
@@ -246,22 +225,13 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]
     In the graph it has no effect on maps that need none.
     """
     strides = [max(m.stride) for m in model.modules()
-               if is_of(m, 'mmcv.cnn.bricks.transformer.AdaptivePadding') and max(m.stride) > 1]
+               if is_of(m, 'mmcv.cnn.bricks.transformer.AdaptivePadding')]
     windows = {m.window_size for m in model.modules()
                if is_of(m, 'mmpretrain.models.utils.ShiftWindowMSA')}
-
-    # follow one side through the strides: it must never be divisible by a stride or a window
-    def padded(side: int) -> bool:
-        for stride in strides:
-            if side % stride == 0:
-                return False
-            side = -(-side // stride)
-            if any(side % window == 0 for window in windows):
-                return False
-        return True
-
-    height, width = shape[1] * 5 // 4 | 1, shape[2] * 3 // 2 | 1
-    return shape[0], *(next(filter(padded, itertools.count(side))) for side in (height, width))
+    # one pixel more than whole windows of the smallest map: so every map has one row more, too
+    whole = math.lcm(2, math.prod(strides) * math.lcm(*windows))
+    return shape[0], *(-(-side // whole) * whole + 1
+                       for side in (shape[1] * 5 // 4, shape[2] * 3 // 2))
 
 
 def recorded(path: str | Path) -> tuple[int | None, tuple[int, ...] | None]:
@@ -286,11 +256,10 @@ def _written(shape: Sequence[int]) -> str:
 
 def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
                  runtime: str = 'onnxruntime') -> dict[Shape, float]:
-    """Run a file in a runtime and compare with PyTorch on random images.
+    """Largest difference of a file in a runtime from PyTorch, on random images of some shapes.
 
-    Returns:
-        dict[tuple[int], float]: Largest difference by shape (B, C, H, W), relative to the
-        largest output (at least 1); infinite where the runtime fails or gives other shapes.
+    It is relative to the largest output (at least 1); infinite where the runtime fails or gives
+    other shapes.
     """
     session = open_onnx(path, runtime)
     generator = torch.Generator().manual_seed(0)

@@ -36,7 +36,7 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
             images of a size that the file does not take, or outputs of other shapes.
     """
     task = find_task(model)
-    _check(task)
+    head = _head(task)
     session = open_onnx(path, runtime)
     unseen = [copy.deepcopy(task)]
 
@@ -53,11 +53,10 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
             network = unseen.pop().to(images.device)
             network.load_state_dict(task.state_dict())  # a runner loads them behind this call
             _compare(TensorModel(network), path, images, outputs)
-        return outputs if len(outputs) > 1 or is_detector(task) else outputs[0]
+        return outputs if len(outputs) > 1 or head is None else outputs[0]
 
     task.extract_feat = extract_feat
-    if not is_detector(task):  # the file's outputs are those of the head
-        head = task.decode_head if hasattr(task, 'decode_head') else task.head
+    if head is not None:  # the file's outputs are those of the head
         head.forward = lambda outputs, *_, **__: outputs
 
 
@@ -80,10 +79,10 @@ def _compare(network: nn.Module, path: str | Path, images: Tensor,
               'current', logging.WARNING if note else logging.INFO)
 
 
-def _check(task: nn.Module) -> None:
-    """Refuse a task model that cannot go on from the outputs of its file."""
+def _head(task: nn.Module) -> nn.Module | None:
+    """The head whose outputs a file holds, of models that go on from them; None of a detector."""
     if is_detector(task):  # its file holds the maps of the neck
-        return
+        return None
     head = getattr(task, 'decode_head', getattr(task, 'head', None))
     # of a cascade each head reads what the one before gives, not the file's outputs
     several = isinstance(head, nn.ModuleList) or is_of(head, 'mmpretrain.models.MultiTaskHead')
@@ -93,3 +92,4 @@ def _check(task: nn.Module) -> None:
                          'reads nothing but features, to run by a file, found '
                          f'`{type(task).__name__}`' + (
                              f' with several heads in `{type(head).__name__}`' if several else ''))
+    return head

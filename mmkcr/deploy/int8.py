@@ -1,10 +1,6 @@
-"""Post-training static quantisation of ONNX files, by the runtimes' own libraries.
-
-Then dense and slim networks in fp32 and int8, side by side.
-"""
+"""Static quantisation of ONNX files by the runtimes' own libraries, and four files side by side."""
 
 import importlib.util
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +11,7 @@ import torch
 from torch import nn
 
 from mmkcr.core import atomic_write, eval_mode
-from mmkcr.models.tasks import deciding_scores, find_task, unwrap
+from mmkcr.models.tasks import deciding_scores, find_task
 from .export import export_onnx
 from .latency import measure_pair
 from .runtimes import open_onnx, quiet, require_runtime
@@ -30,8 +26,8 @@ def quantize_onnx(source: str | Path, target: str | Path,
     """Write the int8 form of an ONNX file.
 
     Ranges are chosen from the images, by ONNX Runtime's own quantiser or, for OpenVINO, by NNCF.
-    Weights get one scale per output channel. Both write ONNX with quantise and
-    dequantise nodes. So any runtime reads the file, but only the intended one runs it fast.
+    Weights get one scale per output channel. Any runtime reads the file, with its quantise and
+    dequantise nodes, but only the intended one runs it fast.
 
     Args:
         source (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`.
@@ -46,13 +42,9 @@ def quantize_onnx(source: str | Path, target: str | Path,
     require_quantizer(runtime)
     if not len(images):
         raise ValueError('expected at least one batch of calibration images, found none')
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / 'int8.onnx'
-        quantize = _by_nncf if runtime == 'openvino' else _by_onnxruntime
-        with quiet():
-            quantize(Path(source), written, images)
-        with atomic_write(Path(target)) as path:
-            path.write_bytes(written.read_bytes())
+    quantize = _by_nncf if runtime == 'openvino' else _by_onnxruntime
+    with quiet(), atomic_write(target) as path:
+        quantize(Path(source), path, images)
 
 
 def require_quantizer(runtime: str) -> None:
@@ -82,12 +74,11 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
-    prepared = target.with_name('prepared.onnx')
-    quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-    name = onnx.load(prepared, load_external_data=False).graph.input[0].name
+    quant_pre_process(str(source), str(target), skip_symbolic_shape=True)
+    name = onnx.load(target, load_external_data=False).graph.input[0].name
     feeds = ({name: batch} for batch in images)
     reader = SimpleNamespace(get_next=lambda: next(feeds, None))  # all that is asked of a reader
-    quantize_static(str(prepared), str(target), reader,
+    quantize_static(str(target), str(target), reader,
                     quant_format=QuantFormat.QDQ, per_channel=True,
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
                     # the operators that hold the MACs
@@ -130,22 +121,21 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
         repeats (int): Number of pairs that are timed, at batch 1 on one thread. Defaults to 15.
     """
-    files = {name: export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:], False,
-                               (1, 2), runtime=runtime).path
-             for name, model in (('dense', dense), ('slim', slim))}
-    # quantised from the fp32 files, with the same images for both networks
-    for name in ('dense', 'slim'):
-        files[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
-        quantize_onnx(files[name], files[f'{name} int8'], images, runtime)
+    fp32, int8 = {}, {}
+    for name, model in (('dense', dense), ('slim', slim)):
+        fp32[name] = export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:],
+                                 False, (1, 2), runtime=runtime).path
+        int8[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
+        quantize_onnx(fp32[name], int8[f'{name} int8'], images, runtime)
     with eval_mode(dense), torch.no_grad():
         view = TensorModel(dense)
         expected = np.concatenate([_last(dense, view(torch.from_numpy(batch)))
                                    for batch in held_out])
     found = []
-    for name, path in files.items():
+    for name, path in {**fp32, **int8}.items():
         # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
-        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, 1)
+        timing = measure_pair(fp32['dense'], path, image, repeats, 3, runtime, 1)
         session = open_onnx(path, runtime)
         outputs = np.concatenate([_last(dense, session(batch)) for batch in held_out])
         error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
@@ -158,6 +148,6 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
 
 def _last(model: nn.Module, outputs: Any) -> np.ndarray:
     """Logits, or the deepest map."""
-    outputs = deciding_scores(find_task(unwrap(model)), outputs)
+    outputs = deciding_scores(find_task(model), outputs)
     # copied: the runtimes reuse the memory of their outputs in the next call
     return np.array(outputs[-1] if isinstance(outputs, (list, tuple)) else outputs)

@@ -40,9 +40,7 @@ class PairTiming:
     Args:
         dense (list[float]): Seconds of each forward of the first model.
         slim (list[float]): The same for the second model, measured next to it.
-        macs_dense (int, optional): MACs of the first; None where a file does not say, or
-            says those of another size.
-        macs_slim (int, optional): MACs of the second.
+        macs_dense, macs_slim: None where a file does not say them, or those of another size.
     """
 
     dense: list[float]
@@ -69,12 +67,8 @@ class PairTiming:
     def share(self, ratio: float | None = None) -> float | None:
         """Share of the MAC saving that became time: ``(1 - t_s / t_d) / (1 - m_s / m_d)``.
 
-        Args:
-            ratio (float, optional): Ratio of seconds. Defaults to :attr:`ratio`.
-
-        Returns:
-            float: 1 where a tenth fewer MACs take a tenth less time; None
-            where the MACs are not fewer, or not known.
+        It is 1 where a tenth fewer MACs take a tenth less time; None where the MACs are not fewer,
+        or not known. The ratio of seconds is :attr:`ratio` by default.
         """
         saved = 0. if self.macs_ratio is None else 1 - self.macs_ratio
         return (1 - (self.ratio if ratio is None else ratio)) / saved if saved > 0 else None
@@ -91,24 +85,15 @@ class PairTiming:
             samples=dict(dense=self.dense, slim=self.slim))
 
 
-def measure_pair(dense: Side,
-                 slim: Side,
-                 inputs: Tensor,
-                 repeats: int = 20,
-                 warmup: int = 3,
-                 runtime: str = 'eager',
-                 threads: int | None = None,
-                 amp: str | None = None,
+def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, warmup: int = 3,
+                 runtime: str = 'eager', threads: int | None = None, amp: str | None = None,
                  clock: Clock | None = None) -> PairTiming:
-    """Time two models in turns, in alternating order.
-
-    So other load on the machine affects both sides alike. The result is the median
-    of the ratios of neighbours, not the ratio of the medians.
+    """Time two models in turns, in alternating order, so that other load affects both alike.
 
     Args:
         dense (nn.Module | str | Path): A backbone or task model, see
-            :class:`~mmkcr.deploy.tensor_model.TensorModel`, or an ONNX file. Models are
-            timed in eval mode; afterwards every module has its own mode again.
+            :class:`~mmkcr.deploy.tensor_model.TensorModel`, which is timed in eval mode and gets
+            its own modes back; or an ONNX file.
         slim (nn.Module | str | Path): Likewise.
         inputs (Tensor): Images (B, C, H, W), on the device of both.
         repeats (int): Pairs. Defaults to 20.
@@ -119,9 +104,6 @@ def measure_pair(dense: Side,
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
             Defaults to None: the precision of the weights.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
-
-    Returns:
-        PairTiming: All samples.
 
     Raises:
         ImportError: The runtime is not installed.
@@ -151,12 +133,7 @@ def measure_pair(dense: Side,
 def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
     """The clock of the process where one thread of a CPU computes, so that neighbours do not count.
 
-    Elsewhere it is the wall clock.
-
-    Args:
-        runtime (str): As in :func:`measure_pair`; TensorRT always computes on a GPU.
-        threads (int, optional): Threads, if they are known.
-        device (str): Such as ``'cuda:1'``. Defaults to ``'cpu'``.
+    Elsewhere, and in TensorRT, which computes on a GPU, it is the wall clock.
     """
     alone = threads == 1 and device == 'cpu' and runtime != 'tensorrt'
     return time.process_time if alone else time.perf_counter
@@ -218,12 +195,10 @@ def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
 
 
 def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
-    """The search space of a dense backbone for sizes and times, with any kinds of site.
+    """The search space of a backbone or a task model's, for sizes and times; a new one if needed.
 
-    Args:
-        model (nn.Module): A backbone or task model. Its backbone may get a search space.
-        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of the
-            backbone's class, otherwise :func:`~mmkcr.closed_form.kinds.default_kinds`.
+    Without ``sites`` its kinds of site are those of the backbone's class, otherwise
+    :func:`~mmkcr.closed_form.kinds.default_kinds`.
 
     Raises:
         ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
@@ -236,17 +211,12 @@ def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> S
     return space
 
 
-def random_subnet(model: nn.Module,
-                  target: str | int | float,
-                  input_shape: Sequence[int] = (3, 224, 224),
-                  part: str | None = None,
-                  divisor: int = 8,
-                  seed: int = 0,
-                  group: int = 1) -> tuple[nn.Module, Structure]:
-    """Slice a dense model or a supernet at one common keep ratio, with random units.
+def random_subnet(model: nn.Module, target: str | int | float,
+                  input_shape: Sequence[int] = (3, 224, 224), part: str | None = None,
+                  divisor: int = 8, seed: int = 0, group: int = 1) -> tuple[nn.Module, Structure]:
+    """Slice a dense model or a supernet at one common keep ratio, with random, scattered units.
 
-    The kept units are scattered, as they are after a search. Sites whose gates have options take
-    sizes among these.
+    Sites whose gates have options take sizes among these.
 
     Args:
         model (nn.Module): Its backbone has a search space, dense or a supernet; it is sliced in
@@ -259,9 +229,6 @@ def random_subnet(model: nn.Module,
         seed (int): Seed of the choice. Defaults to 0.
         group (int): Consecutive units that are kept together, where it divides a site's units.
             Defaults to 1.
-
-    Returns:
-        tuple[nn.Module, Structure]: The model and its structure.
 
     Raises:
         ValueError: The target is out of reach; the message gives the range.

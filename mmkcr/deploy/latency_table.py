@@ -26,8 +26,6 @@ from mmkcr.models.tasks import counted_part, search_space, task_forward
 SHARES = (0.05, 0.25, 0.5, 0.75)
 #: A prediction that is further off, as a share of itself, is warned of.
 MOST_OFF = 0.05
-
-
 #: Conditions of a table of which nothing else was said.
 DEFAULTS: dict[str, Any] = dict(runtime='onnxruntime', threads=1, batch=1)
 
@@ -89,13 +87,10 @@ def _command(args: Any, settings: dict[str, Any]) -> str:
     return shlex.join(map(str, ('mmkcr', 'latency-table', args.config, *options)))
 
 
-def measure_table(model: nn.Module,
-                  path: str | Path,
-                  settings: Mapping[str, Any],
-                  sites: Sequence[KindConfig] | None = None,
-                  divisor: int = 8,
+def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any],
+                  sites: Sequence[KindConfig] | None = None, divisor: int = 8,
                   repeats: int = 15) -> Iterator[str]:
-    """Measure what the sites of a network contribute to its time at some sizes.
+    """Measure what the sites of a network contribute to its time at some sizes, line by line.
 
     Sites of the same cost (kind, units, input, MACs) are measured together: all of them are cut
     to one size while the rest stays dense, and the difference is divided among them. So the
@@ -109,9 +104,6 @@ def measure_table(model: nn.Module,
         sites (Sequence[str | dict], optional): See :func:`~mmkcr.deploy.latency.searchable`.
         divisor (int): Sizes are multiples of it. Defaults to 8.
         repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`. Defaults to 15.
-
-    Yields:
-        str: A line about every measurement.
 
     Raises:
         ValueError: The path holds a table of another machine or other conditions, or no site has
@@ -195,15 +187,9 @@ def _timed(side: Side, settings: Mapping[str, Any]) -> Side:
 
 
 def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: dict[str, Any]) -> str:
-    """Time a built subnet and report how accurate the prediction was.
+    """Time a built subnet, and say how accurate ``latency`` of its structure's provenance was.
 
-    Args:
-        dense (nn.Module): The network that the subnet was made from.
-        subnet (nn.Module): The built subnet.
-        predicted (dict): ``latency`` of its structure's provenance.
-
-    Returns:
-        str: A sentence, and a line of warning if it is off by more than :data:`MOST_OFF`.
+    A line of warning follows if it is off by more than :data:`MOST_OFF`.
     """
     _, ratio = time_against(dense, subnet, predicted)
     share = predicted['subnet'] / predicted['dense']

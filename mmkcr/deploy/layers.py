@@ -32,21 +32,17 @@ def attention_mask(hw_shape: tuple[int, int], window_size: int, shift_size: int,
     """Mask (nW, w * w, w * w) between tokens that only a cyclic shift made neighbours."""
     if shift_size <= 0:
         return None
-    # 3 regions along each side, so 3 * row + column numbers all 9
-    rows, columns = (_regions(length, window_size, shift_size, device) for length in hw_shape)
-    regions = 3 * rows[:, None] + columns[None, :]
-    height, width = hw_shape
-    regions = regions.reshape(height // window_size, window_size, width // window_size, window_size)
-    regions = regions.transpose(1, 2).reshape(-1, window_size**2)
+    def along(length: int) -> Tensor:
+        """0 before the last window, 1 in it, 2 in its shifted part."""
+        position = torch.arange(length, device=device)
+        return (position >= length - window_size).int() + (position >= length - shift_size).int()
+
+    # (windows along the side, w); with 3 regions each, 3 * row + column numbers all 9
+    rows, columns = (along(length).view(-1, window_size) for length in hw_shape)
+    regions = 3 * rows[:, None, :, None] + columns[None, :, None, :]
+    regions = regions.reshape(-1, window_size**2)
     # (nW, w w, w w), 0 within a region
     return MASKED * (regions[:, None] != regions[:, :, None]).float()
-
-
-def _regions(length: int, window_size: int, shift_size: int,
-             device: torch.device | None) -> Tensor:
-    """Region of every position: 0 before the last window, 1 in it, 2 in its shifted part."""
-    position = torch.arange(length, device=device)
-    return (position >= length - window_size).int() + (position >= length - shift_size).int()
 
 
 class StaticWindows:

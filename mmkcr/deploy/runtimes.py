@@ -131,18 +131,12 @@ def _places(path: str | Path, kinds: Sequence[str], name: str | None) -> str:
 def module_path(name: str) -> str:
     """Path of the module that a node of an exported graph belongs to; other names as they are.
 
-    Args:
-        name (str): Such as ``'/model/layers.0/ffn/layers/layers.0/MatMul'``, which gives
-            ``'layers.0.ffn.layers.0'``.
+    ``'/model/layers.0/ffn/layers/layers.0/MatMul'`` gives ``'layers.0.ffn.layers.0'``.
     """
     if not name.startswith('/'):
         return name
-    parts: list[str] = []
-    for part in name.split('/')[1:-1]:
-        # the child of a container is called by a name that begins with the container's
-        if parts and part.startswith(f'{parts[-1]}.'):
-            parts.pop()
-        parts.append(part)
+    # the child of a container is called by a name that begins with the container's
+    parts = re.sub(r'(?<=/)([^/]+)/(?=\1\.)', '', name).split('/')[1:-1]
     # TensorModel holds the model
     return '.'.join(parts[parts[:1] == ['model']:]) or name
 

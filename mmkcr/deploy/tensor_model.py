@@ -20,14 +20,12 @@ class TensorModel(nn.Module):
     flat, in their order.
 
     Args:
-        model (nn.Module): A backbone, or a task model, possibly wrapped; it is
-            put in eval mode.
+        model (nn.Module): A backbone, or a task model, possibly wrapped; it is put in eval mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = find_task(model)
-        self.model.train(False)
         self.whole = is_of(self.model, 'mmengine.model.BaseModel')
         self.detector = is_detector(self.model)
         self.train(False)
@@ -57,10 +55,6 @@ class TensorModel(nn.Module):
         return tensors[0] if len(tensors) == 1 else tensors
 
     def count_macs(self, input_shape: Sequence[int]) -> int:
-        """MACs of this function for one image.
-
-        Args:
-            input_shape (Sequence[int]): (C, H, W).
-        """
+        """MACs of this function for one image of shape (C, H, W)."""
         images = next(self.parameters()).new_zeros(1, *input_shape)
         return count_forward_macs(self, lambda: self(images)).total

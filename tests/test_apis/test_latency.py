@@ -146,11 +146,13 @@ def test_macs_of_a_file_are_those_of_its_size(tmp_path):
         assert timing.share() is None
 
 
-def test_a_runtime_that_is_not_there_is_named_with_what_to_install(monkeypatch):
+def test_a_runtime_that_is_not_there_is_named_with_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
     for runtime, package in PACKAGES.items():
         with pytest.raises(ImportError, match=f'`{runtime}`, found.*: pip install {package}'):
             measure(Clock(), runtime=runtime)
+    with pytest.raises(ImportError, match='pip install onnxruntime'):  # which compares any file
+        export_onnx(nn.Conv2d(3, 4, 1), tmp_path / 'model.onnx', SHAPE)
 
 
 def test_the_clock_is_that_of_the_process_where_it_does_the_work():

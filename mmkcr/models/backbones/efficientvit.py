@@ -18,16 +18,14 @@ from mmkcr.registry import MODELS
 class EfficientViTBlock(BaseModule):
     """Attention for context, then an inverted bottleneck for local information.
 
-    Arguments are those of :class:`~mmkcr.models.layers.lite_mla.LiteMLA` (``attention``) and
-    :class:`~mmkcr.models.layers.mbconv.MBConv`.
+    ``attention`` are arguments of :class:`~mmkcr.models.layers.lite_mla.LiteMLA`.
     """
 
     def __init__(self, channels: int, expand_ratio: float, attention: Mapping, norm_cfg: Mapping,
                  act_cfg: Mapping) -> None:
         super().__init__()
         self.attn = LiteMLA(channels, norm_cfg=norm_cfg, **attention)
-        self.local = MBConv(channels, channels, expand_ratio, fewer_norm=True, residual=True,
-                            norm_cfg=norm_cfg, act_cfg=act_cfg)
+        self.local = MBConv(channels, channels, expand_ratio, norm_cfg, act_cfg, fewer_norm=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
@@ -86,22 +84,32 @@ class EfficientViT(BaseBackbone):
                      dict(type='Constant', val=1, layer=['_BatchNorm', 'GroupNorm']))) -> None:
         super().__init__(list(init_cfg) if isinstance(init_cfg, tuple) else init_cfg)
         arch, self.img_size = self._arch(arch), img_size
-        self.widths, self.depths = arch['widths'], arch['depths']
-        self.expand_ratio = arch.get('expand_ratio', 4)
-        self.norm_cfg, self.act_cfg = norm_cfg, act_cfg
-        self.attention = dict(head_dim=arch['head_dim'], eps=eps, quadratic=quadratic)
-        stages = len(self.widths) - 1
-        self.out_indices = self._indices(out_indices, stages)
+        self.widths = widths = arch['widths']
+        depths, stages = arch['depths'], len(widths) - 1
+        indices = [out_indices] if isinstance(out_indices, int) else list(out_indices)
+        if not -stages <= min(indices) <= max(indices) < stages:
+            raise ValueError(f'expected `out_indices` within [{-stages}, {stages - 1}], found '
+                             f'{indices}')
+        self.out_indices = [index % stages for index in indices]
         if not -1 <= frozen_stages <= stages:
             raise ValueError(f'expected `frozen_stages` within [-1, {stages}], found '
                              f'{frozen_stages}')
         self.frozen_stages, self.norm_eval = frozen_stages, norm_eval
-        width, cfg = self.widths[0], dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
-        self.stem = Sequential(
-            ConvModule(in_channels, width, 3, 2, 1, **cfg),
-            *(DSConv(width, width, residual=True, **cfg) for _ in range(self.depths[0])))
-        plain = stages - arch.get('attention_stages', 2)
-        self.stages = ModuleList(self._stage(i, attention=i >= plain) for i in range(stages))
+        cfg = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
+        self.stem = Sequential(ConvModule(in_channels, widths[0], 3, 2, 1, **cfg),
+                               *(DSConv(widths[0], **cfg) for _ in range(depths[0])))
+        cfg['expand_ratio'] = arch.get('expand_ratio', 4)
+        attention = dict(head_dim=arch['head_dim'], eps=eps, quadratic=quadratic)
+        self.stages = ModuleList()
+        for stage, (before, width, depth) in enumerate(zip(widths, widths[1:], depths[1:])):
+            attends = stage >= stages - arch.get('attention_stages', 2)
+            blocks = [MBConv(before, width, stride=2, fewer_norm=attends, **cfg)]
+            if attends:
+                blocks += [EfficientViTBlock(width, attention=attention, **cfg)
+                           for _ in range(depth)]
+            else:
+                blocks += [MBConv(width, width, **cfg) for _ in range(depth - 1)]
+            self.stages.append(Sequential(*blocks))
         self._freeze()  # now, as what runs in several processes asks before `train`
 
     @classmethod
@@ -117,34 +125,10 @@ class EfficientViT(BaseBackbone):
                              f'found {arch!r}')
         return arch
 
-    @staticmethod
-    def _indices(indices: Sequence[int], stages: int) -> list[int]:
-        indices = [indices] if isinstance(indices, int) else list(indices)
-        if not -stages <= min(indices) <= max(indices) < stages:
-            raise ValueError(f'expected `out_indices` within [{-stages}, {stages - 1}], found '
-                             f'{indices}')
-        return [index % stages for index in indices]
-
-    def _stage(self, index: int, attention: bool) -> Sequential:
-        before, width, depth = *self.widths[index:index + 2], self.depths[index + 1]
-        cfg = dict(norm_cfg=self.norm_cfg, act_cfg=self.act_cfg)
-        blocks = [MBConv(before, width, self.expand_ratio, stride=2, fewer_norm=attention, **cfg)]
-        if attention:
-            blocks += [EfficientViTBlock(width, self.expand_ratio, self.attention, **cfg)
-                       for _ in range(depth)]
-        else:
-            blocks += [MBConv(width, width, self.expand_ratio, residual=True, **cfg)
-                       for _ in range(depth - 1)]
-        return Sequential(*blocks)
-
     def forward(self, x: Tensor) -> tuple:
-        """Feature maps of the stages in ``out_indices``, in the order of the stages.
+        """Images (B, 3, H, W) to maps of the stages in ``out_indices``, in the stages' order.
 
-        Args:
-            x (Tensor): Images (B, C, H, W).
-
-        Returns:
-            tuple[Tensor]: (B, width, H / stride, W / stride) each, rounded up.
+        They are (B, width, H / stride, W / stride) each, rounded up.
         """
         x = self.stem(x)
         outs = []

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mmkcr.models.layers.window_attention import fuse_window_attention
 from mmkcr.models.searchable import SearchableBackbone
-from mmkcr.models.sites.base import KindConfig
 from mmkcr.registry import MODELS
 from .efficientvit import EfficientViT
 from .register_vit import RegisterVisionTransformer
@@ -46,17 +45,13 @@ class UpgradedSwinKeys:
         """Upgrade keys of old checkpoints, which the host does only for its own class."""
         # the host tests `self.__class__ is SwinTransformer`, which no subclass passes
         if (local_metadata.get('version') or 1) < 3:
-            for key in [k for k in state_dict if k.startswith(prefix)]:
-                name = key[len(prefix):]
-                if name.startswith('norm.'):
-                    state_dict[f'{prefix}norm{self.num_layers - 1}.{name[5:]}'] = \
-                        state_dict.pop(key)
-                elif 'attn_mask' in name:
+            old, new = f'{prefix}norm.', f'{prefix}norm{self.num_layers - 1}.'
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                if key.startswith(old):
+                    state_dict[key.replace(old, new, 1)] = state_dict.pop(key)
+                elif 'attn_mask' in key[len(prefix):]:
                     del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
-
-# ---- KCR ---------------------------------------------------------------------------------------
 
 
 @MODELS.register_module()
@@ -100,9 +95,6 @@ class KCREfficientViT(SearchableBackbone, EfficientViT):
     kinds = (dict(kind='mlp_channels', where=r'\.local$'), )
 
 
-# ---- DCS ---------------------------------------------------------------------------------------
-
-
 class DCSBackbone(SearchableBackbone):
     """Mixin: a mask on queries and keys of every attention, and a selection of attention outputs.
 
@@ -126,11 +118,9 @@ class DCSBackbone(SearchableBackbone):
                  qk_mask: Mapping[str, Any] | None = dict(type='mmkcr.QKMask'),
                  outputs: bool = True, **kwargs: Any) -> None:
         self.qk_mask, self.outputs = qk_mask, outputs
+        masks = [] if qk_mask is None else [dict(qk_mask, kind='qk_mask')]
+        self.kinds = [*masks, *(self.kinds if outputs else ())]
         super().__init__(*args, **kwargs)
-
-    def _chosen_kinds(self) -> list[KindConfig]:
-        masks = [] if self.qk_mask is None else [dict(self.qk_mask, kind='qk_mask')]
-        return [*masks, *(self.kinds if self.outputs else ())]
 
     def _own_arguments(self) -> dict[str, Any]:
         given = {} if self.outputs else dict(outputs=False)
@@ -155,11 +145,8 @@ class DCSEfficientViT(DCSBackbone, EfficientViT):
 
     def __init__(self, *args: Any, local: bool = False, **kwargs: Any) -> None:
         self.select_local = local
+        self.kinds = [*self.kinds, *(KCREfficientViT.kinds if local else ())]
         super().__init__(*args, **kwargs)
-
-    def _chosen_kinds(self) -> list[KindConfig]:
-        local = KCREfficientViT.kinds if self.select_local and self.outputs else ()
-        return [*super()._chosen_kinds(), *local]
 
     def _own_arguments(self) -> dict[str, Any]:
         return {**super()._own_arguments(), **(dict(local=True) if self.select_local else {})}
@@ -183,9 +170,6 @@ class DCSMobileViT(DCSBackbone, MobileViT):
     def __init__(self, *args: Any, img_size: int = 224, **kwargs: Any) -> None:
         self.img_size = img_size
         super().__init__(*args, **kwargs)
-
-
-# ---- Once for Both -----------------------------------------------------------------------------
 
 
 class OFBBackbone(SearchableBackbone):
@@ -238,9 +222,6 @@ class OFBResNet(OFBBackbone, ResNet):
     kinds = ('embedding', 'mlp_hidden')
 
 
-# ---- drop-in depthwise convolution -------------------------------------------------------------
-
-
 @MODELS.register_module()
 class DWConvVisionTransformer(ViTKeys, SearchableBackbone, RegisterVisionTransformer):
     """mmpretrain's ``VisionTransformer`` with heads replaced by depthwise convolution.
@@ -261,12 +242,9 @@ class DWConvVisionTransformer(ViTKeys, SearchableBackbone, RegisterVisionTransfo
     method, kinds = 'dwconv', ('head_operator', )
 
     def __init__(self, *args: Any, operator: str = 'dwconv', **kwargs: Any) -> None:
-        self.operator = operator
+        self.kinds = [dict(kind=kind, operator=operator) if kind == 'head_operator' else kind
+                      for kind in self.kinds]
         super().__init__(*args, **kwargs)
-
-    def _chosen_kinds(self) -> list[KindConfig]:
-        return [dict(kind=kind, operator=self.operator) if kind == 'head_operator' else kind
-                for kind in self.kinds]
 
 
 @MODELS.register_module()

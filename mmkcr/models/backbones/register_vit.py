@@ -28,8 +28,11 @@ class CheckpointedEncoderLayer(TransformerEncoderLayer):
         return checkpoint(self._at, x, self.grid.hw, use_reentrant=False)
 
     def _at(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        with self.grid.at(hw):
+        before, self.grid.hw = self.grid.hw, hw
+        try:
             return super().forward(x)
+        finally:
+            self.grid.hw = before
 
 
 class RegisterVisionTransformer(VisionTransformer):

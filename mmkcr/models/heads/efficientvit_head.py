@@ -50,14 +50,7 @@ class EfficientViTClsHead(ClsHead):
         self.fc = nn.Linear(widths[1], num_classes)
 
     def pre_logits(self, feats: Sequence[Tensor]) -> Tensor:
-        """Features that the classifier reads.
-
-        Args:
-            feats (Sequence[Tensor]): Feature maps; the last one (B, C, H, W) counts.
-
-        Returns:
-            Tensor: (B, widths[1]).
-        """
+        """Features (B, widths[1]) that the classifier reads, of the last map (B, C, H, W)."""
         pooled = self.in_conv(feats[-1]).mean((2, 3))
         return self.act(self.norm(self.hidden(pooled)))
 

@@ -10,11 +10,6 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class SSDLiteHead(SSDHead):
-    """mmdet's ``SSDHead``, whose prediction reads an attribute ``loss_cls`` that it lacks.
-
-    Args:
-        *args: See :class:`mmdet.models.SSDHead`.
-        **kwargs: Likewise.
-    """
+    """mmdet's ``SSDHead``, whose prediction reads an attribute ``loss_cls`` that it lacks."""
 
     loss_cls = None

@@ -8,13 +8,14 @@ patches; D channels, s heads of d channels each; C output channels, which are s 
 heads are ensembled into one.
 """
 
+import math
 from abc import ABCMeta, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, Cost, slice_axes
+from mmkcr.core import Axis, Cost, count_params, slice_axes
 from mmkcr.core.added import AddedLayer
 
 #: Softmax temperature of the ensembles over heads.
@@ -29,12 +30,7 @@ def gaussian_taps() -> Tensor:
 
 
 def border_sums(taps: Tensor, hw: tuple[int, int]) -> Tensor:
-    """Output (1, C, h, w) of 3 x 3 kernels on a map of ones that is padded with zeros.
-
-    Args:
-        taps (Tensor): Kernels, shape (C, 3, 3).
-        hw (tuple[int, int]): Size of the map.
-    """
+    """Output (1, C, h, w) of kernels (C, 3, 3) on a map of ones that is padded with zeros."""
     height, width = hw
     # a sum over shifts of the map, and no convolution that a count of MACs would see
     inside = F.pad(taps.new_ones(1, 1, height, width), (1, 1, 1, 1))
@@ -43,15 +39,11 @@ def border_sums(taps: Tensor, hw: tuple[int, int]) -> Tensor:
 
 
 class TokenExchange(nn.Module):
-    """Exchange between extra tokens and patches, by two learned scalars per token and head.
+    """Exchange between E extra tokens and the patches, by two learned scalars per token and head.
 
     An extra token adds the mean of the patches' values, times the first scalar. Before the
     convolution each patch adds the extra token's value, times the second scalar. The public code
     has this for the class token; here register tokens are treated in the same way.
-
-    Args:
-        extra (int): E.
-        heads (int): s.
     """
 
     def __init__(self, extra: int, heads: int) -> None:
@@ -64,9 +56,7 @@ class TokenExchange(nn.Module):
     def forward(self, extra: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """New extra tokens (B, E, C), and what each patch adds from the old ones, (B, 1, C).
 
-        Args:
-            extra (Tensor): Values of the extra tokens, shape (B, E, C).
-            mean (Tensor): Mean value of the patches, shape (B, 1, C).
+        They follow from the extra tokens' values and the patches' mean value, of the same shapes.
         """
         repeat = extra.shape[-1] // self.from_patches.shape[1]  # channels of a head
         taken = self.from_patches.repeat_interleave(repeat, 1) * mean
@@ -104,10 +94,9 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
         """Heads of the output."""
         return 1 if self.ensembled else self.heads
 
-    @abstractmethod
     def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
-        """Compute the weights that do not depend on the image.
+        """Compute the weights that do not depend on the image: by default as they are.
 
         They are ``value``, ``bias``, ``columns`` (D, C) and, for full convolutions, ``kernel``
         (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
@@ -119,42 +108,37 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
             chosen (Tensor, optional): How far each head is replaced, in [0, 1], shape (s,).
                 An ensemble is over the replaced heads. Defaults to all.
         """
+        return dict(value=weight, bias=bias, columns=columns)
 
     @abstractmethod
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
-        """Output of the heads before the projection, shape (B, N, C).
-
-        Args:
-            x (Tensor): Tokens, with the extra tokens first, shape (B, N, D).
-            derived (dict): Result of :meth:`derive`.
-            hw (tuple[int, int]): h and w.
-        """
+        """Tokens (B, N, D), the extra ones first, to what the projection reads, (B, N, C)."""
 
     @abstractmethod
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
         """MACs of one output head, without the output projection, by D, N and P."""
 
-    def folded(self, derived: Derived) -> 'HeadOperator':
-        """An operator with plain weights, made of the result of :meth:`derive`, detached."""
-        raise NotImplementedError
+    def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
+        """MACs if ``heads`` heads are replaced, see :meth:`macs_per_head`."""
+        return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
+
+    @property
+    def _mixed(self) -> int:
+        """Ensemble logits of one head."""
+        return math.prod(self.logits_shape) if self.ensembled else 0
+
+    def params(self, heads: Cost) -> Cost:
+        """Parameters of the operator if ``heads`` heads are replaced."""
+        # ensemble logits grow with the replaced heads, all else with the output heads
+        own = (count_params(self) - self._mixed * self.heads) // self.out_heads
+        return self.count_out(heads) * own + heads * self._mixed
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Parameters that folding adds if ``heads`` heads are replaced; negative if it saves.
 
         One head's values have ``row`` parameters, its columns of the output projection ``column``.
         """
-        return 0 * heads
-
-    def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
-        """MACs if ``heads`` heads are replaced, see :meth:`macs_per_head`."""
-        return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
-
-    def params(self, heads: Cost) -> Cost:
-        """Parameters of the operator if ``heads`` heads are replaced."""
-        # ensemble logits grow with the replaced heads, all else with the output heads
-        mixed = self.logits.numel() if self.ensembled else 0
-        own = sum(parameter.numel() for parameter in self.parameters()) - mixed
-        return self.count_out(heads) * (own // self.out_heads) + heads * (mixed // self.heads)
+        return (self.count_out(heads) - heads) * (row + column) - heads * self._mixed
 
     def count_out(self, heads: Cost) -> Cost:
         """Number of output heads if ``heads`` heads are replaced."""
@@ -181,8 +165,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
             # softmax(logits + log(chosen)) weights every head by how far it is replaced; with no
             # head chosen all are used, as a softmax over -inf alone would be nan
             used = (chosen > 0) | (chosen <= 0).all()
-            log = torch.log(torch.where(chosen > 0, chosen, torch.ones_like(chosen)))
-            log = torch.where(used, log, torch.full_like(log, -torch.inf))
+            log = chosen.masked_fill(chosen <= 0, 1).log().masked_fill(~used, -torch.inf)
             logits = logits + log.reshape(-1, *[1] * (logits.ndim - 1))
         return logits.softmax(0)
 
@@ -217,11 +200,6 @@ class DepthwiseHeads(HeadOperator):
         """Of the convolution."""
         return [Axis(self.conv, name, inner=self.head_dims) for name in ('weight', 'bias')]
 
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
-               chosen: Tensor | None = None) -> Derived:
-        """The weights as they are."""
-        return dict(value=weight, bias=bias, columns=columns)
-
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
         """Compute the values, exchange with the extra tokens, and convolve."""
         return self.mix(F.linear(x, derived['value'], derived['bias']), hw)
@@ -252,18 +230,14 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
                chosen: Tensor | None = None) -> Derived:
         """One head's weights."""
         shares = self.shares(chosen)
-        return dict(value=_mix(shares, weight, 0), columns=_mix(shares, columns, 1),
-                    bias=None if bias is None else _mix(shares, bias, 0))
+        return dict(value=_mix(shares, weight, 0), bias=_mix(shares, bias, 0),
+                    columns=_mix(shares, columns, 1))
 
     def folded(self, derived: Derived) -> DepthwiseHeads:
         """The one head, without the mixture."""
         one = DepthwiseHeads(1, self.head_dims)
         one.conv, one.exchange = self.conv, self.exchange
         return one
-
-    def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
-        """One head's values and columns, not all heads', and no mixture."""
-        return (self.count_out(heads) - heads) * (row + column) - heads
 
 
 class ConvHeads(HeadOperator):
@@ -288,7 +262,7 @@ class ConvHeads(HeadOperator):
                chosen: Tensor | None = None) -> Derived:
         """The folded kernels, and the taps of each output channel."""
         if self.plain:  # `weight` is None without extra tokens
-            return dict(value=weight, bias=bias, columns=columns, taps=self.taps,
+            return dict(super().derive(weight, bias, columns), taps=self.taps,
                         kernel=self.kernel, bias_taps=self.bias_taps)
         taps = self.taps.repeat_interleave(self.head_dims, 0)  # (C, 3, 3)
         return dict(value=weight, bias=bias, columns=columns, taps=taps,
@@ -330,12 +304,11 @@ class ConvHeads(HeadOperator):
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Kernels of nine taps for the values; the values stay if they are exchanged."""
-        out, dims = self.count_out(heads), column // self.head_dims
+        dims, exchanged = column // self.head_dims, self.exchange is not None
         biased = row > self.head_dims * dims
-        kernels = 9 * self.head_dims * (dims + biased + (self.exchange is not None)) - 9
-        kept = row if self.exchange is not None else 0
-        mixture = heads * (self.logits.numel() // self.heads) if self.ensembled else 0 * heads
-        return out * (kernels + kept) - heads * row + (out - heads) * column - mixture
+        kernels = 9 * self.head_dims * (dims + biased + exchanged) - 9  # instead of one head's taps
+        return super().folded_params(heads, row, column) + self.count_out(heads) * (
+            kernels if exchanged else kernels - row)
 
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
         """``d D (9 P + E + 1)``; without extra tokens (E = 0) it is ``9 d D P``."""
@@ -368,20 +341,20 @@ class SPViTHeads(ConvHeads):
             mixed = [tap * _mix(share, tensor, 0) for tap, share in zip(taps, shares.T)]
             return torch.stack(mixed, -1).unflatten(-1, (3, 3))
 
-        derived = dict(value=_mix(mean, weight, 0), columns=_mix(mean, columns, 1), bias=None,
-                       bias_taps=None, kernel=by_tap(weight),
-                       taps=self.taps.expand(self.head_dims, 3, 3))
-        if bias is not None:
-            derived.update(bias=_mix(mean, bias, 0), bias_taps=by_tap(bias))
-        return derived
+        return dict(value=_mix(mean, weight, 0), bias=_mix(mean, bias, 0),
+                    columns=_mix(mean, columns, 1), kernel=by_tap(weight),
+                    bias_taps=None if bias is None else by_tap(bias),
+                    taps=self.taps.expand(self.head_dims, 3, 3))
 
     def activate(self, maps: Tensor) -> Tensor:
         """ReLU."""
         return maps.relu()
 
 
-def _mix(shares: Tensor, weight: Tensor, dim: int) -> Tensor:
+def _mix(shares: Tensor, weight: Tensor | None, dim: int) -> Tensor | None:
     """Weighted sum of the heads' parts along ``dim``, with shares (s,); not a matrix product."""
+    if weight is None:
+        return None
     parts = weight.unflatten(dim, (len(shares), -1))
     return (parts * shares.reshape(-1, *[1] * (parts.ndim - 1 - dim))).sum(dim)
 
@@ -399,8 +372,7 @@ OPERATORS: dict[str, type[HeadOperator]] = {
     'spvit': SPViTHeads,
 }
 
-
-#: Behind an operator's name in structure files: with plain weights, see `HeadOperator.folded`.
+#: Behind an operator's name in structure files: with plain weights, see `OperatorAttention.fold`.
 FOLDED = '-folded'
 
 

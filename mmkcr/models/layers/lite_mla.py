@@ -1,10 +1,10 @@
 """Lightweight multi-scale linear attention of EfficientViT.
 
-Shapes: B batch, C channels, H heads, d head width (C = H d), S scales (the first is the identity),
-N positions.
+Shapes: B batch, C channels, H heads, d head width (C = H d), S = 2 scales (the first is the
+identity), N positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,8 @@ from .selection import exporting
 class LiteMLA(BaseModule):
     r"""``x + Proj(concat_s ReLU(Q_s) (ReLU(K_s)^T V_s))`` (Cai et al. 2023, section 3.1).
 
-    Queries, keys and values of a further scale s are a depthwise and then a grouped convolution of
-    those of the first scale. The products run in fp32 (or fp64), also under autocast.
+    Queries, keys and values of the second scale are a depthwise convolution of size 5 and then a
+    grouped one of those of the first. The products run in fp32 (or fp64), also under autocast.
 
     A mask selects channels of the queries and keys of every scale, before the ReLU (DCS, appendix
     A). After it the values would be the same, but not the straight-through gradient: that of a
@@ -27,25 +27,18 @@ class LiteMLA(BaseModule):
 
     Args:
         channels (int): Channels C, a multiple of ``head_dim``.
-        head_dim (int): Head width d. Defaults to 16.
-        scales (Sequence[int]): Kernel sizes of the further scales. Defaults to (5, ).
+        head_dim (int): Head width d.
         eps (float): Added to the normaliser: 1e-5 in timm, 1e-15 in the official code.
-            Defaults to 1e-5.
-        quadratic (bool): Form the N x N attention map if N <= d, as the official code does. The
-            results are equal up to ``eps``. Defaults to False, as in timm.
-        norm_cfg (dict): Norm of the projection. Defaults to batch norm.
+        quadratic (bool): Form the N x N attention map if N <= d, as the official code does and
+            timm does not. The results are equal up to ``eps``.
+        norm_cfg (dict): Norm of the projection.
 
     Raises:
         ValueError: ``channels`` is not a multiple of ``head_dim``.
     """
 
-    def __init__(self,
-                 channels: int,
-                 head_dim: int = 16,
-                 scales: Sequence[int] = (5, ),
-                 eps: float = 1e-5,
-                 quadratic: bool = False,
-                 norm_cfg: Mapping | None = dict(type='BN')) -> None:
+    def __init__(self, channels: int, head_dim: int, eps: float, quadratic: bool,
+                 norm_cfg: Mapping) -> None:
         super().__init__()
         if channels % head_dim:
             raise ValueError(f'expected the channels of a `LiteMLA` to be a multiple of '
@@ -55,19 +48,13 @@ class LiteMLA(BaseModule):
         # the grouped convolution has one group for each of q, k and v of each head
         wide, groups = 3 * channels, 3 * channels // head_dim
         self.qkv = nn.Conv2d(channels, wide, 1, bias=False)
-        self.aggreg = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(wide, wide, scale, padding=scale // 2, groups=wide, bias=False),
-                nn.Conv2d(wide, wide, 1, groups=groups, bias=False)) for scale in scales)
-        self.proj = ConvModule((1 + len(scales)) * channels, channels, 1, norm_cfg=norm_cfg,
-                               act_cfg=None)
+        self.aggreg = nn.ModuleList([nn.Sequential(
+            nn.Conv2d(wide, wide, 5, padding=2, groups=wide, bias=False),
+            nn.Conv2d(wide, wide, 1, groups=groups, bias=False))])
+        self.features = 2 * channels  # of both scales, before any selection
+        self.proj = ConvModule(self.features, channels, 1, norm_cfg=norm_cfg, act_cfg=None)
         self.select = nn.Identity()  # in a subnet: takes the channels that the projection reads
         self.mask: nn.Module | None = None  # of queries and keys, over the C channels of a scale
-
-    @property
-    def features(self) -> int:
-        """Channels S C of the concatenated scales, before any selection."""
-        return (1 + len(self.aggreg)) * self.channels
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
@@ -84,12 +71,12 @@ class LiteMLA(BaseModule):
             qkv (Tensor): (B, 3 C, H, W); a head's 3 d channels are contiguous.
             theta (Tensor, optional): Output of the mask, (B, R, C, H, W), for every scale.
         """
-        scales = [qkv, *(convs(qkv) for convs in self.aggreg)]
-        heads = torch.cat(scales, 1).flatten(2).unflatten(1, (-1, 3, self.head_dim))
+        scales = torch.cat([qkv, self.aggreg[0](qkv)], 1).flatten(2)
+        heads = scales.unflatten(1, (-1, 3, self.head_dim))
         qk, v = heads.split([2, 1], 2)  # (B, S H, 2, d, N) and (B, S H, 1, d, N)
         if theta is not None:
             theta = theta.flatten(3).unflatten(2, (-1, qk.shape[3])).transpose(1, 2)
-            qk = qk.unflatten(1, (1 + len(self.aggreg), -1))
+            qk = qk.unflatten(1, (2, -1))
             # (B, S, H, 2, d, N) times (B, 1, H, R, d, N): all scales share the mask
             qk = (qk * self.mask.binarize(theta[:, None])).flatten(1, 2)
         q, k = F.relu(qk).unbind(2)

@@ -1,7 +1,4 @@
-"""Inverted bottlenecks of EfficientViT.
-
-Shapes: B batch, C channels, H x W positions.
-"""
+"""Convolutions of EfficientViT: B batch, C channels, H x W positions."""
 
 from collections.abc import Mapping
 
@@ -11,62 +8,43 @@ from torch import Tensor, nn
 
 
 class DSConv(BaseModule):
-    """Depthwise separable convolution, with an optional residual connection.
+    """Depthwise separable convolution with a residual connection.
 
     Args:
-        in_channels (int): Input channels.
-        out_channels (int): Output channels.
-        stride (int): Stride of the depthwise convolution. Defaults to 1.
-        residual (bool): Add the input; only where the shape stays. Defaults to False.
-        norm_cfg (dict): Norm after each convolution. Defaults to batch norm.
-        act_cfg (dict): Activation after the depthwise convolution. Defaults to Hardswish.
+        channels (int): C.
+        norm_cfg (dict): Norm after each convolution.
+        act_cfg (dict): Activation after the depthwise convolution.
     """
 
-    def __init__(self,
-                 in_channels: int,
-                 out_channels: int,
-                 stride: int = 1,
-                 residual: bool = False,
-                 norm_cfg: Mapping | None = dict(type='BN'),
-                 act_cfg: Mapping | None = dict(type='HSwish')) -> None:
+    def __init__(self, channels: int, norm_cfg: Mapping, act_cfg: Mapping) -> None:
         super().__init__()
-        self.residual = residual
-        self.depth_conv = ConvModule(in_channels, in_channels, 3, stride, 1, groups=in_channels,
+        self.depth_conv = ConvModule(channels, channels, 3, 1, 1, groups=channels,
                                      norm_cfg=norm_cfg, act_cfg=act_cfg)
-        self.point_conv = ConvModule(in_channels, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None)
+        self.point_conv = ConvModule(channels, channels, 1, norm_cfg=norm_cfg, act_cfg=None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C', H', W')."""
-        out = self.point_conv(self.depth_conv(x))
-        return x + out if self.residual else out
+        """(B, C, H, W) to the same shape."""
+        return x + self.point_conv(self.depth_conv(x))
 
 
 class MBConv(BaseModule):
     """Inverted bottleneck: expanding, depthwise and pointwise convolution.
 
-    It is EfficientViT's local module.
-
     Args:
         in_channels (int): Input channels.
         out_channels (int): Output channels.
-        expand_ratio (float): Ratio of hidden to input channels. Defaults to 4.
+        expand_ratio (float): Ratio of hidden to input channels.
+        norm_cfg, act_cfg: As of :class:`DSConv`, also of the first convolution.
+        stride (int): Of the depthwise convolution; with 1 the input is added. Defaults to 1.
         fewer_norm (bool): Biases instead of norms after the first two convolutions, as in the
             stages with attention. Defaults to False.
-        stride, residual, norm_cfg: As of :class:`DSConv`.
-        act_cfg (dict): Activation after the first two convolutions. Defaults to Hardswish.
     """
 
-    def __init__(self,
-                 in_channels: int,
-                 out_channels: int,
-                 expand_ratio: float = 4,
-                 stride: int = 1,
-                 fewer_norm: bool = False,
-                 residual: bool = False,
-                 norm_cfg: Mapping | None = dict(type='BN'),
-                 act_cfg: Mapping | None = dict(type='HSwish')) -> None:
+    def __init__(self, in_channels: int, out_channels: int, expand_ratio: float,
+                 norm_cfg: Mapping, act_cfg: Mapping, stride: int = 1,
+                 fewer_norm: bool = False) -> None:
         super().__init__()
-        self.residual = residual
+        self.residual = stride == 1
         hidden = round(in_channels * expand_ratio)
         inner = dict(norm_cfg=None if fewer_norm else norm_cfg, act_cfg=act_cfg, bias=fewer_norm)
         self.inverted_conv = ConvModule(in_channels, hidden, 1, **inner)

@@ -3,7 +3,6 @@
 They keep the class of their host's layer, so that it initialises them and knows them as its own.
 """
 
-
 import torch.nn.functional as F
 from mmpretrain.models.backbones.twins import LocallyGroupedSelfAttention
 from mmpretrain.models.backbones.xcit import XCA, ClassAttntion
@@ -24,20 +23,14 @@ from .sized_attention import (
 class SizedWindowMSA(WindowAttention, WindowMSA):
     """mmpretrain's ``WindowMSA``."""
 
-    def _weights(self, scores: Tensor) -> Tensor:
-        return self.softmax(scores)  # a module, which an analysis may hook
-
 
 class SizedMixMIMAttention(SizedWindowMSA):
     """mmpretrain's ``MixMIMWindowAttention``."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend within windows, and in pre-training among the tokens of one of two mixed images.
+        """Attend within windows of tokens (B, N, C), in pre-training within each of two images.
 
-        Args:
-            x (Tensor): Tokens, (B, N, C).
-            mask (Tensor, optional): 1 for tokens of the one image and 0 for those of the other,
-                (B, N, 1).
+        There the mask (B, N, 1) is 1 for tokens of the one image and 0 for those of the other.
         """
         first = or_zeros(mask, x)[:, None]  # (B, 1, N, 1)
         alike = first * first.transpose(2, 3) + (1 - first) * (1 - first).transpose(2, 3)

@@ -1,6 +1,5 @@
 """Layer norms whose output, or whose statistics, cover only some of the channels."""
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,10 +18,10 @@ class SlicedLayerNorm(nn.LayerNorm):
 
     @classmethod
     def convert_from(cls, norm: nn.LayerNorm, kept: Tensor) -> 'SlicedLayerNorm':
-        """Take over a norm whose affine parameters are already sliced, or will be.
+        """Take over a norm over D channels, whose affine parameters are sliced, or will be.
 
         Args:
-            norm (nn.LayerNorm): Over D channels.
+            norm (nn.LayerNorm): Do not use it afterwards.
             kept (Tensor): Kept channels, int64, ascending, shape (K,).
         """
         new = take_over(cls, norm, total=norm.normalized_shape[0])

@@ -1,13 +1,11 @@
 """Attention some of whose heads are, or may be, computed by an operator.
 
-This is section 3.2 of the paper on drop-in depthwise convolution.
-Blockwise replacement takes all heads of a block. Scattered replacement takes any heads, and the
-others stay attention. One module does both here. Shapes as in
+This is section 3.2 of the paper on drop-in depthwise convolution. Its blockwise and its scattered
+replacement, of all heads of a block or of any, are one module here. Shapes as in
 :mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay attention.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,15 +32,6 @@ class TokenGrid:
         """Forward hook of a patch embedding that returns tokens and (h, w)."""
         self.hw = tuple(outputs[1])
 
-    @contextmanager
-    def at(self, hw: tuple[int, int]) -> Iterator[None]:
-        """Set the grid's size within the block, to recompute something from an earlier batch."""
-        before, self.hw = self.hw, hw
-        try:
-            yield
-        finally:
-            self.hw = before
-
 
 def others(kept: Tensor, heads: int) -> Tensor:
     """The heads that are not kept, int64, ascending."""
@@ -51,15 +40,10 @@ def others(kept: Tensor, heads: int) -> Tensor:
 
 
 def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:
-    """Where the entries of an :class:`OperatorAttention` are in the dense attention.
+    """Where the entries of an :class:`OperatorAttention` are in an attention of H heads.
 
     They are rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns of the dense
-    ``proj``, shape (H d,).
-
-    Args:
-        kept (Tensor): Heads that stay attention, int64, ascending, shape (a,).
-        heads (int): H.
-        head_dims (int): d.
+    ``proj``, shape (H d,), by the heads that stay attention, int64, ascending, shape (a,).
     """
     dims = heads * head_dims
     stay, leave = (channels_of_heads(some, head_dims) for some in (kept, others(kept, heads)))
@@ -88,6 +72,13 @@ class _AttentionParts(nn.Module):
         out = self.scaled_dot_product_attention(
             q, k, v, dropout_p=self.attn_drop if self.training else 0.)
         return out.transpose(1, 2).flatten(2)
+
+    def _rows(self, start: int, stop: int | None) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias of some rows of ``qkv``."""
+        if not isinstance(self.qkv, nn.Linear):  # folded, and no head is kept
+            return None, None
+        bias = self.qkv.bias
+        return self.qkv.weight[start:stop], None if bias is None else bias[start:stop]
 
     def _finish(self, out: Tensor) -> Tensor:
         return self.out_drop(self.gamma1(self.proj_drop(out)))
@@ -135,15 +126,9 @@ class OperatorAttention(_AttentionParts):
         if plain:
             self.fold()
 
-    def _rows(self, attended: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Weight and bias of the rows of ``qkv`` of kept heads, or of the values of the others."""
-        if not isinstance(self.qkv, nn.Linear):  # folded, and no head is kept
-            return None, None
-        part = slice(self._attended) if attended else slice(self._attended, None)
-        return self.qkv.weight[part], None if self.qkv.bias is None else self.qkv.bias[part]
-
     def _derive(self) -> Derived:
-        return self.operator.derive(*self._rows(False), self.proj.weight[:, self._attended // 3:])
+        rows = self._attended
+        return self.operator.derive(*self._rows(rows, None), self.proj.weight[:, rows // 3:])
 
     @torch.no_grad()
     def fold(self) -> 'OperatorAttention':
@@ -154,11 +139,10 @@ class OperatorAttention(_AttentionParts):
         """
         if self.operator is None or self.operator.plain:
             return self
-        derived = {key: None if value is None else value.detach().clone()
-                   for key, value in self._derive().items()}
+        derived = self._derive()
         self.operator = operator = self.operator.folded(derived).train(self.training)
         values = operator.reads_values or operator.exchange is not None
-        weight, bias = self._rows(True)
+        weight, bias = self._rows(0, self._attended)
         if values:
             weight = torch.cat([weight, derived['value']])
             bias = None if bias is None else torch.cat([bias, derived['bias']])
@@ -184,7 +168,7 @@ class OperatorAttention(_AttentionParts):
                 parts = [self._attend(attended), self.operator.mix(values, self.grid.hw)]
             return self._finish(self.proj(_joined(parts)))
         weight, derived = self.proj.weight, self._derive()
-        parts = [self._attend(F.linear(x, *self._rows(True)))] if rows else []
+        parts = [self._attend(F.linear(x, *self._rows(0, rows)))] if rows else []
         parts.append(self.operator.run(x, derived, self.grid.hw))
         if self.operator.ensembled:  # its d columns replace those of all replaced heads
             weight = torch.cat([weight[:, :rows // 3], derived['columns']], 1)
@@ -238,9 +222,7 @@ class MixedAttention(_AttentionParts):
         # nothing is replaced; in training the gate still needs the gradient of the operator's part
         if not self.training and bool((keep == 1).all()):
             return self._finish(self.proj(attended))
-        rows, bias = 2 * self.embed_dims, self.qkv.bias
-        derived = self.operator.derive(self.qkv.weight[rows:],
-                                       None if bias is None else bias[rows:], self.proj.weight,
+        derived = self.operator.derive(*self._rows(2 * self.embed_dims, None), self.proj.weight,
                                        1 - keep)
         replaced = self.operator.run(x, derived, self.grid.hw)
         mask = keep.repeat_interleave(self.head_dims)  # (D,)

@@ -1,7 +1,6 @@
 """Layers of ours as graphs of torch's own operators, which pickle and script without us."""
 
-from importlib import import_module
-from typing import Any, Optional
+from typing import Optional
 
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
@@ -12,8 +11,6 @@ from .sized_attention import Sized
 
 #: Annotations of arguments that TorchScript reads, in the form that a graph can be pickled with.
 _TYPES = {Tensor | None: Optional[Tensor], tuple[int, int]: list[int], bool: bool}  # noqa: UP045
-#: Modules with classes of layers that become graphs; the last one imports mmpretrain.
-_HOMES = ('selection', 'norms', 'sized_attention', 'mmpretrain_attention')
 
 
 class _Tracer(fx.Tracer):
@@ -32,10 +29,8 @@ def _is_ours(module: nn.Module) -> bool:
 def make_plain(model: nn.Module) -> None:
     """Replace selections, sliced norms and attention by modules of torch that compute the same.
 
-    Attention stays if its fused kernel drops weights in training: a graph has one mode.
-
-    Args:
-        model (nn.Module): Changed in place; its ``state_dict`` stays.
+    Attention stays if its fused kernel drops weights in training: a graph has one mode. The model
+    is changed in place; its ``state_dict`` stays.
     """
     for path, module in list(model.named_modules()):
         if isinstance(module, (Take, Put, SlicedLayerNorm, Sized)):
@@ -45,15 +40,18 @@ def make_plain(model: nn.Module) -> None:
 
 
 def make_ours(model: nn.Module) -> None:
-    """Undo :func:`make_plain`.
-
-    Args:
-        model (nn.Module): Changed in place.
-    """
+    """Undo :func:`make_plain`, in place, for selections and norms, which have other forms."""
     for path, module in list(model.named_modules()):
         held = module._modules.get('held')
-        if isinstance(module, fx.GraphModule) and hasattr(held, 'layer'):
-            model.set_submodule(path, _restored(module, held))
+        if not isinstance(module, fx.GraphModule) or not hasattr(held, 'layer'):
+            continue
+        if held.layer == 'SlicedLayerNorm':
+            norm = nn.LayerNorm(held.total, held.eps, elementwise_affine=False)
+            norm.weight, norm.bias = (getattr(module, name, None) for name in ('weight', 'bias'))
+            layer = SlicedLayerNorm.convert_from(norm, held.kept)
+        else:
+            layer = dict(Take=Take, Put=Put)[held.layer](held.kept, held.total, held.dim)
+        model.set_submodule(path, layer.train(module.training))
 
 
 def _recorded(layer: nn.Module) -> fx.Graph | None:
@@ -71,61 +69,24 @@ def _recorded(layer: nn.Module) -> fx.Graph | None:
 
 
 def _plain(layer: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    # what a graph does not use is lost when it is copied, and its buffers come back as persistent
-    # ones; those of a child that it calls do not
-    layer.held = _held(layer, {node.target for node in graph.nodes if node.op == 'call_module'})
+    # from a copy of a graph its buffers come back as persistent ones, and what it does not use is
+    # lost; a child that it calls stays as it is
+    layer.held = held = nn.Identity().train(layer.training)
+    targets = {}
+    for path, part in layer.named_modules():
+        for name in part._non_persistent_buffers_set if _is_ours(part) else ():
+            target = f'{path}.{name}'.lstrip('.')
+            targets[target] = f'held.{target.replace(".", "_")}'
+            held.register_buffer(target.replace('.', '_'), getattr(part, name), persistent=False)
+    if not isinstance(layer, Sized):
+        vars(held).update({name: getattr(layer, name) for name in ('total', 'dim', 'eps')
+                           if hasattr(layer, name)}, layer=type(layer).__name__)
     x, *others = graph.nodes
     last = [node for node in graph.nodes if node.op == 'placeholder'][-1]
     with graph.inserting_after(last):
         called = graph.call_module('held', (x, ))
     for node in others:
         node.replace_input_with(x, called)
-        owner, _, name = str(node.target).rpartition('.')
-        if node.op == 'get_attr' and name in layer.get_submodule(owner)._non_persistent_buffers_set:
-            node.target = f'held.{node.target}'
+        if node.op == 'get_attr':
+            node.target = targets.get(node.target, node.target)
     return fx.GraphModule(layer, graph, type(layer).__name__)
-
-
-def _held(layer: nn.Module, called: set[str]) -> nn.Identity:
-    """What restores a layer beside the parts that its graph uses."""
-    held = nn.Identity()
-    vars(held).update(_settings(layer), layer=type(layer).__name__, absent=tuple(
-        name for name, value in layer._parameters.items() if value is None))
-    for name, value in layer._buffers.items():
-        if value is None or name in layer._non_persistent_buffers_set:
-            held.register_buffer(name, value, persistent=False)
-    for name, child in layer.named_children():
-        if _is_ours(child):
-            held.add_module(name, _held(child, set()))
-        elif name not in called and not child.state_dict():
-            held.add_module(name, child)
-    return held
-
-
-def _restored(module: nn.Module, held: nn.Identity) -> nn.Module:
-    settings = _settings(held)
-    name, absent = settings.pop('layer'), settings.pop('absent')
-    homes = (import_module(f'.{home}', __package__) for home in _HOMES)
-    cls = next(getattr(home, name) for home in homes if hasattr(home, name))
-    layer = cls.__new__(cls)
-    nn.Module.__init__(layer)
-    vars(layer).update(settings)
-    for name in absent:
-        layer.register_parameter(name, None)
-    for name, value in module._parameters.items():
-        layer.register_parameter(name, value)
-    for owner in (module, held):
-        for name, value in owner._buffers.items():
-            layer.register_buffer(name, value, persistent=owner is module)
-        for name, child in owner._modules.items():
-            if hasattr(child, 'layer') and hasattr(child, 'absent') and owner is held:
-                layer.add_module(name, _restored(nn.Module(), child))
-            elif name != 'held':
-                layer.add_module(name, child)
-    return layer
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """Plain attributes: sizes, flags and the mode."""
-    return {name: value for name, value in vars(module).items()
-            if isinstance(value, (bool, int, float, str, tuple)) and not name.startswith('_')}

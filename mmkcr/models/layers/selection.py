@@ -12,6 +12,8 @@ The fastest implementation depends on the runtime. So :class:`Take` and :class:`
 Contiguous channels are sliced and padded in every form.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,35 +47,25 @@ def _sources(kept: Tensor, total: int) -> Tensor:
 
 
 def _padded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """A tensor with ``before`` and ``after`` zeros at the ends of a dimension."""
     # `F.pad` lists the last dimension first
     behind = x.ndim - 1 - dim if dim >= 0 else -1 - dim
     return F.pad(x, (0, 0) * behind + (before, after))
 
 
 def largest_group(kept: Tensor, total: int) -> int:
-    """The largest power of two such that aligned groups of channels are kept or dropped as one.
-
-    Args:
-        kept (Tensor): Positions of the kept channels, int64, ascending.
-        total (int): Number of all channels.
-    """
+    """The largest power of two such that aligned groups of channels are kept or dropped as one."""
     mask = torch.zeros(total, dtype=torch.bool)
     mask[kept.cpu()] = True
-    group = 1
-    while total % (2 * group) == 0:
-        rows = mask.view(-1, 2 * group)
-        # smaller groups are all pure; go on while the doubled ones are too
-        if not bool((rows.all(1) | ~rows.any(1)).all()):
-            break
-        group *= 2
-    return group
+    borders = (mask[1:] != mask[:-1]).nonzero().flatten() + 1  # of kept and dropped channels
+    common = math.gcd(total, *borders.tolist())
+    return common & -common  # the largest power of two that divides it
 
 
 class _Selection(nn.Module):
     """Channels of a tensor, as a layer; arguments are those of :func:`put`."""
 
     form: str = 'scatter'
+    group: int = 1
 
     def __init__(self, kept: Tensor, total: int, dim: int = -1) -> None:
         super().__init__()
@@ -96,17 +88,20 @@ class _Selection(nn.Module):
         self.register_buffer('index', self._index(self.kept[::group] // group,
                                                   self.total // group), persistent=False)
 
+    def _index(self, kept: Tensor, total: int) -> Tensor:
+        return kept
+
     def _gather(self, x: Tensor) -> Tensor:
         """Gather the entries of the index along the dimension."""
         dim = self.dim % x.ndim
         if self.form == 'grouped':
-            rows = self._with_zero(x.unflatten(dim, (-1, self.group)), dim)
+            rows = x.unflatten(dim, (-1, self.group))
             return rows.index_select(dim, self.index).flatten(dim, dim + 1)
         if self.form == 'elements' and dim == x.ndim - 1 > 0:
-            rows = self._with_zero(x.flatten(0, -2), 1)  # (tokens of all images, channels)
+            rows = x.flatten(0, -2)  # (tokens of all images, channels)
             found = rows.gather(1, self.index.expand(rows.shape[0], -1))
             return found.reshape(*x.shape[:-1], len(self.index))
-        return self._with_zero(x, dim).index_select(dim, self.index)
+        return x.index_select(dim, self.index)
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
@@ -115,12 +110,6 @@ class _Selection(nn.Module):
 
 class Take(_Selection):
     """The kept channels of a tensor."""
-
-    def _index(self, kept: Tensor, total: int) -> Tensor:
-        return kept
-
-    def _with_zero(self, x: Tensor, dim: int) -> Tensor:
-        return x
 
     def forward(self, x: Tensor) -> Tensor:
         """All channels to the kept ones."""
@@ -135,13 +124,10 @@ class Put(_Selection):
     def _index(self, kept: Tensor, total: int) -> Tensor:
         return _sources(kept, total)
 
-    def _with_zero(self, x: Tensor, dim: int) -> Tensor:
-        return _padded(x, dim, 0, 1)  # to gather for dropped channels
-
     def forward(self, x: Tensor) -> Tensor:
         """See :func:`put`."""
         if self.contiguous:
             return _padded(x, self.dim, self.first, self.total - self.first - self.count)
         if self.form == 'scatter':
             return put(x, self.kept, self.total, self.dim)
-        return self._gather(x)
+        return self._gather(_padded(x, self.dim, 0, self.group))  # zeros for dropped channels

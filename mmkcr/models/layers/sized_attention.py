@@ -22,38 +22,40 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def split_fused(x: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
+    """Split queries, keys and values that lie one after the other, (B, H, N, d) each."""
+    return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
 class Sized(nn.Module):
     """Base class of attention layers for any number of heads."""
 
+    def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values (B, H, N, d)."""
+        if self._modules.get('qkv') is None:
+            return tuple(split_heads(layer(x), self.num_heads)
+                         for layer in (self.q_proj, self.k_proj, self.v_proj))
+        qkv = self.qkv(x)
+        if getattr(self, 'q_bias', None) is not None:
+            # keys have no bias, or one of zeros
+            keys = self.k_bias if hasattr(self, 'k_bias') else torch.zeros_like(self.v_bias)
+            qkv = qkv + torch.cat([self.q_bias, keys, self.v_bias])
+        return split_fused(qkv, self.num_heads)
+
 
 class SizedAttention(Sized):
-    """Attention with a fused ``qkv`` and a bias on the scores, for any number of heads.
+    """Attention with a fused ``qkv`` and a bias on the scores.
 
-    Subclasses override what differs in their host, such as :meth:`_bias` and :meth:`_scores`.
+    Subclasses override what differs in their host, such as :meth:`_table` and :meth:`_scores`.
     """
-
-    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, N, d)."""
-        if getattr(self, 'q_bias', None) is None:
-            qkv = self.qkv(x)
-        else:  # keys have no bias
-            bias = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])
-            qkv = F.linear(x, self.qkv.weight, bias)
-        return qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Scaled products of queries and keys, (B, H, N, N)."""
         return (q * self.scale) @ k.transpose(-2, -1)
 
-    def _bias(self, tokens: int) -> Tensor | None:
-        """Bias of the scores by relative position, (H, N, N), or None."""
-        if self.relative_position_bias_table is None:
-            return None
-        table = self.relative_position_bias_table[self.relative_position_index.view(-1)]
-        return table.view(tokens, tokens, -1).permute(2, 0, 1)
-
-    def _weights(self, scores: Tensor) -> Tensor:
-        return scores.softmax(-1)
+    def _table(self) -> Tensor | None:
+        """Biases of the scores by relative position, (positions, H), or None."""
+        return self.relative_position_bias_table
 
     def _attend(self, x: Tensor, added: Tensor) -> Tensor:
         """Tokens (B, N, C) to (B, N, C).
@@ -68,25 +70,22 @@ class SizedAttention(Sized):
     def _mix(self, x: Tensor, added: Tensor) -> Tensor:
         """What the projection reads, (B, N, H d); arguments as of :meth:`_attend`."""
         q, k, v = self._qkv(x)
-        scores, bias = self._scores(q, k), self._bias(x.shape[1])
-        if bias is not None:
-            added = added + bias
+        scores, table, tokens = self._scores(q, k), self._table(), x.shape[1]
+        if table is not None:
+            bias = table[self.relative_position_index.view(-1)].view(tokens, tokens, -1)
+            added = added + bias.permute(2, 0, 1)
         # (images, windows, H, N, N); `added.shape`, not `len`, which exporters freeze
         scores = (scores.unflatten(0, (-1, added.shape[0])) + added).flatten(0, 1)
-        out = self.attn_drop(self._weights(scores)) @ v
-        return out.transpose(1, 2).flatten(2)
+        # a module where the host has one, which an analysis may hook
+        weights = self.softmax(scores) if hasattr(self, 'softmax') else scores.softmax(-1)
+        return (self.attn_drop(weights) @ v).transpose(1, 2).flatten(2)
 
 
 class WindowAttention(SizedAttention):
     """Attention within windows, with a mask where they were shifted."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend within windows.
-
-        Args:
-            x (Tensor): Tokens, (B, N, C).
-            mask (Tensor, optional): Added to the scores of each window, (windows, N, N).
-        """
+        """Attend within windows (B, N, C); the mask (windows, N, N) is added to their scores."""
         return self._attend(x, or_zeros(mask, x)[:, None])
 
 
@@ -97,10 +96,9 @@ class SizedWindowAttentionV2(WindowAttention):
         scale = self.logit_scale.clamp(max=4.605170185988092).exp()  # at most 100: log(100)
         return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * scale
 
-    def _bias(self, tokens: int) -> Tensor:
-        table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
-        table = table[self.relative_position_index.view(-1)].view(tokens, tokens, -1)
-        return 16 * table.permute(2, 0, 1).sigmoid()
+    def _table(self) -> Tensor:
+        table = self.cpb_mlp(self.relative_coords_table)
+        return 16 * table.view(-1, self.num_heads).sigmoid()
 
 
 class SizedTimmBEiTAttention(SizedAttention):
@@ -118,8 +116,7 @@ class SizedHuggingFaceAttention(Sized):
                 causal_attention_mask: Tensor | None = None,
                 **_: Any) -> tuple[Tensor, None]:
         """Attend among tokens (B, N, C); the weights are not returned."""
-        q, k, v = (split_heads(layer(hidden_states), self.num_heads)
-                   for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self._qkv(hidden_states)
         one, two, none = attention_mask, causal_attention_mask, q.new_zeros(())
         both = chosen(given(one), one, none) + chosen(given(two), two, none)
         mask = chosen(given(one) & given(two), both, chosen(given(one), one, two))
@@ -161,17 +158,8 @@ class Rotary(nn.Module):
         return torch.cat([prefix, (rest * cos + turned * sin).type_as(x)], -2)
 
 
-class SizedRotaryAttention(SizedAttention):
+class SizedRotaryAttention(Sized):
     """timm's ``EvaAttention`` and ``AttentionRope``: fused projections or three."""
-
-    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self._modules.get('qkv') is None:
-            return tuple(split_heads(layer(x), self.num_heads)
-                         for layer in (self.q_proj, self.k_proj, self.v_proj))
-        qkv = self.qkv(x)
-        if getattr(self, 'q_bias', None) is not None:
-            qkv = qkv + torch.cat([self.q_bias, self.k_bias, self.v_bias])
-        return qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def forward(self, x: Tensor, rope: Tensor | None = None,
                 attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -193,8 +181,7 @@ class SizedHuggingFaceRotaryAttention(Sized):
                 position_embeddings: tuple[Tensor, Tensor] | None = None,
                 **_: Any) -> tuple[Tensor, None]:
         """Attend among tokens (B, N, C); positions are cosines and sines."""
-        q, k, v = (split_heads(layer(hidden_states), self.num_heads)
-                   for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self._qkv(hidden_states)
         cos, sin = position_embeddings
         out = F.scaled_dot_product_attention(
             self.rotary(q, sin, cos), self.rotary(k, sin, cos), v, attention_mask,
@@ -250,7 +237,7 @@ class SizedReducedAttention(Sized):
             x = self.norm(reduction(maps).flatten(2).transpose(1, 2))
             if getattr(self, 'act', None) is not None:
                 x = self.act(x)
-        k, v = self.kv(x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        k, v = split_fused(self.kv(x), self.num_heads, 2)
         drop = getattr(self.attn_drop, 'p', self.attn_drop) if self.training else 0.
         out = F.scaled_dot_product_attention(q, k, v, None, drop)
         out = self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))

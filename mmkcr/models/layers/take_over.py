@@ -10,7 +10,7 @@ Layer = TypeVar('Layer', bound=nn.Module)
 
 def take_over(cls: type[Layer], module: nn.Module, without: Sequence[str] = (),
               **attributes: Any) -> Layer:
-    """A layer of another class that takes over the parts of a given one, under their own names.
+    """A layer of another class with the parts of a given one, under their own names.
 
     Args:
         cls (type): The new layer's class.
@@ -18,9 +18,6 @@ def take_over(cls: type[Layer], module: nn.Module, without: Sequence[str] = (),
             not use it afterwards.
         without (Sequence[str]): Children and attributes that are left out. Defaults to none.
         **attributes: Children and plain attributes that are added.
-
-    Returns:
-        nn.Module: The new layer.
     """
     new = cls.__new__(cls)  # not `__init__`, which would make new parameters
     # copies of the dicts of parameters, children and hooks, so that the layers do not share them

@@ -15,10 +15,9 @@ from mmkcr.registry import MODELS
 
 
 class Teacher:
-    """A frozen network that is not a sub-module of its holder.
+    """A frozen network that is no sub-module of its holder, and that copies of the holder share.
 
-    It is built and loaded on first use, which changes neither random states nor default scope. It
-    is in no state_dict, and an averaged copy (EMA) of the student shares it.
+    It is built and loaded on first use, which changes neither random states nor default scope.
 
     Args:
         config (str | dict): Config file (also ``library::path``), or the ``model`` of a config
@@ -82,21 +81,16 @@ class DistillationLoss(nn.Module):
 
     Attributes:
         active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
-        feature_layer (str): Layer whose output the wrapper passes: the student's logits.
-        needs_inputs (bool): ``forward`` takes the student's inputs.
 
     Raises:
         ValueError: ``temperature`` is not positive, or ``weight`` is negative.
     """
 
-    feature_layer = 'head'
+    feature_layer = 'head'  # whose output the wrapper passes: the student's logits
     needs_inputs = True
 
-    def __init__(self,
-                 teacher: str | Mapping[str, Any],
-                 checkpoint: str | None = None,
-                 temperature: float = 1.,
-                 weight: float = 1.,
+    def __init__(self, teacher: str | Mapping[str, Any], checkpoint: str | None = None,
+                 temperature: float = 1., weight: float = 1.,
                  input_size: int | None = None) -> None:
         super().__init__()
         if temperature <= 0 or weight < 0:
@@ -146,11 +140,7 @@ class DistillationLoss(nn.Module):
         return teacher(data['inputs'], mode='tensor')
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """Images as they were loaded (BGR, 0 to 255), at the teacher's size.
-
-        Args:
-            inputs (Tensor): Normalised by the student's data preprocessor.
-        """
+        """The student's inputs as images were loaded (BGR, 0 to 255), at the teacher's size."""
         mean, std = self._scale
         # the preprocessor's steps, undone in reverse: normalisation, then the channel order
         if mean is not None:
@@ -163,5 +153,5 @@ class DistillationLoss(nn.Module):
         return inputs
 
     def log_vars(self) -> dict[str, Tensor]:
-        """dict[str, Tensor]: Share of the last batch on which both predict the same class."""
+        """Share of the last batch on which both predict the same class."""
         return {} if self._agreement is None else dict(agreement=self._agreement)

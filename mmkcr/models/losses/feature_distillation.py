@@ -1,11 +1,11 @@
 """Distillation of a backbone's feature maps from the network that it was made from."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from mmkcr.core.forward import flat_tensors
 from mmkcr.models.tasks import find_task
@@ -29,11 +29,6 @@ class FeatureDistillationLoss(nn.Module):
         checkpoint (str, optional): See there. Defaults to None.
         weight (float): w. Defaults to 1.
 
-    Attributes:
-        active (bool): Whether the term is on.
-        feature_layer (str): Layer whose output the wrapper passes.
-        needs_inputs (bool): ``forward`` takes the student's inputs.
-
     Raises:
         ValueError: ``weight`` is negative.
     """
@@ -55,24 +50,15 @@ class FeatureDistillationLoss(nn.Module):
         """Note the student's backbone; the wrapper calls it."""
         self._student = [find_task(student).backbone]
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Record the outputs of the student's backbone within the block."""
+    def watch(self) -> RemovableHandle:
+        """Record the outputs of the student's backbone within a block ``with`` what this gives."""
         def keep(_: nn.Module, __: tuple, out: Any) -> None:
             self._maps = flat_tensors(out)
 
-        handle = self._student[0].register_forward_hook(keep)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return self._student[0].register_forward_hook(keep)
 
     def forward(self, _: Tensor, inputs: Tensor) -> Tensor:
-        """The weighted loss of a batch, a scalar in fp32 or fp64.
-
-        Args:
-            _ (Tensor): The pooled features, which are not needed.
-            inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
+        """The weighted loss of the student's normalised inputs (B, 3, H, W), in fp32 or fp64.
 
         Raises:
             ValueError: The outputs of student and teacher differ in shape.

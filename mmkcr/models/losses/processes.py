@@ -9,9 +9,6 @@ def mean_over_processes(own: Tensor) -> Tensor:
 
     A function of it has the same value on all processes, and the mean of its gradients over them,
     which is what a training takes, is the gradient of one process with all of the batch.
-
-    Args:
-        own (Tensor): What this process has, of the same shape on all of them.
     """
     mean = own.detach().clone()
     all_reduce(mean, 'mean')
