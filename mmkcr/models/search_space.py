@@ -328,13 +328,10 @@ class SearchSpace:
         site, gate = self.sites[name], self.sites[name].gate
         if len(kept) == gate.present:
             return False
-        # original indices to positions among the units that are still there
-        units = torch.isin(gate.kept, kept.to(gate.kept.device)).nonzero().flatten()
-        site.slice_units(units, optimizer)
+        units = site.slice_units(kept, optimizer)
         # axes along the units of the gate's own parameters and buffers, and attached axes
         slice_axes([Axis(gate, 'importance'), Axis(gate, 'kept'), *self._attached.get(name, ())],
                    units, optimizer)
-        site.resized(len(kept))
         return True
 
     def fold(self, name: str, optimizer: Optimizer | None = None) -> None:

@@ -7,13 +7,13 @@ known class uses the same adapter unless it has its own.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mmkcr.core import Axis, Unsupported
 
@@ -189,51 +189,42 @@ class ChannelView:
     path: str = ''
 
 
+@dataclass(frozen=True)
 class StreamView:
-    """A residual stream: what embeds into it, its norms, its readers and writers.
-
-    An adapter subclasses it. A view holds no module of the host: every method takes the host, so
-    that a deep copy of a host has views of its own modules.
+    """A residual stream: what embeds into it, writes and reads it, by paths from the host.
 
     Args:
-        path (str): Path of the layer that embeds (a patch embedding, a merging, a shortcut).
+        path (str): The layer that embeds (a patch embedding, a merging, a shortcut).
         total (int): Channels.
-        masked (Sequence[tuple[str, int]]): Modules whose output the stream's mask multiplies,
+        writers (tuple[str, ...]): Linear layers and convolutions.
+        readers (tuple[tuple[str, int], ...]): Layers that read the channels, and their
+            consecutive inputs of one channel.
+        masked (tuple[tuple[str, int], ...]): Modules whose output the stream's mask multiplies,
             with the channel dimension.
+        folds (tuple[str, ...]): Of writers, scales and norms, those that the mask can be folded
+            into.
+        places (tuple[int, ...]): Positions, in the tuple that the host returns, of features with
+            these channels.
+        scales (tuple[str, ...]): Channelwise factors and batch norms. Defaults to none.
+        norms (tuple[tuple[str, int], ...]): Layer norms over the stream, and their consecutive
+            entries of one channel. Defaults to none.
+        tokens (tuple[str, ...]): Parameters of the host that start the stream, each (1, tokens,
+            channels). Defaults to none.
+        resize (Callable, optional): Takes the host and the number of channels that are left; sets
+            attributes that record it. Defaults to nothing.
     """
 
-    def __init__(self, path: str, total: int, masked: Sequence[tuple[str, int]]) -> None:
-        self.path, self.total, self.masked = path, total, tuple(masked)
-
-    def axes(self, host: nn.Module) -> list[Axis]:
-        """The axes along the channels; ``folds`` marks those that a mask can be folded into."""
-        raise NotImplementedError
-
-    def norms(self, host: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
-        """Layer norms over the stream: owner, attribute name, entries per unit."""
-        return iter(())
-
-    def resize(self, host: nn.Module, units: int) -> None:
-        """Set attributes of the host that record the number of channels."""
-
-    def outputs(self, host: nn.Module) -> Sequence[int]:
-        """Positions, in the tuple that the host returns, of features with these channels."""
-        raise NotImplementedError
-
-    def change_outputs(self, host: nn.Module, found: Any,
-                       change: Callable[[Tensor, int], Tensor]) -> Any:
-        """Change the features with these channels among what a host returns.
-
-        Args:
-            host (nn.Module): The host.
-            found (Tensor | tuple | list): What it returned: the features, or one alone.
-            change (Callable): Takes a feature and the dimension of its channels.
-        """
-        if isinstance(found, Tensor):
-            return self.change_outputs(host, (found, ), change)[0]
-        places = set(self.outputs(host))
-        return type(found)(change(out, 1 if out.ndim == 4 else -1) if place in places else out
-                           for place, out in enumerate(found))
+    path: str
+    total: int
+    writers: tuple[str, ...]
+    readers: tuple[tuple[str, int], ...]
+    masked: tuple[tuple[str, int], ...]
+    folds: tuple[str, ...]
+    places: tuple[int, ...]
+    scales: tuple[str, ...] = ()
+    norms: tuple[tuple[str, int], ...] = ()
+    tokens: tuple[str, ...] = ()
+    resize: Callable[[nn.Module, int], None] | None = None
 
 
 Adapter = Callable[..., Any]

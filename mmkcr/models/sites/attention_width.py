@@ -1,12 +1,12 @@
 """Base class of the kinds that slice the width of attention."""
 
 from collections.abc import Mapping
+from functools import partial
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from mmkcr.core import Axis, MaskPoint, scale_axes
+from mmkcr.core.axes import along_inputs, along_outputs
 from .base import AttentionSite
 
 
@@ -25,10 +25,9 @@ class AttentionWidth(AttentionSite):
         """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, not self.view.why_uncalled
         # a scale folds where `mask_points` masks: into the projections or into the output's columns
-        found = [Axis(self.module(path), name, 0, called, repeats)
-                 for path, repeats in zip(view.projections, view.fused)
-                 for name in ('weight', 'bias')]
-        found.append(Axis(self.module(view.output), 'weight', 1, not called))
+        found = [axis for path, repeats in zip(view.projections, view.fused)
+                 for axis in along_outputs(self.module(path), called, repeats=repeats)]
+        found.append(along_inputs(self.module(view.output), not called))
         found += view.extra(self.owner) if view.extra is not None else []
         return [self._of_units(axis) for axis in found]
 
@@ -56,12 +55,9 @@ class AttentionWidth(AttentionSite):
         """Number of heads that are left, and their width."""
         raise NotImplementedError
 
-    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Slice, and resize the layer to the heads and widths that are left."""
-        present = self.kept
-        kept = units if present is None else present[units]
-        width = self.view.width if present is None else self._shape(present)[1]
-        super().slice_units(units, optimizer)
+    def resized(self, kept: Tensor) -> None:
+        """Resize the layer to the heads and widths that are left."""
+        width = self.view.width if self.kept is None else self._shape(self.kept)[1]
         heads, new = self._shape(kept)
         self._exchange(self.view.resize(self.owner, heads, new))
         if self.view.rotary is not None:  # a layer of ours keeps the dense scale
@@ -83,25 +79,25 @@ class AttentionWidth(AttentionSite):
     def _mask(self) -> None:
         super()._mask()
         if self._factor != 1:
-            query, rows = self._queries()
-            self._handles.append(query.register_forward_hook(QueryScale(rows, self._factor)))
+            query, scale = self._query_scale()
+            self._handles.append(query.register_forward_hook(partial(_scaled, scale)))
 
     def detach(self) -> None:
         """Remove the gate; what scales the queries becomes part of their weights."""
         super().detach()
         self._fold_scale()
 
-    def _queries(self) -> tuple[nn.Module, int]:
-        """The layer of the queries, and how many of its first outputs they are."""
+    def _query_scale(self) -> tuple[nn.Module, Tensor]:
+        """The layer of the queries, and the scale of its outputs, of which they are the first."""
         query = self.module(self.view.projections[0])
-        return query, len(query.weight) // self.view.fused[0]
+        scale = query.weight.new_ones(len(query.weight))
+        scale[:len(scale) // self.view.fused[0]] = self._factor
+        return query, scale
 
     def _fold_scale(self) -> None:
         if self._factor != 1:
-            query, rows = self._queries()
-            scale = torch.ones(len(query.weight), dtype=torch.float64)
-            scale[:rows] = self._factor
-            scale_axes([Axis(query, name, folds=True) for name in ('weight', 'bias')], scale)
+            query, scale = self._query_scale()
+            scale_axes(along_outputs(query, True), scale)
             self._factor = 1.
 
     def _exchange(self, module: nn.Module) -> None:
@@ -109,13 +105,7 @@ class AttentionWidth(AttentionSite):
             self.host.set_submodule(self.path, module)
 
 
-class QueryScale:
-    """Multiplies the first ``rows`` outputs of a projection, the queries, as a forward hook."""
-
-    def __init__(self, rows: int, factor: float) -> None:
-        self.rows, self.factor = rows, factor
-
-    def __call__(self, _: nn.Module, args: tuple, out: Tensor) -> Tensor:
-        """The output with scaled queries."""
-        return torch.cat([out[..., :self.rows] * self.factor, out[..., self.rows:]], -1)
+def _scaled(scale: Tensor, _: nn.Module, args: tuple, out: Tensor) -> Tensor:
+    """The output of a projection, as a forward hook."""
+    return out * scale.to(out)
 

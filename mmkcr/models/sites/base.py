@@ -60,22 +60,22 @@ class HostSite(Site):
         """The axes that no other site may lie along: by default its own."""
         return self.axes()
 
-    def norms(self) -> Iterable[tuple[nn.Module, str, int]]:
-        """Layer norms over the units: owner, attribute name, entries per unit. Defaults to none."""
+    def norms(self) -> Iterable[tuple[str, int]]:
+        """Layer norms over the units: path, entries per unit. Defaults to none."""
         return ()
 
     def attach(self, gate: BaseGate) -> None:
         """Attach the gate, and make the norms over the units follow its mask."""
         super().attach(gate)
-        for owner, name, inner in list(self.norms()):
-            norm = take_over(MaskedLayerNorm, getattr(owner, name), shared=(gate, ), inner=inner)
-            setattr(owner, name, norm)
+        for path, inner in self.norms():
+            self.host.set_submodule(path, take_over(MaskedLayerNorm, self.module(path),
+                                                    shared=(gate, ), inner=inner))
 
     def detach(self) -> None:
         """Undo :meth:`attach`."""
-        for owner, name, _ in list(self.norms()) if self.gate is not None else ():
-            norm = take_over(nn.LayerNorm, getattr(owner, name), ('shared', 'inner'))
-            setattr(owner, name, norm)
+        for path, _ in self.norms() if self.gate is not None else ():
+            norm = take_over(nn.LayerNorm, self.module(path), ('shared', 'inner'))
+            self.host.set_submodule(path, norm)
         super().detach()
 
     @classmethod

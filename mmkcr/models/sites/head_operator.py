@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, SiteEntry, Unsupported, count_params
+from mmkcr.core.axes import along_inputs
 from mmkcr.models.layers.head_operators import (
     OPERATORS,
     HeadOperator,
@@ -54,7 +55,7 @@ class HeadOperatorSite(AttentionSite):
 
     def axes(self) -> list[Axis]:
         """The input of the output projection: replaced heads stay there, from an operator."""
-        return [Axis(self.owner.proj, 'weight', 1, inner=self.view.width)]
+        return [along_inputs(self.owner.proj, inner=self.view.width)]
 
     def claims(self) -> list[Axis]:
         """The axes that no other kind may claim."""
@@ -78,7 +79,7 @@ class HeadOperatorSite(AttentionSite):
         self.host.set_submodule(self.path, MixedAttention(self.owner, self.operator, self.grid))
         super().attach(gate)
 
-    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
+    def slice_units(self, kept: Tensor, optimizer: Optimizer | None = None) -> Tensor:
         """Raise a ``ValueError``: operators are chosen at the end of a search."""
         raise ValueError(f'expected a gate that chooses at the end of a search at `{self.name}`, '
                          f'found one that slices while it trains')

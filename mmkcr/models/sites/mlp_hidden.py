@@ -3,10 +3,11 @@
 import functools
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Axis, MaskPoint, Unsupported
+from mmkcr.core.axes import along_inputs, along_outputs
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import keeps_zero
 from .base import HostSite, register_kind
@@ -58,15 +59,10 @@ class MLPHidden(HostSite):
         # a scale folds into the module that `mask_points` masks, or into the output's columns
         view, masked, found = self.view, self._where(), []
         for path in view.inputs:
-            for name in ('weight', 'bias'):
-                found.append(Axis(self.module(path), name, 0, path == masked, view.parts))
-        for path in view.between:
-            names = ('weight', 'bias', 'running_mean', 'running_var')
-            found += [Axis(self.module(path), name, 0, path == masked and name in names[:2])
-                      for name in names]
-        if view.hidden_norm:
-            found += [Axis(self.module(view.hidden_norm), name) for name in ('weight', 'bias')]
-        return [*found, Axis(self.module(view.output), 'weight', 1, not masked)]
+            found += along_outputs(self.module(path), path == masked, repeats=view.parts)
+        for path in (*view.between, *(path for path, _ in self.norms())):
+            found += along_outputs(self.module(path), path == masked)
+        return [*found, along_inputs(self.module(view.output), not masked)]
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
@@ -75,12 +71,11 @@ class MLPHidden(HostSite):
             return [MaskPoint(self.module(masked), 'output', self.view.dim)]
         return [MaskPoint(self.module(self.view.output), 'input', self.view.dim)]
 
-    def norms(self) -> list[tuple[nn.Module, str, int]]:
+    def norms(self) -> list[tuple[str, int]]:
         """The norm over the hidden layer, if there is one."""
-        owner, _, name = self.view.hidden_norm.rpartition('.')
-        return [(self.module(owner), name, 1)] if name else []
+        return [(self.view.hidden_norm, 1)] if self.view.hidden_norm else []
 
-    def resized(self, units: int) -> None:
+    def resized(self, kept: Tensor) -> None:
         """Update the host's own record of the width."""
         if self.view.width:
-            setattr(self.module(self.view.path), self.view.width, units)
+            setattr(self.module(self.view.path), self.view.width, len(kept))

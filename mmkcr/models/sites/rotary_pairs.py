@@ -1,8 +1,6 @@
 """Channels of heads whose rotary positions rotate pairs of them."""
 
-
 from torch import Tensor
-from torch.optim import Optimizer
 
 from mmkcr.core import Axis, MaskPoint
 from .attention_width import AttentionWidth
@@ -41,8 +39,7 @@ class RotaryPairs(AttentionWidth):
     def _shape(self, kept: Tensor) -> tuple[int, int]:
         return self.view.heads, 2 * len(kept)
 
-    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Slice, and rotate by the angles of the pairs that are left."""
-        kept = units if self.kept is None else self.kept[units]
-        super().slice_units(units, optimizer)
+    def resized(self, kept: Tensor) -> None:
+        """Resize the layer, and rotate by the angles of the pairs that are left."""
+        super().resized(kept)
         self.owner.rotary.keep(kept, self.view.width)
