@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmkcr.core import Axis, Unsupported
 
@@ -75,21 +75,6 @@ class MLPView:
     width: str = ''
 
 
-class RotaryView(NamedTuple):
-    """Rotary positions, which turn pairs of channels of queries and keys.
-
-    Args:
-        layout (str): Which channels are a pair, see
-            :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
-        opened (Callable): Takes the module; returns one that computes the same, calls its
-            projections as modules and rotates by a child ``rotary``, see
-            :class:`~mmkcr.models.layers.sized_attention.Rotary`.
-    """
-
-    layout: str
-    opened: Callable[[nn.Module], nn.Module]
-
-
 def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
     """Set the attributes that record the number of heads, their width, and both.
 
@@ -105,6 +90,25 @@ def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
             if hasattr(layer, name):
                 setattr(layer, name, value)
     return layer
+
+
+def known_axes(layer: nn.Module) -> list[Axis]:
+    """Axes of parameters beside the projections, by their names in the hosts, if they are there."""
+    found = [Axis(layer, name) for name in ('q_bias', 'k_bias', 'v_bias')]
+    # of torch: queries, keys and values one after the other in one parameter
+    found += [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
+    # with an entry for every head; since v5 of `transformers` a child has Swin's table
+    owner = layer._modules.get('relative_position_bias', layer)
+    by_head = [(owner, 'relative_position_bias_table', 1), (layer, 'logit_scale', 0),
+               (layer, 'temperature', 0)]
+    if hasattr(layer, 'cpb_mlp'):
+        by_head.append((list(layer.cpb_mlp.modules())[-1], 'weight', 0))
+    for owner, name, dim in by_head:
+        if isinstance(getattr(owner, name, None), Tensor):
+            width = getattr(layer, 'head_dim', None) or getattr(layer, 'attention_head_size', None)
+            found.append(Axis(owner, name, dim, per=width or len(layer.qkv.weight) // 3 //
+                              layer.num_heads))
+    return found
 
 
 @dataclass(frozen=True)
@@ -123,16 +127,19 @@ class AttentionView:
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
             module that computes with them, itself or one of another class. Defaults to
             :func:`record`.
-        extra (Callable, optional): Takes the module; returns further axes with channels as units
-            (biases, tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to none.
+        extra (Callable): Takes the module; returns further axes with channels as units (biases,
+            tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to :func:`known_axes`.
         why_no_width (str): Why heads cannot become narrower, or ''.
         why_uncalled (str): Why the projections are not called as modules, so that no hook sees
             queries and keys, or ''.
         of_heads (Callable, optional): Takes the module; returns further axes with heads as units.
             Defaults to none.
-        opened (Callable, optional): Takes the module; returns one that computes the same and calls
-            its output projection as a module. Defaults to None: the module does so itself.
-        rotary (RotaryView, optional): Positions that turn pairs of channels. Defaults to none.
+        opened (Callable, optional): Takes the module; returns one of
+            :mod:`~mmkcr.models.layers.sized_attention` that computes the same and calls its output
+            projection as a module, and with rotary positions a child ``rotary``. Defaults to None:
+            the module does so itself.
+        rotary (str): Which channels of queries and keys rotary positions turn as a pair, see
+            :func:`~mmkcr.functional.attention_refit.rotary_pairs`. Defaults to '': there are none.
     """
 
     paths: ClassVar[tuple[str, ...]] = ('path', 'projections', 'output')
@@ -143,12 +150,12 @@ class AttentionView:
     width: int
     resize: Callable[[nn.Module, int, int], nn.Module] = record
     fused: tuple[int, ...] = (3, )
-    extra: Callable[[nn.Module], list[Axis]] | None = None
+    extra: Callable[[nn.Module], list[Axis]] = known_axes
     why_no_width: str = ''
     why_uncalled: str = ''
     of_heads: Callable[[nn.Module], list[Axis]] | None = None
     opened: Callable[[nn.Module], nn.Module] | None = None
-    rotary: RotaryView | None = None
+    rotary: str = ''
 
 
 class Reads(NamedTuple):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import Axis, MaskPoint, scale_axes
 from mmkcr.core.axes import along_inputs, along_outputs
+from mmkcr.models.layers.sized_attention import Sized
 from .base import AttentionSite
 
 
@@ -18,7 +19,11 @@ class AttentionWidth(AttentionSite):
 
     def open(self) -> None:
         """Exchange a layer that does not call its output projection as a module, as hooks need."""
-        if self.view.opened is not None:
+        if self.view.opened is not None and not self.view.rotary:
+            self._open()
+
+    def _open(self) -> None:
+        if not isinstance(self.owner, Sized):
             self._exchange(self.view.opened(self.owner))
 
     def axes(self) -> list[Axis]:
@@ -28,8 +33,7 @@ class AttentionWidth(AttentionSite):
         found = [axis for path, repeats in zip(view.projections, view.fused)
                  for axis in along_outputs(self.module(path), called, repeats=repeats)]
         found.append(along_inputs(self.module(view.output), not called))
-        found += view.extra(self.owner) if view.extra is not None else []
-        return [self._of_units(axis) for axis in found]
+        return [self._of_units(axis) for axis in (*found, *view.extra(self.owner))]
 
     def _of_units(self, axis: Axis) -> Axis:
         """An axis of channels, converted to one of this kind's units."""
@@ -60,7 +64,7 @@ class AttentionWidth(AttentionSite):
         width = self.view.width if self.kept is None else self._shape(self.kept)[1]
         heads, new = self._shape(kept)
         self._exchange(self.view.resize(self.owner, heads, new))
-        if self.view.rotary is not None:  # a layer of ours keeps the dense scale
+        if self.view.rotary:  # a layer of ours keeps the dense scale
             return
         if new != width:
             for name in ('scale', 'scaling'):  # what the host records for the width that is there

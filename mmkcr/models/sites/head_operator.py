@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, SiteEntry, Unsupported, count_params
 from mmkcr.core.axes import along_inputs
+from mmkcr.lazy import is_of
 from mmkcr.models.layers.head_operators import (
     OPERATORS,
     HeadOperator,
@@ -39,7 +40,7 @@ class HeadOperatorSite(AttentionSite):
         tells_grid = hasattr(host, 'num_extra_tokens') and hasattr(host, 'patch_embed')
         if not tells_grid or hasattr(host, 'random_masking'):  # MAE computes the visible patches
             raise Unsupported(f'`{type(host).__name__}` does not tell the grid of its tokens')
-        if view.fused != (3, ) or view.extra is not None or view.why_no_width:
+        if not is_of(host.get_submodule(view.path), 'mmpretrain.models.utils.MultiheadAttention'):
             raise Unsupported(f'its attention has positions or norms of its own at `{view.path}`')
         site = cls(host, view, view.path, view.heads)
         site.operator = operator

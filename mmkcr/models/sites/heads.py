@@ -51,7 +51,7 @@ class HeadChannels(AttentionWidth):
         """The channels of all heads of an attention layer."""
         if view.why_no_width:
             raise Unsupported(f'{view.why_no_width} at `{view.path}`')
-        if view.rotary is not None:
+        if view.rotary:
             return RotaryPairs(host, view, view.path, view.width // 2)
         if view.why_uncalled:
             raise Unsupported(f'{view.why_uncalled} at `{view.path}`')

@@ -17,14 +17,14 @@ class RotaryPairs(AttentionWidth):
 
     def open(self) -> None:
         """Exchange the layer for one that rotates queries and keys by a module."""
-        self._exchange(self.view.rotary.opened(self.owner))
+        self._open()
 
     @property
     def _layout(self) -> tuple[int, int]:
         """``repeats`` and ``inner`` of an axis over all heads, see :class:`~mmkcr.core.Axis`."""
         heads = self.view.heads
         # 'half': a head has the first channels of all pairs, then the second; else pair by pair
-        return (2 * heads, 1) if self.view.rotary.layout == 'half' else (heads, 2)
+        return (2 * heads, 1) if self.view.rotary == 'half' else (heads, 2)
 
     def _of_units(self, axis: Axis) -> Axis:
         repeats, inner = self._layout
