@@ -134,12 +134,18 @@ class Site:
     # ---- what a kind says -----------------------------------------------------------------------
 
     def axes(self) -> list[Axis]:
-        """The axes that the present units lie along, in a dense net, supernet or subnet."""
-        raise NotImplementedError
+        """The axes that the present units lie along, in a dense net, supernet or subnet.
+
+        Defaults to none, as of a kind that slices nothing.
+        """
+        return []
 
     def mask_points(self) -> list[MaskPoint]:
-        """Where the mask acts; together the points must scale the value of a unit exactly once."""
-        raise NotImplementedError
+        """Where the mask acts; together the points must scale the value of a unit exactly once.
+
+        Defaults to nowhere, as of a kind whose layers apply the gate themselves.
+        """
+        return []
 
     def products(self) -> Mapping[str, tuple[str, ...]]:
         """Modules whose own products, not those of their children, grow with the size.

@@ -31,7 +31,7 @@ from .backbone_loading import check_state, inherit_dense, take_kept
 from .head_choice import choose_heads, is_choice
 from .layers.plain import make_plain
 from .sites import QKMaskSite, find_sites
-from .sites.base import KINDS, HostSite, KindConfig
+from .sites.base import KINDS, HostSite, KindConfig, kind_name
 
 StructureLike = str | Mapping[str, Any] | Structure | None
 
@@ -44,14 +44,15 @@ class SearchSpace:
         kinds (Sequence[str | dict]): Kinds of site, see
             :func:`~mmkcr.models.sites.find_sites`.
         backbone (dict): Registered ``type`` and arguments that build the host, for structure
-            files. Defaults to the host's class, without arguments.
+            files.
         gates (dict, optional): Config of the gates without ``total``; or one config per kind, such
             as ``dict(heads=dict(type=...))``. Sites of kinds without a config are sliced as in
             ``structure``, or stay whole.
         structure (str | dict | Structure, optional): Structure file; or heads to replace,
             ``dict(blocks=[...])`` or ``dict(scores=<file>, replace=...)``, see
             :func:`~mmkcr.models.head_choice.choose_heads`, and then dense weights can be loaded.
-        method (str): Name of the method, for structure files. Defaults to ``''``.
+        method (str): Name of the method, for structure files. Defaults to ``''``: those of the
+            kinds.
         optional_keys (str): Regular expression of the keys that a checkpoint may lack or have in
             excess, which is then logged: output norms, which depend on ``out_indices``. Defaults
             to none.
@@ -61,13 +62,11 @@ class SearchSpace:
             or a structure of another backbone.
     """
 
-    def __init__(self, host: nn.Module, kinds: Sequence[KindConfig] = (),
-                 backbone: Mapping[str, Any] | None = None,
+    def __init__(self, host: nn.Module, kinds: Sequence[KindConfig], backbone: Mapping[str, Any],
                  gates: Mapping[str, Any] | None = None, structure: StructureLike = None,
                  method: str = '', optional_keys: str = r'$^') -> None:
-        self.host, self.kinds, self.method = host, tuple(kinds), method
-        self.backbone = dict(backbone or _class_of(host))
-        self.optional_keys = optional_keys
+        self.host, self.kinds = host, tuple(kinds)
+        self.backbone, self.optional_keys = dict(backbone), optional_keys
         self.structure: Structure | None = None
         #: Entries of the sites that are sliced for good: all of a subnet's.
         self.fixed: dict[str, SiteEntry] = {}
@@ -83,6 +82,7 @@ class SearchSpace:
                 self._sites[name] = site
             else:
                 self._waiting.append(site)
+        self.method = method or '+'.join(map(kind_name, kinds))
         if gates is not None or structure is not None or not self._sites:
             self.put_masks()
         configs = {} if gates is None else self._gate_configs(gates)
@@ -105,7 +105,7 @@ class SearchSpace:
         Raises:
             ValueError: The host is a supernet or a subnet, or does not have a kind.
         """
-        backbone, optional = _class_of(host), r'$^'
+        backbone, optional = class_of(host), r'$^'
         before: SearchSpace | None = getattr(host, 'search_space', None)
         if before is not None:
             if before.state_name() != 'dense':
@@ -114,14 +114,14 @@ class SearchSpace:
             backbone = before.backbone.get('backbone', before.backbone)
             optional = before.optional_keys
         described = dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone)
-        space = cls(host, kinds, described, method=method_of(kinds), optional_keys=optional)
+        space = cls(host, kinds, described, optional_keys=optional)
         # the former space would check and rename what this one loads
         for handle in before._handles if before is not None else ():
             handle.remove()
         return space
 
     def leave(self) -> None:
-        """Take the search space and its hooks off a host that computes the same without them."""
+        """Take the search space and its hooks off the host; see :func:`leave_ordinary`."""
         kinds = {site.kind for site in self._sites.values()
                  if site.kind != 'embedding' or site.present < site.total}
         if kinds & {'head_operator', 'embedding'} or QKMaskSite.masks(self.host):
@@ -287,8 +287,7 @@ class SearchSpace:
         site.check(kept)
         # a bi-mask is part of the weights from now on: what is left of it differs from 1
         if site.gate is not None and hasattr(site.gate, 'folded'):
-            self.slice_units(name, kept)
-            self.fold(name)
+            self._follow(name, kept, True)
         site.slice_to(kept, entry.operator)
 
     def structure_for(self, kept: Mapping[str, Tensor]) -> Structure:
@@ -351,20 +350,24 @@ class SearchSpace:
             mode, gate.training = gate.training, True
             supported = gate.supported()
             gate.training = mode
-            if supported is not None:
-                changed |= self.slice_units(name, gate.kept[supported], optimizer)
-            if gate.decided and not gate.folded:
-                self.fold(name, optimizer)
-                changed = True
+            kept = gate.kept if supported is None else gate.kept[supported]
+            changed |= self._follow(name, kept, gate.decided, optimizer)
         return changed
 
     def apply_decisions_of(self, other: 'SearchSpace') -> None:
         """Slice and fold what another copy of this supernet has sliced and folded."""
         for name, gate in other._sliceable():
-            self.slice_units(name, gate.kept)
             self.sites[name].gate.alive.copy_(gate.alive)
-            if gate.folded and not self.sites[name].gate.folded:
-                self.fold(name)
+            self._follow(name, gate.kept, bool(gate.folded))
+
+    def _follow(self, name: str, kept: Tensor, decided: bool,
+                optimizer: Optimizer | None = None) -> bool:
+        """Slice a site, and fold its mask once it is decided; returns whether anything changed."""
+        changed = self.slice_units(name, kept, optimizer)
+        if decided and not self.sites[name].gate.folded:
+            self.fold(name, optimizer)
+            changed = True
+        return changed
 
     def mask_like(self, other: 'SearchSpace') -> None:
         """Take the masks, noise included, from the gates of another supernet of the same sites.
@@ -451,17 +454,9 @@ class SearchSpace:
         check_state(self, state_dict, prefix)
 
 
-def _class_of(host: nn.Module) -> dict[str, str]:
+def class_of(host: nn.Module) -> dict[str, str]:
+    """What structure files say of a host that no config describes."""
     return dict(type=f'{type(host).__module__}.{type(host).__qualname__}')
-
-
-def method_of(kinds: Sequence[KindConfig]) -> str:
-    """Method name for structure files of backbones that have none of their own: the kinds."""
-    return '+'.join(str(_kind(config)) for config in kinds)
-
-
-def _kind(config: KindConfig) -> Any:
-    return config if isinstance(config, str) else config.get('kind')
 
 
 def _channels_first(outs: Any) -> Any:

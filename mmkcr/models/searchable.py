@@ -12,7 +12,7 @@ from mmkcr.core import BaseGate, Structure
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
 from .counting import check_recorded
-from .search_space import SearchSpace, StructureLike, method_of
+from .search_space import SearchSpace, StructureLike, class_of
 from .sites import QKMaskSite
 from .sites.base import KindConfig
 
@@ -156,10 +156,9 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
         backbone = ROOT_MODELS.build(config)
     plain_drop_rates(backbone)
     described = dict(type='mmkcr.Searchable', sites=list(sites),
-                     backbone=recorded or dict(type=f'{type(backbone).__module__}.'
-                                               f'{type(backbone).__qualname__}'))
+                     backbone=recorded or class_of(backbone))
     space = SearchSpace(backbone, sites, copy.deepcopy(described), gates, structure,
-                        method_of(sites), optional_keys)
+                        optional_keys=optional_keys)
     check_recorded(backbone, space.structure)
     return backbone
 

@@ -101,6 +101,11 @@ def linear_paths(host: nn.Module) -> list[str]:
             if is_of(module, 'mmkcr.models.layers.lite_mla.LiteMLA')]
 
 
+def kind_name(kind: KindConfig) -> str:
+    """Name of a kind of site, of its config or alone."""
+    return kind if isinstance(kind, str) else kind['kind']
+
+
 def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSite]:
     """The sites of some kinds, in forward order.
 

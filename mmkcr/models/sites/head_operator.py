@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, SiteEntry, Unsupported, count_params
+from mmkcr.core import Axis, BaseGate, Cost, SiteEntry, Unsupported, count_params
 from mmkcr.core.axes import along_inputs
 from mmkcr.lazy import is_of
 from mmkcr.models.layers.head_operators import (
@@ -62,10 +62,6 @@ class HeadOperatorSite(AttentionSite):
         """The axes that no other kind may claim."""
         return [Axis(layer, 'weight', dim) for layer in (self.owner.qkv, self.owner.proj)
                 for dim in (0, 1)]
-
-    def mask_points(self) -> list[MaskPoint]:
-        """None: :class:`MixedAttention` applies the gate itself."""
-        return []
 
     def operators(self) -> tuple[str, ...]:
         """Operators for the dropped heads, first that of new structures: after a search folded."""
