@@ -1,6 +1,7 @@
 """Cost models of budgets, by name."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from torch import nn
 
@@ -34,10 +35,8 @@ class Priced(nn.Module):
     """A loss about the cost of a supernet.
 
     Args:
-        cost (str): One of :data:`~mmkcr.core.COUNTED`, ``'latency'`` or of ``more``.
+        cost (str): One of :data:`~mmkcr.core.COUNTED`, ``'latency'`` or of :attr:`more`.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, with ``'latency'``.
-        more (Mapping[str, Callable]): Further names, and what builds their cost from the MACs of
-            the network. Defaults to none.
         input_shape (Sequence[int], optional): That of the table's images. Defaults to None: not
             checked.
         force_table (bool): Accept a table of another machine. Defaults to False.
@@ -48,13 +47,14 @@ class Priced(nn.Module):
             :func:`~mmkcr.core.load_table`.
     """
 
+    #: Further names, and what builds their cost from the MACs of the network.
+    more: ClassVar[Mapping[str, Callable[[MacsModel], CostModel]]] = {}
+
     def __init__(self, cost: str, table: str | None, input_shape: Sequence[int] | None = None,
-                 force_table: bool = False,
-                 more: Mapping[str, Callable[[MacsModel], CostModel]] | None = None) -> None:
+                 force_table: bool = False) -> None:
         super().__init__()
         self.input_shape = None if input_shape is None else tuple(input_shape)
-        self._more = more or {}
-        names = [*COUNTED, *self._more, 'latency']
+        names = [*COUNTED, *self.more, 'latency']
         if cost not in names:
             raise ValueError(f'expected `cost` of a price among {names}, found {cost!r}')
         if (cost == 'latency') != (table is not None):
@@ -69,6 +69,6 @@ class Priced(nn.Module):
         """The cost of a supernet that is priced, and that the target limits."""
         if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
             cost = 'macs' if self.cost == 'latency' else self.cost
-            self._of = macs, self._more[cost](macs) if cost in self._more else \
+            self._of = macs, self.more[cost](macs) if cost in self.more else \
                 cost_model(cost, macs, self.table)
         return self._of[1]

@@ -53,8 +53,8 @@ def check_built(promises: Sequence[CostModel], promised: Sequence[int],
     """Refuse a built network that costs more than was promised of it.
 
     Args:
-        promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network before it
-            was sliced; their ``model`` is now sliced.
+        promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network that was
+            sliced since.
         promised (Sequence[int]): What each said of the chosen sizes before the slicing: some count
             on the layers themselves.
         input_shape (Sequence[int]): (C, H, W).
@@ -86,17 +86,13 @@ def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
     """
     task = find_task(model)
     prefix = next(f'{path}.' for path, module in model.named_modules() if module is task)
-    parts = {path: 0 for name, child in task.named_children()
-             for path in ([f'{name}.{below}' for below, _ in child.named_children()]
+    own = {f'{path.removeprefix(prefix)}.': macs for path, macs in report.own.items()}
+    parts = {part: sum(macs for path, macs in own.items() if path.startswith(f'{part}.'))
+             for name, child in task.named_children()
+             for part in ([f'{name}.{below}' for below, _ in child.named_children()]
                           if name in ('roi_head', 'panoptic_head') else [name])}
-    for path, macs in report.own.items():
-        path = path.removeprefix(prefix)
-        part = next((part for part in parts if f'{path}.'.startswith(f'{part}.')), '')
-        if part:
-            parts[part] += macs
-    found = {part: macs for part, macs in parts.items() if macs}
-    rest = report.total - sum(found.values())
-    return {**found, **(dict(rest=rest) if rest else {})}
+    parts['rest'] = report.total - sum(parts.values())
+    return {part: macs for part, macs in parts.items() if macs}
 
 
 def count_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:

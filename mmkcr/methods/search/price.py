@@ -84,6 +84,8 @@ class MacsPrice(Priced):
             in :func:`~mmkcr.core.load_table`.
     """
 
+    more = dict(paper=PaperCost)
+
     def __init__(self,
                  weight: float = 0.2,
                  cost: str = 'macs',
@@ -93,7 +95,7 @@ class MacsPrice(Priced):
                  part: str | None = None,
                  table: str | None = None,
                  force_table: bool = False) -> None:
-        super().__init__(cost, table, input_shape, force_table, dict(paper=PaperCost))
+        super().__init__(cost, table, input_shape, force_table)
         if min(weight, growth) < 0:
             raise ValueError('expected a non-negative price `weight` and `growth`, found '
                              f'{weight} and {growth}')

@@ -162,30 +162,28 @@ def mbconv(module: nn.Module) -> dict[str, Any]:
              f'{_HF}.siglip2.modeling_siglip2.Siglip2MLP',
              f'{_HF}.siglip.modeling_siglip.SiglipMLP',
              f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP',
-             f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP')
-def hugging_face_mlp(module: nn.Module) -> dict[str, Any]:
-    """MLPs of Hugging Face's vision encoders, gated or not."""
-    parts = module._modules
-    names = [name for name in ('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in')
-             if name in parts]
-    output = next(name for name in ('fc2', 'lin2', 'down_proj', 'weights_out') if name in parts)
-    return dict(_LAST, inputs=tuple(names), output=output, parts=2 if 'weights_in' in parts else 1)
-
-
-@mlp_adapter(f'{_HF}.segformer.modeling_segformer.SegformerMixFFN',
-             f'{_HF}.segformer.modeling_segformer.SegformerMixMLP')
-def hugging_face_mix_ffn(module: nn.Module) -> dict[str, Any]:
-    """SegFormer's MLP, with a depthwise convolution between, before and since v5."""
-    first, last = ('dense1', 'dense2') if 'dense1' in module._modules else ('fc1', 'fc2')
-    return dict(inputs=(first, ), between=('dwconv.dwconv', ), output=last, **_TWICE)
-
-
-@mlp_adapter(f'{_HF}.rt_detr.modeling_rt_detr.RTDetrEncoderLayer',
+             f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP',
+             f'{_HF}.segformer.modeling_segformer.SegformerMixFFN',
+             f'{_HF}.segformer.modeling_segformer.SegformerMixMLP',
+             f'{_HF}.rt_detr.modeling_rt_detr.RTDetrEncoderLayer',
              f'{_HF}.rt_detr.modeling_rt_detr.RTDetrDecoderLayer',
              f'{_HF}.d_fine.modeling_d_fine.DFineEncoderLayer')
-def detr_mlp(module: nn.Module) -> Any:
-    """MLP of RT-DETR and D-FINE before v5, whose two layers are those of the block."""
-    return dict(_PLAIN, **_IN_BLOCK) if 'fc1' in module._modules else []
+def hugging_face_mlp(module: nn.Module) -> Any:
+    """MLPs of Hugging Face's vision encoders: gated or not, with a depthwise convolution or not.
+
+    Before v5 the two layers of RT-DETR and D-FINE are those of the block.
+    """
+    parts = module._modules
+    inputs = [name for name in ('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in', 'dense1')
+              if name in parts]
+    if not inputs:
+        return []
+    output = next(name for name in ('fc2', 'lin2', 'down_proj', 'weights_out', 'dense2')
+                  if name in parts)
+    convolved = 'dwconv' in parts
+    why = _TWICE if convolved else _IN_BLOCK if 'self_attn' in parts else _LAST
+    return dict(why, inputs=tuple(inputs), output=output, parts=2 if 'weights_in' in parts else 1,
+                between=('dwconv.dwconv', ) if convolved else ())
 
 
 @mlp_adapter(f'{_HF}.d_fine.modeling_d_fine.DFineMLP')

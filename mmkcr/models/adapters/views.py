@@ -46,8 +46,8 @@ class MLPView:
         output (str): The projection out of it.
         parts (int): How often the hidden units occur, one copy after the other, in the outputs of
             each input projection: 2 where gate and value are one layer. Defaults to 1.
-        between (tuple[str, ...]): Modules that work on hidden channels one by one: depthwise
-            convolutions, batch norms. Defaults to none.
+        between (tuple[str, ...]): Depthwise convolutions and batch norms on hidden channels.
+            Defaults to none.
         hidden_norm (str): A layer norm over the hidden channels. Defaults to none.
         norm (str): The norm that only this MLP reads. Defaults to ''.
         after (str): A module without parameters that is called exactly once, between the output
@@ -76,13 +76,7 @@ class MLPView:
 
 
 def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
-    """Set the attributes that record the number of heads, their width, and both.
-
-    Args:
-        layer (nn.Module): An attention layer; returned.
-        heads (int): H.
-        width (int): d.
-    """
+    """Set the attributes of an attention layer that record its heads, their width, and both."""
     for names, value in ((('num_heads', 'num_attention_heads', 'num_kv_heads'), heads),
                          (('head_dim', 'head_dims', 'attention_head_size'), width),
                          (('attn_dim', 'kv_dim', 'all_head_size'), heads * width)):
@@ -250,12 +244,12 @@ def _register(table: Table, *names: str) -> Callable[[Adapter], Adapter]:
     return register
 
 
-#: Register ``adapter(module)``, which returns :class:`MLPView` arguments with local paths, for
-#: classes of some qualified names.
+#: Register ``adapter(module)``, which returns :class:`MLPView` arguments with local paths, or a
+#: list of such, for classes of some qualified names.
 mlp_adapter = partial(_register, _MLPS)
-#: Likewise one that returns :class:`AttentionView` arguments.
+#: Likewise with :class:`AttentionView` arguments.
 attention_adapter = partial(_register, _ATTENTIONS)
-#: Likewise one that returns a list of :class:`ChannelView` arguments.
+#: Likewise with :class:`ChannelView` arguments.
 channel_adapter = partial(_register, _CHANNELS)
 #: Likewise ``adapter(host)``, which returns a list of :class:`StreamView` of a whole host.
 stream_adapter = partial(_register, _STREAMS)
@@ -350,9 +344,6 @@ def _with_norm(host: nn.Module, view: MLPView) -> MLPView:
 
 def _of_library(module: nn.Module) -> bool:
     """Whether a module computes as a host library says: its class adds no methods to one of theirs.
-
-    Args:
-        module (nn.Module): Of any class.
     """
     for cls in type(module).__mro__:
         if cls.__module__.startswith(LIBRARIES):

@@ -14,8 +14,9 @@ from .base import AttentionSite
 class AttentionWidth(AttentionSite):
     """Queries, keys, values and the output projection are sliced together."""
 
-    #: Channels per unit: 1, or the width of a head.
-    unit: int = 1
+    #: ``repeats`` and ``inner`` of an axis over all channels of all heads, see
+    #: :class:`~mmkcr.core.Axis`.
+    layout: tuple[int, int] = (1, 1)
 
     def open(self) -> None:
         """Exchange a layer that does not call its output projection as a module, as hooks need."""
@@ -37,11 +38,10 @@ class AttentionWidth(AttentionSite):
 
     def _of_units(self, axis: Axis) -> Axis:
         """An axis of channels, converted to one of this kind's units."""
-        if self.unit == 1:
-            return axis
-        if axis.per > 1:  # one entry per head, which is one unit
-            return axis._replace(per=1)
-        return axis._replace(inner=axis.inner * self.unit)
+        repeats, inner = self.layout
+        if axis.per > 1:  # one entry per head
+            return axis._replace(per=axis.per // inner)
+        return axis._replace(repeats=axis.repeats * repeats, inner=axis.inner * inner)
 
     def products(self) -> Mapping[str, tuple[str, ...]]:
         """Both products of the attention."""
@@ -51,9 +51,9 @@ class AttentionWidth(AttentionSite):
         """Queries, keys and values if hooks can see them, else the output projection's input."""
         view = self.view
         if not view.why_uncalled:
-            return [MaskPoint(self.module(path), 'output', -1, repeats, self.unit)
+            return [MaskPoint(self.module(path), 'output', -1, repeats, self.layout[1])
                     for path, repeats in zip(view.projections, view.fused)]
-        return [MaskPoint(self.module(view.output), 'input', -1, 1, self.unit)]
+        return [MaskPoint(self.module(view.output), 'input', -1, *self.layout)]
 
     def _shape(self, kept: Tensor) -> tuple[int, int]:
         """Number of heads that are left, and their width."""

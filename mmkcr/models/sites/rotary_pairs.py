@@ -19,20 +19,12 @@ class RotaryPairs(AttentionWidth):
         """Exchange the layer for one that rotates queries and keys by a module."""
         self._open()
 
-    @property
-    def _layout(self) -> tuple[int, int]:
-        """``repeats`` and ``inner`` of an axis over all heads, see :class:`~mmkcr.core.Axis`."""
-        heads = self.view.heads
-        # 'half': a head has the first channels of all pairs, then the second; else pair by pair
-        return (2 * heads, 1) if self.view.rotary == 'half' else (heads, 2)
-
     def _of_units(self, axis: Axis) -> Axis:
-        repeats, inner = self._layout
-        return axis._replace(folds=axis.dim == 0, repeats=axis.repeats * repeats, inner=inner)
+        return super()._of_units(axis)._replace(folds=axis.dim == 0)
 
     def mask_points(self) -> list[MaskPoint]:
         """Queries and keys after the rotation, and the input of the output projection."""
-        repeats, inner = self._layout  # the rotation's output has heads apart: one head's repeats
+        repeats, inner = self.layout  # the rotation's output has heads apart: one head's repeats
         return [MaskPoint(self.owner.rotary, 'output', -1, repeats // self.view.heads, inner),
                 MaskPoint(self.module(self.view.output), 'input', -1, repeats, inner)]
 
