@@ -105,18 +105,16 @@ class SearchSpace:
         Raises:
             ValueError: The host is a supernet or a subnet, or does not have a kind.
         """
-        backbone, optional = class_of(host), r'$^'
         before: SearchSpace | None = getattr(host, 'search_space', None)
-        if before is not None:
-            if before.state_name() != 'dense':
-                raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
-            # a `Searchable` describes its host below `backbone`, a named class itself
-            backbone = before.backbone.get('backbone', before.backbone)
-            optional = before.optional_keys
-        described = dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone)
-        space = cls(host, kinds, described, optional_keys=optional)
+        if before is None:
+            return cls(host, kinds, described(class_of(host), kinds))
+        if before.state_name() != 'dense':
+            raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
+        # a `Searchable` describes its host below `backbone`, a named class itself
+        backbone = before.backbone.get('backbone', before.backbone)
+        space = cls(host, kinds, described(backbone, kinds), optional_keys=before.optional_keys)
         # the former space would check and rename what this one loads
-        for handle in before._handles if before is not None else ():
+        for handle in before._handles:
             handle.remove()
         return space
 
@@ -314,15 +312,9 @@ class SearchSpace:
         self._attached.setdefault(name, []).append(axis)
 
     def slice_units(self, name: str, kept: Tensor, optimizer: Optimizer | None = None) -> bool:
-        """Slice a site of a supernet, its gate and the optimizer's moments.
+        """Slice a site of a supernet and its gate, see :meth:`~mmkcr.core.Site.slice_units`.
 
-        Args:
-            name (str): The site.
-            kept (Tensor): Original units to keep, ascending, among those still there.
-            optimizer (Optimizer, optional): Holds this backbone's parameters.
-
-        Returns:
-            bool: Whether anything changed.
+        Returns whether anything changed.
         """
         site, gate = self.sites[name], self.sites[name].gate
         if len(kept) == gate.present:
@@ -392,7 +384,7 @@ class SearchSpace:
         Args:
             state (Mapping[str, Tensor]): To be loaded afterwards.
             prefix (str): Prefix of the backbone's keys. Defaults to ''.
-            optimizer (Optimizer, optional): Holds this backbone's parameters.
+            optimizer (Optimizer, optional): Its moments are sliced, too.
 
         Returns:
             bool: Whether anything changed.
@@ -457,6 +449,11 @@ class SearchSpace:
 def class_of(host: nn.Module) -> dict[str, str]:
     """What structure files say of a host that no config describes."""
     return dict(type=f'{type(host).__module__}.{type(host).__qualname__}')
+
+
+def described(backbone: Mapping[str, Any], kinds: Sequence[KindConfig]) -> dict[str, Any]:
+    """What structure files say of a host, with its config, that has some kinds of site."""
+    return copy.deepcopy(dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone))
 
 
 def _channels_first(outs: Any) -> Any:

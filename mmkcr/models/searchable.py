@@ -12,7 +12,7 @@ from mmkcr.core import BaseGate, Structure
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
 from .counting import check_recorded
-from .search_space import SearchSpace, StructureLike, class_of
+from .search_space import SearchSpace, StructureLike, class_of, described
 from .sites import QKMaskSite
 from .sites.base import KindConfig
 
@@ -53,8 +53,8 @@ class SearchableBackbone:
                              f'{sorted(self.arch_zoo)}, found {arch!r}')
         super().__init__(*args, **kwargs)
         plain_drop_rates(self)
-        described = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
-        space = SearchSpace(self, self._chosen_kinds(), described, gates, structure, self.method,
+        registered = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
+        space = SearchSpace(self, self._chosen_kinds(), registered, gates, structure, self.method,
                             self.optional_keys)
         check_recorded(self, space.structure)
 
@@ -147,17 +147,16 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
     Raises:
         ValueError: As in :class:`SearchSpace`.
     """
-    recorded = None
-    if not isinstance(backbone, nn.Module):
+    if isinstance(backbone, nn.Module):
+        recorded = class_of(backbone)
+    else:
         if 'data_preprocessor' in backbone:
             arguments.pop('data_preprocessor', None)
         config = dict(backbone, **arguments)
         recorded = {key: value for key, value in config.items() if key != 'init_cfg'}
         backbone = ROOT_MODELS.build(config)
     plain_drop_rates(backbone)
-    described = dict(type='mmkcr.Searchable', sites=list(sites),
-                     backbone=recorded or class_of(backbone))
-    space = SearchSpace(backbone, sites, copy.deepcopy(described), gates, structure,
+    space = SearchSpace(backbone, sites, described(recorded, sites), gates, structure,
                         optional_keys=optional_keys)
     check_recorded(backbone, space.structure)
     return backbone

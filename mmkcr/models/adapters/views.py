@@ -42,10 +42,9 @@ class MLPView:
 
     Args:
         path (str): Path of the module that is the MLP.
-        inputs (tuple[str, ...]): Projections (linear, or convolutions) into the hidden layer.
+        inputs (tuple[str, ...]): Projections (linear, or convolutions) into the hidden layer; gate
+            and value may be the outputs of one, one after the other.
         output (str): The projection out of it.
-        parts (int): How often the hidden units occur, one copy after the other, in the outputs of
-            each input projection: 2 where gate and value are one layer. Defaults to 1.
         between (tuple[str, ...]): Depthwise convolutions and batch norms on hidden channels.
             Defaults to none.
         hidden_norm (str): A layer norm over the hidden channels. Defaults to none.
@@ -54,7 +53,6 @@ class MLPView:
             projection and the residual sum. Defaults to ''.
         scales (tuple[str, ...]): Channelwise factors between output projection and ``after``.
         why_no_channels (str): Why input and output channels cannot be selected, or ''.
-        dim (int): Channel dimension of the hidden layer: -1, or 1 for maps. Defaults to -1.
         width (str): Attribute of the module that records the hidden width. Defaults to ''.
     """
 
@@ -64,14 +62,12 @@ class MLPView:
     path: str
     inputs: tuple[str, ...]
     output: str
-    parts: int = 1
     between: tuple[str, ...] = ()
     hidden_norm: str = ''
     norm: str = ''
     after: str = ''
     scales: tuple[str, ...] = ()
     why_no_channels: str = ''
-    dim: int = -1
     width: str = ''
 
 

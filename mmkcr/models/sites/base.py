@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from mmkcr.core import Axis, BaseGate, Site, Unsupported
 from mmkcr.core.words import did_you_mean
@@ -26,18 +27,14 @@ def register_kind(cls: type['HostSite']) -> type['HostSite']:
 
 
 class HostSite(Site):
-    """A site on an adapter's view of one module.
+    """A site on an adapter's view of one module; other arguments as of :class:`~mmkcr.core.Site`.
 
     Args:
-        host (nn.Module): The network.
         view (Any): The adapter's view.
-        path (str): Path of the module that the site belongs to.
-        total (int): Number of units.
-        groups (int): See :class:`~mmkcr.core.Site`. Defaults to 1.
     """
 
-    #: Takes a host; gives the views of the modules that the kind looks at. An entry may be an
-    #: :class:`~mmkcr.core.Unsupported` with the reason instead of a view.
+    #: Takes a host; gives the views of the modules that the kind looks at, or an
+    #: :class:`~mmkcr.core.Unsupported` with the reason instead of one.
     views: ClassVar[Callable[[nn.Module], list[Any]]]
     #: Whether the kind looks at attention layers.
     of_attention: bool = False
@@ -80,11 +77,7 @@ class HostSite(Site):
 
     @classmethod
     def of(cls, host: nn.Module, view: Any, **options: Any) -> 'HostSite':
-        """The site on a view.
-
-        Raises:
-            Unsupported: The view does not offer the kind.
-        """
+        """The site on a view, or raise :class:`~mmkcr.core.Unsupported` with why there is none."""
         raise NotImplementedError
 
 
@@ -93,6 +86,11 @@ class AttentionSite(HostSite):
 
     views = staticmethod(attention_views)
     of_attention = True
+
+
+def channel_dim(layer: nn.Module) -> int:
+    """Dimension of the channels that a layer reads and writes: 1 of maps, -1 of tokens."""
+    return 1 if isinstance(layer, _ConvNd) else -1
 
 
 def linear_paths(host: nn.Module) -> list[str]:
@@ -143,9 +141,6 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSi
 
 def check_layers(model: nn.Module) -> None:
     """Refuse layers whose weight is not a parameter of their own: slicing it would not last.
-
-    Args:
-        model (nn.Module): The network.
 
     Raises:
         ValueError: A layer with an adapter (LoRA), a mask, a norm or another parametrisation of
@@ -271,11 +266,9 @@ def _check_axes(sites: Mapping[str, HostSite]) -> None:
                 continue
             start, end = axis.span
             others = claimed.setdefault((id(axis.value), axis.dim), [])
-            # another site with an overlapping range, else the site itself
-            first = next((other for low, high, other in others
-                          if other != name and low < end and start < high), name)
-            if first != name:
-                raise ValueError(f'expected kinds of site that share no axis of a tensor, found '
-                                 f'`{first}` and `{name}` along one of '
-                                 f'{tuple(axis.value.shape)}')
+            for low, high, other in others:
+                if other != name and low < end and start < high:
+                    raise ValueError('expected kinds of site that share no axis of a tensor, found '
+                                     f'`{other}` and `{name}` along one of '
+                                     f'{tuple(axis.value.shape)}')
             others.append((start, end, name))

@@ -4,13 +4,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from mmkcr.core import Axis, MaskPoint, Unsupported
 from mmkcr.core.axes import along_inputs, along_outputs, outputs_of
 from mmkcr.models.adapters import channel_views
 from mmkcr.models.adapters.mlps import plain_conv
-from .base import HostSite, register_kind
+from .base import HostSite, channel_dim, register_kind
 
 
 @register_kind
@@ -72,9 +71,8 @@ class Channels(HostSite):
 
     def mask_points(self) -> list[MaskPoint]:
         """The output of every writer, behind its norm if there is one."""
-        return [MaskPoint(self.module(norm or path), 'output',
-                          1 if isinstance(self.module(path), _ConvNd) else -1, inner=self.width)
-                for path, norm in self._written()]
+        return [MaskPoint(self.module(norm or path), 'output', channel_dim(self.module(path)),
+                          inner=self.width) for path, norm in self._written()]
 
     def resized(self, kept: Tensor) -> None:
         """Let the adapter update a module that records the width."""

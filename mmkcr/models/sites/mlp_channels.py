@@ -12,7 +12,7 @@ from mmkcr.core.axes import along_inputs, along_outputs
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.selection import Put, Take
-from .base import HostSite, register_kind
+from .base import HostSite, channel_dim, register_kind
 
 
 @register_kind
@@ -57,8 +57,8 @@ class MLPChannels(HostSite):
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
-        inputs = [MaskPoint(self.module(path), 'input', self.view.dim)
-                  for path in self.view.inputs]
+        layers = map(self.module, self.view.inputs)
+        inputs = [MaskPoint(layer, 'input', channel_dim(layer)) for layer in layers]
         return [*inputs, MaskPoint(self.module(self.view.after), 'input', self._dim)]
 
     def resized(self, kept: Tensor) -> None:

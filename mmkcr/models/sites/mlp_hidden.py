@@ -10,7 +10,7 @@ from mmkcr.core import Axis, MaskPoint, Unsupported
 from mmkcr.core.axes import along_inputs, along_outputs
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import keeps_zero
-from .base import HostSite, register_kind
+from .base import HostSite, channel_dim, register_kind
 
 
 @register_kind
@@ -40,10 +40,16 @@ class MLPHidden(HostSite):
         """Path of the module whose output is masked; '' for the input of the output projection."""
         view = self.view
         normed = [path for path in view.between if isinstance(self.module(path), _BatchNorm)]
-        if view.hidden_norm or view.parts > 1 or len(view.inputs) > 1 or \
+        if view.hidden_norm or self._parts > 1 or len(view.inputs) > 1 or \
                 len(view.between) > len(normed) or not self._keeps_zero:
             return ''
         return normed[-1] if normed else view.inputs[0]
+
+    @property
+    def _parts(self) -> int:
+        """How often the units occur in the outputs of an input projection: 2 with a gate in it."""
+        first, output = self.module(self.view.inputs[0]), self.module(self.view.output)
+        return len(first.weight) // output.weight.shape[1]
 
     @functools.cached_property
     def _keeps_zero(self) -> bool:
@@ -59,17 +65,17 @@ class MLPHidden(HostSite):
         # a scale folds into the module that `mask_points` masks, or into the output's columns
         view, masked, found = self.view, self._where(), []
         for path in view.inputs:
-            found += along_outputs(self.module(path), path == masked, repeats=view.parts)
+            found += along_outputs(self.module(path), path == masked, repeats=self._parts)
         for path in (*view.between, *(path for path, _ in self.norms())):
             found += along_outputs(self.module(path), path == masked)
         return [*found, along_inputs(self.module(view.output), not masked)]
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
-        masked = self._where()
+        masked, output = self._where(), self.module(self.view.output)
         if masked:
-            return [MaskPoint(self.module(masked), 'output', self.view.dim)]
-        return [MaskPoint(self.module(self.view.output), 'input', self.view.dim)]
+            return [MaskPoint(self.module(masked), 'output', channel_dim(output))]
+        return [MaskPoint(output, 'input', channel_dim(output))]
 
     def norms(self) -> list[tuple[str, int]]:
         """The norm over the hidden layer, if there is one."""
