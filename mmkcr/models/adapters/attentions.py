@@ -48,8 +48,7 @@ def multihead_attention(module: nn.Module) -> dict[str, Any]:
         raise Unsupported('a shortcut adds the values to the output of the attention')
     if type(module).__name__ != 'MultiheadAttention':
         raise Unsupported(f'`{type(module).__name__}` has no adapter')
-    return dict(projections=('qkv', ), output='proj', heads=module.num_heads,
-                width=module.head_dims, resize=_resize_multihead)
+    return dict(projections=('qkv', ), output='proj', resize=_resize_multihead)
 
 
 def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:
@@ -67,7 +66,7 @@ def reduced_attention(module: nn.Module) -> dict[str, Any]:
     """Attention to a downsampled map (Twins, timm's PVT v2); the reduction has no heads."""
     if getattr(module, 'v_shortcut', False):
         raise Unsupported('a shortcut adds the values to the output of the attention')
-    return _usual(module, SizedReducedAttention, ('q', 'kv'), (1, 2))
+    return _usual(SizedReducedAttention, ('q', 'kv'))
 
 
 @attention_adapter('mmpretrain.models.backbones.levit.Attention',
@@ -82,8 +81,7 @@ def biased_attention(module: nn.Module) -> dict[str, Any]:
     normed = isinstance(module.proj, nn.Sequential)  # an activation, then a layer with its norm
     why = 'its queries, keys and values lie side by side, head by head'
     return dict(projections=(), output='proj.1.linear' if normed else 'proj',
-                heads=module.num_heads, width=module.d, resize=_resize_biased,
-                of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
+                resize=_resize_biased, of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
 
 
 def _of_whole_heads(layer: nn.Module) -> list[Axis]:
@@ -110,7 +108,7 @@ def beit_attention(module: nn.Module) -> dict[str, Any]:
     """BEiT's attention, whose biases of queries and values may be parameters of their own."""
     sized = 'SizedBEiTAttention' if _is(module, 'BEiTAttention') else SizedTimmBEiTAttention
     biased = getattr(module, 'q_bias', None) is not None
-    return _usual(module, sized, why_uncalled=_UNCALLED if biased else '')
+    return _usual(sized, why_uncalled=_UNCALLED if biased else '')
 
 
 @attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope',
@@ -131,9 +129,8 @@ def timm_attention(module: nn.Module) -> dict[str, Any]:
     biased = eva and not split and module.q_bias is not None
     plain = isinstance(module.q_norm, nn.Identity)
     return dict(
-        projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
-        fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
-        width=module.head_dim, resize=partial(_resize_opened, opened) if eva else record,
+        projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ), output='proj',
+        resize=partial(_resize_opened, opened) if eva else record,
         why_uncalled=_UNCALLED if biased else '',
         why_no_width='' if plain else 'a norm acts over the channels of a head',
         **(dict(rotary=layout, opened=opened) if eva or _is(module, 'AttentionRope') else {}))
@@ -165,16 +162,14 @@ def hugging_face_attention(module: nn.Module) -> dict[str, Any]:
     if 'q_proj' not in module._modules:
         return _nested_attention(module)
     rotary = _is(module, 'DINOv3ViTAttention')
-    output = 'o_proj' if 'o_proj' in module._modules else 'out_proj'
-    heads = module.q_proj.out_features // module.head_dim
     resize = record
     if hasattr(module, 'embed_dim') and not rotary and \
             int(sys.modules['transformers'].__version__.split('.')[0]) < 5:
         # heads fill the input's width
         resize = partial(_resize_opened, partial(take_over, SizedHuggingFaceAttention))
     opened = partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half')
-    return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=(1, 1, 1), output=output,
-                heads=heads, width=module.head_dim, resize=resize,
+    return dict(projections=('q_proj', 'k_proj', 'v_proj'), resize=resize,
+                output='o_proj' if 'o_proj' in module._modules else 'out_proj',
                 **(dict(rotary='half', opened=opened) if rotary else {}))
 
 
@@ -182,11 +177,8 @@ def hugging_face_attention(module: nn.Module) -> dict[str, Any]:
 def _nested_attention(module: nn.Module) -> dict[str, Any]:
     """Attention of FLAVA, and of the others before v5: a nested module, then a layer."""
     name = 'attention' if 'attention' in module._modules else 'self'
-    inner = module.get_submodule(name)
-    return dict(path=name, fused=(1, 1, 1), output='output.dense',
-                heads=inner.num_attention_heads,
-                projections=tuple(f'{name}.{part}' for part in ('query', 'key', 'value')),
-                width=inner.attention_head_size)
+    return dict(path=name, output='output.dense',
+                projections=tuple(f'{name}.{part}' for part in ('query', 'key', 'value')))
 
 
 @attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
@@ -199,9 +191,8 @@ def torch_attention(module: nn.Module) -> dict[str, Any]:
             inner.batch_first:
         raise Unsupported('an `nn.MultiheadAttention` with other widths of keys and values, keys '
                           'of its own, or the batch first')
-    return dict(path='attn', projections=(), output='attn.out_proj', heads=inner.num_heads,
-                width=inner.head_dim, why_uncalled=_UNCALLED, opened=_open_torch,
-                why_no_width='its queries, keys and values are no layers')
+    return dict(path='attn', projections=(), output='attn.out_proj', why_uncalled=_UNCALLED,
+                opened=_open_torch, why_no_width='its queries, keys and values are no layers')
 
 
 def _open_torch(layer: nn.Module) -> nn.Module:
@@ -212,8 +203,8 @@ def _open_torch(layer: nn.Module) -> nn.Module:
 @attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
 def deformable_attention(module: nn.Module) -> dict[str, Any]:
     """mmcv's deformable attention, whose heads sample the values at their own places."""
-    return _usual(module, None, ('value_proj', ), (1, ), output='output_proj',
-                  of_heads=_along_samples, why_no_width='its heads have no queries and keys')
+    return dict(projections=('value_proj', ), output='output_proj', of_heads=_along_samples,
+                why_no_width='its heads have no queries and keys')
 
 
 def _along_samples(layer: nn.Module) -> list[Axis]:
@@ -223,32 +214,25 @@ def _along_samples(layer: nn.Module) -> list[Axis]:
             *along_outputs(layer.attention_weights, inner=samples)]
 
 
-def _usual(module: nn.Module, sized: type[nn.Module] | str | None = None,
-           projections: tuple[str, ...] = ('qkv', ), fused: tuple[int, ...] = (3, ),
+def _usual(sized: type[nn.Module] | str | None = None, projections: tuple[str, ...] = ('qkv', ),
            **others: Any) -> dict[str, Any]:
     """Arguments of a view of layers that hold all heads, one after the other.
 
     Args:
-        module (nn.Module): The attention.
         sized (type | str, optional): Class of ours that computes with any number of heads; a name
             if it is a layer of mmpretrain, too. Defaults to None: the host's own does.
-        projections (tuple[str, ...]): See :class:`AttentionView`.
-        fused (tuple[int, ...]): Likewise.
-        **others: Likewise.
+        projections, **others: See :class:`AttentionView`.
     """
-    heads = getattr(module, 'num_heads', None) or module.num_attention_heads
     if isinstance(sized, str):
         sized = getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), sized)
     if sized is not None:
         others['resize'] = partial(_resize_opened, partial(take_over, sized))
-    width = module.get_submodule(projections[0]).out_features // fused[0] // heads
-    return dict(dict(projections=projections, fused=fused, output='proj', heads=heads, width=width),
-                **others)
+    return dict(dict(projections=projections, output='proj'), **others)
 
 
 def simple_attention(*names: str, **arguments: Any) -> None:
     """Register attention whose view has always the same arguments, see :func:`_usual`."""
-    attention_adapter(*names)(lambda module: _usual(module, **arguments))
+    attention_adapter(*names)(lambda module: _usual(**arguments))
 
 
 _MM = 'mmpretrain.models.backbones'
@@ -265,7 +249,7 @@ simple_attention(f'{_MM}.twins.LocallyGroupedSelfAttention',
                  'mmseg.models.backbones.twins.LocallyGroupedSelfAttention',
                  sized='SizedGroupedAttention')
 simple_attention(f'{_MM}.xcit.ClassAttntion', sized='SizedClassAttention',
-                 projections=('q', 'k', 'v'), fused=(1, 1, 1))
+                 projections=('q', 'k', 'v'))
 simple_attention(f'{_MM}.xcit.XCA', sized='SizedCrossCovariance',
                  why_no_width='its softmax is over the channels of a head')
 simple_attention(f'{_MM}.vit_sam.Attention', f'{_HF}.sam.modeling_sam.SamVisionAttention',

@@ -109,11 +109,11 @@ class AttentionView:
         path (str): Path of the module that computes the products.
         projections (tuple[str, ...]): Layers of queries, keys and values, fused or not.
         output (str): The projection that reads the heads' outputs; called as a module.
-        heads (int): H.
-        width (int): d.
+        heads (int): H. Defaults to 0: what the module records.
+        width (int): d, as the output projection shows it.
         fused (tuple[int, ...]): For each projection, how many of queries, keys and values it
-            holds, all heads of one after those of the other: (3, ) for one layer ``qkv``, (1, 2)
-            for queries alone, keys and values together. Defaults to (3, ).
+            holds, all heads of one after those of the other, as its weight shows: (3, ) for one
+            layer ``qkv``, (1, 2) for queries alone, keys and values together.
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
             module that computes with them, itself or one of another class. Defaults to
             :func:`record`.
@@ -136,10 +136,10 @@ class AttentionView:
     path: str
     projections: tuple[str, ...]
     output: str
-    heads: int
-    width: int
+    heads: int = 0
+    width: int = 0
+    fused: tuple[int, ...] = ()
     resize: Callable[[nn.Module, int, int], nn.Module] = record
-    fused: tuple[int, ...] = (3, )
     extra: Callable[[nn.Module], list[Axis]] = known_axes
     why_no_width: str = ''
     why_uncalled: str = ''
@@ -280,8 +280,12 @@ def _absolute(path: str, local: Any) -> Any:
     return tuple(_absolute(path, one) for one in local) if isinstance(local, tuple) else local
 
 
-def _views(host: nn.Module, table: Table, cls: type[Any]) -> list[Any]:
-    """What the adapters of a host's modules give, as views of a class with paths from the host."""
+def _views(host: nn.Module, table: Table, cls: type[Any],
+           complete: Callable[[nn.Module, Any], Any] = lambda host, view: view) -> list[Any]:
+    """What the adapters of a host's modules give, as views of a class with paths from the host.
+
+    The views are completed by what the host shows.
+    """
     views: list[Any] = []
     for path, module in host.named_modules():
         adapter = _found(table, module)
@@ -289,17 +293,16 @@ def _views(host: nn.Module, table: Table, cls: type[Any]) -> list[Any]:
             continue
         try:
             found = adapter(module)
+            for local in found if isinstance(found, list) else [found]:
+                view = {key: _absolute(path, value) if key in cls.paths else value
+                        for key, value in local.items()}
+                views.append(complete(host, cls(**{**view, 'path': view.get('path') or path})))
         except Unsupported as reason:  # one that cannot be seen does not hide the others
             views.append(Unsupported(f'{reason} at `{path}`'))
-            continue
         except AttributeError as error:
             raise ValueError('expected layers whose weights are parameters of their own in the '
                              f'`{type(module).__name__}` at `{path}`, found that {error}: merge '
                              'adapters, remove masks and quantise afterwards') from error
-        for local in found if isinstance(found, list) else [found]:
-            view = {key: _absolute(path, value) if key in cls.paths else value
-                    for key, value in local.items()}
-            views.append(cls(**{**view, 'path': view.get('path') or path}))
     return views
 
 
@@ -309,12 +312,13 @@ def mlp_views(host: nn.Module) -> list[Any]:
     Returns:
         list[MLPView | Unsupported]: An ``Unsupported`` names a known MLP that cannot be seen.
     """
-    return [view if isinstance(view, Unsupported) or view.norm else _with_norm(host, view)
-            for view in _views(host, _MLPS, MLPView)]
+    return _views(host, _MLPS, MLPView, _with_norm)
 
 
 def _with_norm(host: nn.Module, view: MLPView) -> MLPView:
-    """Add the norm in front of an MLP, or why there is none unless its adapter says why."""
+    """Add the norm in front of an MLP, or why there is none, unless its adapter says it."""
+    if view.norm:
+        return view
     parent, _, name = view.path.rpartition('.')
     block = host.get_submodule(parent)
     norm = next((norm for norm in _NORMS_BEFORE.get(name, ()) if norm in block._modules), '')
@@ -364,7 +368,16 @@ def keeps_zero(part: nn.Module) -> bool:
 
 def attention_views(host: nn.Module) -> list[Any]:
     """Views of the attention layers of a host; see :func:`mlp_views`."""
-    return _views(host, _ATTENTIONS, AttentionView)
+    return _views(host, _ATTENTIONS, AttentionView, _with_sizes)
+
+
+def _with_sizes(host: nn.Module, view: AttentionView) -> AttentionView:
+    """Add the heads, their width, and what the projections hold."""
+    layer, size = host.get_submodule(view.path), host.get_submodule(view.output).weight.shape[1]
+    heads = view.heads or getattr(layer, 'num_heads', None) or \
+        getattr(layer, 'num_attention_heads', None) or size // layer.head_dim
+    return replace(view, heads=heads, width=size // heads, fused=tuple(
+        len(host.get_submodule(path).weight) // size for path in view.projections))
 
 
 def channel_views(host: nn.Module) -> list[Any]:
