@@ -93,6 +93,9 @@ class SearchSpace:
         if structure is not None:
             self._take_structure(Structure.load(structure), configs)
         self._add_gates(configs)
+        # a former space, as of the host's own class, would check and rename what this one loads
+        for handle in getattr(getattr(host, 'search_space', None), '_handles', ()):
+            handle.remove()
         host.search_space = self
         self._handles = [host._register_load_state_dict_pre_hook(self._before_loading),
                          host.register_forward_pre_hook(self._begin),
@@ -112,11 +115,7 @@ class SearchSpace:
             raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
         # a `Searchable` describes its host below `backbone`, a named class itself
         backbone = before.backbone.get('backbone', before.backbone)
-        space = cls(host, kinds, described(backbone, kinds), optional_keys=before.optional_keys)
-        # the former space would check and rename what this one loads
-        for handle in before._handles:
-            handle.remove()
-        return space
+        return cls(host, kinds, described(backbone, kinds), optional_keys=before.optional_keys)
 
     def leave(self) -> None:
         """Take the search space and its hooks off the host; see :func:`leave_ordinary`."""
@@ -437,8 +436,6 @@ class SearchSpace:
 
     def _before_loading(self, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         """Adapt a state_dict to this network, and refuse one that would load only in part."""
-        if self.host.search_space is not self:  # that of the host's own class, behind another one
-            return
         if self.chosen:
             inherit_dense(self, state_dict, prefix)
         self.take_shape(state_dict, prefix)
@@ -473,8 +470,12 @@ def leave_ordinary(model: nn.Module) -> None:
     streams, which are widened behind the network, heads replaced by other operators, and masks on
     queries and keys.
     """
-    for module in model.modules():
-        space = getattr(module, 'search_space', None)
-        if isinstance(space, SearchSpace) and \
-                not is_of(module, 'mmkcr.models.searchable.SearchableBackbone'):
+    for space in search_spaces(model):
+        if not is_of(space.host, 'mmkcr.models.searchable.SearchableBackbone'):
             space.leave()
+
+
+def search_spaces(model: nn.Module) -> list[SearchSpace]:
+    """Search spaces of all searchable modules in a model."""
+    return [space for module in model.modules()
+            if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import count_params
 from mmkcr.lazy import is_of
-from .search_space import SearchSpace
+from .search_space import SearchSpace, search_spaces
 from .two_stage import most_proposals, two_stage_outputs
 
 
@@ -54,12 +54,6 @@ def momentum_copies(model: nn.Module) -> list[nn.Module]:
 def online_params(model: nn.Module) -> int:
     """Number of parameters, without those of momentum copies."""
     return count_params(model) - sum(map(count_params, momentum_copies(model)))
-
-
-def search_spaces(model: nn.Module) -> list[SearchSpace]:
-    """Search spaces of all searchable modules in a model."""
-    return [space for module in model.modules()
-            if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
 
 
 def copied_spaces(model: nn.Module) -> list[SearchSpace]:

@@ -71,10 +71,8 @@ class AttentionWidth(AttentionSite):
                 if isinstance(getattr(self.owner, name, None), float):
                     setattr(self.owner, name, getattr(self.owner, name) * (new / width)**-0.5)
             self._factor *= (new / width)**0.5
-        if self.gate is None:
-            self._fold_scale()
-        elif self._factor != 1:  # weights that still learn keep their scale; queries may be fewer
-            self._unmask()
+        if self.gate is not None and self._factor != 1:
+            self._unmask()  # weights that still learn keep their scale; queries may be fewer
             self._mask()
 
     #: What the queries are to be multiplied by, so that the softmax keeps the dense head's scale.
@@ -89,7 +87,10 @@ class AttentionWidth(AttentionSite):
     def detach(self) -> None:
         """Remove the gate; what scales the queries becomes part of their weights."""
         super().detach()
-        self._fold_scale()
+        if self._factor != 1:
+            query, scale = self._query_scale()
+            scale_axes(along_outputs(query, True), scale)
+            self._factor = 1.
 
     def _query_scale(self) -> tuple[nn.Module, Tensor]:
         """The layer of the queries, and the scale of its outputs, of which they are the first."""
@@ -97,12 +98,6 @@ class AttentionWidth(AttentionSite):
         scale = query.weight.new_ones(len(query.weight))
         scale[:len(scale) // self.view.fused[0]] = self._factor
         return query, scale
-
-    def _fold_scale(self) -> None:
-        if self._factor != 1:
-            query, scale = self._query_scale()
-            scale_axes(along_outputs(query, True), scale)
-            self._factor = 1.
 
     def _exchange(self, module: nn.Module) -> None:
         if module is not self.owner:
