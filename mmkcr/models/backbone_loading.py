@@ -130,7 +130,7 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
 
     Args:
         space (SearchSpace): Search space of the backbone that loads.
-        state_dict, prefix: With the backbone's keys, which begin with the prefix.
+        state_dict, prefix: The backbone's keys begin with the prefix.
 
     Raises:
         ValueError: Missing, unexpected or mis-shaped keys.
@@ -146,13 +146,14 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     gates = tuple(f'{site}.gate.' for site in space.gates())
     # the supernet has these layers in excess of the dense network
     gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
-    optional = re.compile(space.optional_keys)
-    kinds = dict(missing=[key for key in own if key not in found and not RECOMPUTED.match(key)
-                          and not key.startswith(gates)],
-                 unexpected=[key for key in found if key not in own])
+    missing = [key for key in own if key not in found and not RECOMPUTED.match(key)
+               and not key.startswith(gates)]
+    surplus = [key for key in found if key not in own]
     # allowed, but said: they are new, or the network does not use them
-    new, unused = ([key for key in keys if optional.match(key)] for keys in kinds.values())
-    wrong = {kind: [key for key in keys if not optional.match(key)] for kind, keys in kinds.items()}
+    optional = re.compile(space.optional_keys)
+    new, unused = (list(filter(optional.match, keys)) for keys in (missing, surplus))
+    wrong = dict(missing=[key for key in missing if key not in new],
+                 unexpected=[key for key in surplus if key not in unused])
     shapes = {key: (tuple(found[key]), tuple(shape)) for key, shape in own.items()
               if key in found and found[key] != shape}
     as_dense = space.structure is not None and not any(wrong.values()) and all(

@@ -30,9 +30,6 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
             proposals.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
 
-    Returns:
-        MacsReport: In total, by module and by operator.
-
     Raises:
         ValueError: ``input_shape`` is not three positive integers, or the model does not run on
             such an image.
@@ -73,11 +70,7 @@ Parts = dict[str, tuple[int, int]]
 
 
 def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
-    """Split a count of a whole model by part; parts used only in training are left out.
-
-    Args:
-        report (MacsReport): Report of ``model``.
-        model (nn.Module): A task model, possibly wrapped, or a backbone.
+    """Split the count of a model, possibly wrapped, by part; parts without MACs are left out.
 
     Returns:
         dict[str, int]: MACs by path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
@@ -133,14 +126,10 @@ def counted_proposals(model: nn.Module) -> str | None:
 
 
 def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None) -> None:
-    """Record which part a structure's MACs count, and how many are the backbone's.
+    """Record in a structure which part its MACs count, and how many are the backbone's.
 
-    These are checked when a model is built, possibly with another head.
-
-    Args:
-        structure (Structure): With ``macs``; changed in place.
-        subnet (nn.Module): Bare backbone or task model.
-        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
+    These are checked when a model is built, possibly with another head. The subnet is a bare
+    backbone or task model; see :func:`~mmkcr.models.tasks.counted_part` for ``part``.
     """
     host = search_space(subnet).host
     if host is subnet and is_dense_task(subnet):

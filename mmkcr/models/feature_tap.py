@@ -37,12 +37,7 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
 
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:
-    """Find a sub-module by its path, such as 'head.layers.head', also inside wrappers.
-
-    Args:
-        model (nn.Module): A task model, a model around one (attribute ``architecture``),
-            or either in a distributed wrapper.
-        layer (str): The path.
+    """Find a sub-module of a task model, also inside wrappers, by its path ('head.layers.head').
 
     Raises:
         ValueError: No such layer.
@@ -104,13 +99,9 @@ class FeatureTap:
 
 
 def feature_width(model: nn.Module, layer: str = 'backbone') -> int:
-    """Width d of a layer's pooled features, found by one forward of zeros in eval mode.
+    """Width d of the pooled features of a layer, given as to :class:`FeatureTap`.
 
-    The image has the backbone's ``img_size``, or 224 x 224.
-
-    Args:
-        model (nn.Module): A task model.
-        layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
+    It is found by a forward of zeros, of the backbone's ``img_size`` or 224 x 224, in eval mode.
     """
     backbone = getattr(model, 'backbone', model)
     size = getattr(backbone, 'img_size', 224)
@@ -125,12 +116,12 @@ def feature_width(model: nn.Module, layer: str = 'backbone') -> int:
 @contextmanager
 def features_on_samples(model: nn.Module, layer: str = 'backbone',
                         key: str = 'features') -> Iterator[None]:
-    """Within the block the model's predicted data samples carry a layer's features.
+    """Within the block the model's predicted data samples carry a layer's features (d,).
 
     Args:
         model (nn.Module): Its 'predict' mode returns one data sample an image.
         layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
-        key (str): Field of the data samples for the vector (d,). Defaults to 'features'.
+        key (str): Their field of the data samples. Defaults to 'features'.
 
     Raises:
         TypeError: A forward pass inside the block returns something else.

@@ -266,26 +266,23 @@ class SearchSpace:
 
     def _slice_all(self, sites: Mapping[str, SiteEntry]) -> None:
         """Slice sites, and put a digest of the kept units into the state, for strict loading."""
+        device = next(self.host.parameters()).device
         for name, entry in sites.items():
-            if name not in self.fixed:
-                self._slice(name, entry)
+            if name in self.fixed:
+                continue
+            site, operators = self.sites[name], self.sites[name].operators()
+            if entry.operator is not None and entry.operator not in operators:
+                raise ValueError(f'expected an `operator` among {sorted(operators)} at site '
+                                 f'`{name}`, found `{entry.operator}`')
+            kept = torch.tensor(entry.kept, dtype=torch.int64, device=device)
+            site.check(kept)
+            # a bi-mask is part of the weights from now on: what is left of it differs from 1
+            if site.gate is not None and hasattr(site.gate, 'folded'):
+                self._follow(name, kept, True)
+            site.slice_to(kept, entry.operator)
         self.fixed = dict(sites)
         if sites:
-            device = next(self.host.parameters()).device
             self.host.register_buffer(KEPT, digest(sites).to(device))
-
-    def _slice(self, name: str, entry: SiteEntry) -> None:
-        site, operators = self.sites[name], self.sites[name].operators()
-        if entry.operator is not None and entry.operator not in operators:
-            raise ValueError(f'expected an `operator` among {sorted(operators)} at site `{name}`, '
-                             f'found `{entry.operator}`')
-        kept = torch.tensor(entry.kept, dtype=torch.int64,
-                            device=next(self.host.parameters()).device)
-        site.check(kept)
-        # a bi-mask is part of the weights from now on: what is left of it differs from 1
-        if site.gate is not None and hasattr(site.gate, 'folded'):
-            self._follow(name, kept, True)
-        site.slice_to(kept, entry.operator)
 
     def structure_for(self, kept: Mapping[str, Tensor]) -> Structure:
         """Structure of this backbone with the given units; sites not given keep all of theirs."""
@@ -378,15 +375,10 @@ class SearchSpace:
 
     def take_shape(self, state: Mapping[str, Tensor], prefix: str = '',
                    optimizer: Optimizer | None = None) -> bool:
-        """Slice a supernet to the sizes of the state of one that was sliced while it trained.
+        """Slice a supernet to the sizes of a state, of one that was sliced while it trained.
 
-        Args:
-            state (Mapping[str, Tensor]): To be loaded afterwards.
-            prefix (str): Prefix of the backbone's keys. Defaults to ''.
-            optimizer (Optimizer, optional): Its moments are sliced, too.
-
-        Returns:
-            bool: Whether anything changed.
+        The state, in which the backbone's keys begin with the prefix, is to be loaded afterwards.
+        The optimizer's moments follow. Returns whether anything changed.
         """
         changed = False
         for name, gate in self._sliceable():

@@ -24,9 +24,8 @@ class SearchableBackbone:
     supernet, with ``structure`` the subnet: the same modules at their kept sizes.
 
     Args:
-        *args: The host backbone's arguments.
         gates, structure: See :class:`~mmkcr.models.search_space.SearchSpace`.
-        **kwargs: The host backbone's arguments.
+        *args, **kwargs: The host backbone's arguments.
 
     Raises:
         ValueError: As in :class:`SearchSpace`, or an unknown ``arch``.
@@ -140,9 +139,6 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
         **arguments: Merged into the backbone's config. Inheriting configs can so change single
             arguments, such as ``out_indices``. A ``data_preprocessor`` of the config stays, as the
             runner passes the run's.
-
-    Returns:
-        nn.Module: The backbone.
 
     Raises:
         ValueError: As in :class:`SearchSpace`.

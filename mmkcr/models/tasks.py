@@ -122,15 +122,10 @@ def find_backbone(model: nn.Module) -> nn.Module:
 def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], Any]:
     """Make a function that runs a model once on zeros, without a data set.
 
-    Args:
-        model (nn.Module): A backbone, or a task model of the host libraries.
-        input_shape (Sequence[int]): Shape (C, H, W) of one image.
-
-    Returns:
-        Callable: Runs the model in its precision and on its device. A task model runs with its
-        head, but without losses or post-processing, a backbone for masked image modelling on the
-        whole image, and a two-stage detector on :func:`most_proposals` proposals. It raises a
-        ValueError where the model does not run on one image of this shape, or not without labels.
+    A task model runs with its head, but without losses or post-processing, a backbone for masked
+    image modelling on the whole image, and a two-stage detector on :func:`most_proposals`
+    proposals. The function raises a ``ValueError`` where the model does not run on one image of
+    shape (C, H, W), or not without labels.
     """
     name = type(find_task(model)).__name__
     if hasattr(find_task(model), 'language_model'):
@@ -179,10 +174,7 @@ def tensor_outputs(model: nn.Module, inputs: Tensor,
     The heads of Mask2Former and MaskFormer read the images' sizes from samples, which mmseg does
     not give them in this mode.
 
-    Args:
-        model (nn.Module): A classifier, detector or segmentor, or a wrapper around it.
-        inputs (Tensor): Images (B, C, H, W), as the data preprocessor gives them.
-        samples (Sequence, optional): Their data samples. Defaults to None.
+    Inputs are images (B, C, H, W), as the data preprocessor gives them.
     """
     task = find_task(model)
     head = getattr(task, 'decode_head', None)
@@ -239,10 +231,10 @@ def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
 
     Args:
         task (nn.Module): A backbone or a task model with one.
-        part (str, optional): ``'model'``, the task model with its heads, or
-            ``'backbone'``. Defaults to None: the backbone of a detector, because the
-            heads run on as many proposals as the weights happen to give; the backbone of a
-            model that says so (``counts_backbone``); otherwise the model.
+        part (str, optional): ``'model'``, the task model with its heads, or ``'backbone'``.
+            Defaults to None: the backbone of a detector, whose heads run on as many proposals as
+            the weights happen to give, and of a model that says so (``counts_backbone``);
+            otherwise the model.
 
     Raises:
         ValueError: Another ``part``.

@@ -28,12 +28,11 @@ from mmkcr.models.layers.sized_attention import (
     SizedWindowAttentionV2,
 )
 from mmkcr.models.layers.take_over import take_over
-from .views import attention_adapter, record
+from .views import UNCALLED, attention_adapter, record
 
 _UTILS = 'mmpretrain.models.utils.attention'
 _HF = 'transformers.models'
 _REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
-_UNCALLED = 'its projections are not called as modules'
 
 
 def _is(module: nn.Module, name: str) -> bool:
@@ -103,20 +102,12 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return layer
 
 
-@attention_adapter(f'{_UTILS}.BEiTAttention', 'timm.models.beit.Attention')
-def beit_attention(module: nn.Module) -> dict[str, Any]:
-    """BEiT's attention, whose biases of queries and values may be parameters of their own."""
-    sized = 'SizedBEiTAttention' if _is(module, 'BEiTAttention') else SizedTimmBEiTAttention
-    biased = getattr(module, 'q_bias', None) is not None
-    return _usual(sized, why_uncalled=_UNCALLED if biased else '')
-
-
 @attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope',
                    'timm.models.eva.EvaAttention')
 def timm_attention(module: nn.Module) -> dict[str, Any]:
     """timm's ``Attention`` and ``AttentionRope`` (ViT, DINOv2, SigLIP 2 ...) and ``EvaAttention``.
 
-    The last one, of EVA-02 and DINOv3, may have biases of queries, keys and values of its own.
+    The last one is of EVA-02 and DINOv3.
     """
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
@@ -125,13 +116,10 @@ def timm_attention(module: nn.Module) -> dict[str, Any]:
     split = module._modules.get('qkv') is None
     layout = 'half' if getattr(module, 'rotate_half', False) else 'interleaved'
     opened, eva = partial(_open_rotary, SizedRotaryAttention, layout), _is(module, 'EvaAttention')
-    # biases of their own are added behind the projection, where its hooks do not see them
-    biased = eva and not split and module.q_bias is not None
     plain = isinstance(module.q_norm, nn.Identity)
     return dict(
         projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ), output='proj',
         resize=partial(_resize_opened, opened) if eva else record,
-        why_uncalled=_UNCALLED if biased else '',
         why_no_width='' if plain else 'a norm acts over the channels of a head',
         **(dict(rotary=layout, opened=opened) if eva or _is(module, 'AttentionRope') else {}))
 
@@ -191,7 +179,7 @@ def torch_attention(module: nn.Module) -> dict[str, Any]:
             inner.batch_first:
         raise Unsupported('an `nn.MultiheadAttention` with other widths of keys and values, keys '
                           'of its own, or the batch first')
-    return dict(path='attn', projections=(), output='attn.out_proj', why_uncalled=_UNCALLED,
+    return dict(path='attn', projections=(), output='attn.out_proj', why_uncalled=UNCALLED,
                 opened=_open_torch, why_no_width='its queries, keys and values are no layers')
 
 
@@ -236,9 +224,11 @@ def simple_attention(*names: str, **arguments: Any) -> None:
 
 
 _MM = 'mmpretrain.models.backbones'
-_COSINES = dict(why_uncalled=_UNCALLED, why_no_width='its products are cosines over the whole head')
+_COSINES = dict(why_uncalled=UNCALLED, why_no_width='its products are cosines over the whole head')
 simple_attention(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
                  'mmseg.models.backbones.swin.WindowMSA', sized='SizedWindowMSA')
+simple_attention(f'{_UTILS}.BEiTAttention', sized='SizedBEiTAttention')
+simple_attention('timm.models.beit.Attention', sized=SizedTimmBEiTAttention)
 # in pre-training it has a mask of its own
 simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized='SizedMixMIMAttention')
 simple_attention(f'{_UTILS}.WindowMSAV2', sized='SizedWindowMSAV2', **_COSINES)

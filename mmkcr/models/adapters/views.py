@@ -10,13 +10,16 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, Unsupported
 
+#: Words in a view that are no paths.
+_NO_PATHS = ('why_no_channels', 'why_no_width', 'why_uncalled', 'width', 'rotary')
+UNCALLED = 'its projections are not called as modules'
 #: Packages of which it is known what their modules compute.
 LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
 #: Norms in front of an MLP, by the attribute of the MLP in its block.
@@ -56,9 +59,6 @@ class MLPView:
         width (str): Attribute of the module that records the hidden width. Defaults to ''.
     """
 
-    #: Fields with local paths of an adapter, from its module.
-    paths: ClassVar[tuple[str, ...]] = ('path', 'inputs', 'output', 'between', 'hidden_norm',
-                                        'norm', 'after', 'scales')
     path: str
     inputs: tuple[str, ...]
     output: str
@@ -121,7 +121,7 @@ class AttentionView:
             tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to :func:`known_axes`.
         why_no_width (str): Why heads cannot become narrower, or ''.
         why_uncalled (str): Why the projections are not called as modules, so that no hook sees
-            queries and keys, or ''.
+            queries and keys. Defaults to '': they are, unless the layer has a ``q_bias``.
         of_heads (Callable, optional): Takes the module; returns further axes with heads as units.
             Defaults to none.
         opened (Callable, optional): Takes the module; returns one of
@@ -132,7 +132,6 @@ class AttentionView:
             :func:`~mmkcr.functional.attention_refit.rotary_pairs`. Defaults to '': there are none.
     """
 
-    paths: ClassVar[tuple[str, ...]] = ('path', 'projections', 'output')
     path: str
     projections: tuple[str, ...]
     output: str
@@ -178,7 +177,6 @@ class ChannelView:
         path (str): Path of the adapter's module.
     """
 
-    paths: ClassVar[tuple[str, ...]] = ('writers', 'readers', 'norms')
     writers: tuple[str, ...]
     readers: tuple[Reads, ...]
     norms: tuple[str, ...] = ()
@@ -280,8 +278,8 @@ def _absolute(path: str, local: Any) -> Any:
     return tuple(_absolute(path, one) for one in local) if isinstance(local, tuple) else local
 
 
-def _views(host: nn.Module, table: Table, cls: type[Any],
-           complete: Callable[[nn.Module, Any], Any] = lambda host, view: view) -> list[Any]:
+def _views(table: Table, cls: type[Any], complete: Callable[[nn.Module, Any], Any],
+           host: nn.Module) -> list[Any]:
     """What the adapters of a host's modules give, as views of a class with paths from the host.
 
     The views are completed by what the host shows.
@@ -294,7 +292,7 @@ def _views(host: nn.Module, table: Table, cls: type[Any],
         try:
             found = adapter(module)
             for local in found if isinstance(found, list) else [found]:
-                view = {key: _absolute(path, value) if key in cls.paths else value
+                view = {key: value if key in _NO_PATHS else _absolute(path, value)
                         for key, value in local.items()}
                 views.append(complete(host, cls(**{**view, 'path': view.get('path') or path})))
         except Unsupported as reason:  # one that cannot be seen does not hide the others
@@ -304,15 +302,6 @@ def _views(host: nn.Module, table: Table, cls: type[Any],
                              f'`{type(module).__name__}` at `{path}`, found that {error}: merge '
                              'adapters, remove masks and quantise afterwards') from error
     return views
-
-
-def mlp_views(host: nn.Module) -> list[Any]:
-    """Views of the MLPs of a host, in the order of its modules, with reasons where there is none.
-
-    Returns:
-        list[MLPView | Unsupported]: An ``Unsupported`` names a known MLP that cannot be seen.
-    """
-    return _views(host, _MLPS, MLPView, _with_norm)
 
 
 def _with_norm(host: nn.Module, view: MLPView) -> MLPView:
@@ -366,23 +355,23 @@ def keeps_zero(part: nn.Module) -> bool:
         return False
 
 
-def attention_views(host: nn.Module) -> list[Any]:
-    """Views of the attention layers of a host; see :func:`mlp_views`."""
-    return _views(host, _ATTENTIONS, AttentionView, _with_sizes)
-
-
 def _with_sizes(host: nn.Module, view: AttentionView) -> AttentionView:
-    """Add the heads, their width, and what the projections hold."""
+    """Add the heads, their width, and what the projections hold and whether they are called."""
     layer, size = host.get_submodule(view.path), host.get_submodule(view.output).weight.shape[1]
     heads = view.heads or getattr(layer, 'num_heads', None) or \
         getattr(layer, 'num_attention_heads', None) or size // layer.head_dim
-    return replace(view, heads=heads, width=size // heads, fused=tuple(
-        len(host.get_submodule(path).weight) // size for path in view.projections))
+    fused = tuple(len(host.get_submodule(path).weight) // size for path in view.projections)
+    # biases of the layer's own are added behind the projection, where its hooks do not see them
+    biased = getattr(layer, 'q_bias', None) is not None
+    return replace(view, heads=heads, width=size // heads, fused=fused,
+                   why_uncalled=view.why_uncalled or (UNCALLED if biased else ''))
 
 
-def channel_views(host: nn.Module) -> list[Any]:
-    """Views of channels between layers of heads and necks; see :func:`mlp_views`."""
-    return _views(host, _CHANNELS, ChannelView)
+#: Take a host; give views of its MLPs, attention layers, and channels between layers of heads and
+#: necks, in the order of its modules: an ``Unsupported`` for a known layer that cannot be seen.
+mlp_views = partial(_views, _MLPS, MLPView, _with_norm)
+attention_views = partial(_views, _ATTENTIONS, AttentionView, _with_sizes)
+channel_views = partial(_views, _CHANNELS, ChannelView, lambda host, view: view)
 
 
 def stream_views(host: nn.Module) -> list[Any]:

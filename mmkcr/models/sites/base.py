@@ -229,13 +229,9 @@ def _nothing_found(host: nn.Module, kind: str, reasons: list[str]) -> str:
 
 
 def check_ties(model: nn.Module, sites: Mapping[str, HostSite]) -> None:
-    """Refuse sites on a tensor that another layer has too: slicing one of them breaks the tie.
+    """Refuse sites on a tensor that another layer of the model has: slicing would break the tie.
 
     A layer that is called at several places is one layer, and no tie.
-
-    Args:
-        model (nn.Module): The sites' host, or a model around it.
-        sites (Mapping[str, HostSite]): Sites of the network.
 
     Raises:
         ValueError: Two layers share a weight, and a site lies along it.
