@@ -19,6 +19,7 @@ from mmkcr.core import Axis, Unsupported
 
 #: Words in a view that are no paths.
 _NO_PATHS = ('why_no_channels', 'why_no_width', 'why_uncalled', 'width', 'rotary')
+#: A reason of `why_uncalled`.
 UNCALLED = 'its projections are not called as modules'
 #: Packages of which it is known what their modules compute.
 LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
@@ -95,10 +96,15 @@ def known_axes(layer: nn.Module) -> list[Axis]:
         by_head.append((list(layer.cpb_mlp.modules())[-1], 'weight', 0))
     for owner, name, dim in by_head:
         if isinstance(getattr(owner, name, None), Tensor):
-            width = getattr(layer, 'head_dim', None) or getattr(layer, 'attention_head_size', None)
-            found.append(Axis(owner, name, dim, per=width or len(layer.qkv.weight) // 3 //
-                              layer.num_heads))
+            width = _recorded(layer, 'head_dim', 'attention_head_size') or \
+                len(layer.qkv.weight) // (3 * layer.num_heads)
+            found.append(Axis(owner, name, dim, per=width))
     return found
+
+
+def _recorded(layer: nn.Module, *names: str) -> int | None:
+    """The first of some attributes that a layer has."""
+    return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
 
 
 @dataclass(frozen=True)
@@ -331,6 +337,18 @@ def _with_norm(host: nn.Module, view: MLPView) -> MLPView:
     return replace(view, why_no_channels=view.why_no_channels or reason)
 
 
+def _with_sizes(host: nn.Module, view: AttentionView) -> AttentionView:
+    """Add the heads, their width, and what the projections hold and whether they are called."""
+    layer, size = host.get_submodule(view.path), host.get_submodule(view.output).weight.shape[1]
+    heads = view.heads or _recorded(layer, 'num_heads', 'num_attention_heads') or \
+        size // layer.head_dim
+    fused = tuple(len(host.get_submodule(path).weight) // size for path in view.projections)
+    # biases of the layer's own are added behind the projection, where its hooks do not see them
+    biased = getattr(layer, 'q_bias', None) is not None
+    return replace(view, heads=heads, width=size // heads, fused=fused,
+                   why_uncalled=view.why_uncalled or (UNCALLED if biased else ''))
+
+
 def _of_library(module: nn.Module) -> bool:
     """Whether a module computes as a host library says: its class adds no methods to one of theirs.
     """
@@ -353,18 +371,6 @@ def keeps_zero(part: nn.Module) -> bool:
         return not copy.deepcopy(part).eval()(torch.zeros(1)).any()
     except Exception:  # of whatever module
         return False
-
-
-def _with_sizes(host: nn.Module, view: AttentionView) -> AttentionView:
-    """Add the heads, their width, and what the projections hold and whether they are called."""
-    layer, size = host.get_submodule(view.path), host.get_submodule(view.output).weight.shape[1]
-    heads = view.heads or getattr(layer, 'num_heads', None) or \
-        getattr(layer, 'num_attention_heads', None) or size // layer.head_dim
-    fused = tuple(len(host.get_submodule(path).weight) // size for path in view.projections)
-    # biases of the layer's own are added behind the projection, where its hooks do not see them
-    biased = getattr(layer, 'q_bias', None) is not None
-    return replace(view, heads=heads, width=size // heads, fused=fused,
-                   why_uncalled=view.why_uncalled or (UNCALLED if biased else ''))
 
 
 #: Take a host; give views of its MLPs, attention layers, and channels between layers of heads and
