@@ -8,7 +8,8 @@ slices them (subnet).
 import copy
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ class SearchSpace:
         self._waiting: list[HostSite] = []
         self._dense_params = count_params(host)
         # before the gates: they are built with the number of units that the kinds find
-        for name, site in find_sites(host, kinds).items() if kinds else ():
+        for name, site in find_sites(host, kinds).items():
             if site.gated:
                 site.open()
                 self._sites[name] = site
@@ -85,14 +86,20 @@ class SearchSpace:
         self.method = method or '+'.join(map(kind_name, kinds))
         if gates is not None or structure is not None or not self._sites:
             self.put_masks()
-        configs = {} if gates is None else self._gate_configs(gates)
+        builders = {} if gates is None else self._gate_builders(gates)
         #: Whether heads were chosen without a file: they may start from a dense network's weights.
         self.chosen = is_choice(structure)
         if self.chosen:
             structure = choose_heads(self, structure)
         if structure is not None:
-            self._take_structure(Structure.load(structure), configs)
-        self._add_gates(configs)
+            self._take_structure(Structure.load(structure), builders)
+        for name, build in builders.items():
+            site = self.sites[name]
+            # gates live where their site's weights do
+            site.attach(build().to(next(site.owner.parameters()).device))
+        together = list(self.gates().values())
+        for gate in together:  # some choose together, such as the k best of all
+            gate.join(together)
         # a former space, as of the host's own class, would check and rename what this one loads
         for handle in getattr(getattr(host, 'search_space', None), '_handles', ()):
             handle.remove()
@@ -168,8 +175,8 @@ class SearchSpace:
 
     # ---- gates ----------------------------------------------------------------------------------
 
-    def _gate_configs(self, gates: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-        """Config of the gate of every site that has one."""
+    def _gate_builders(self, gates: Mapping[str, Any]) -> dict[str, Callable[[], BaseGate]]:
+        """What builds the gate of every site that has one."""
         from mmkcr.registry import MODELS  # of MMEngine, which only a search needs
         found = {site.kind for site in self.sites.values()}
         # one config for all, one per kind, or both: then a kind's entries override the common ones
@@ -180,7 +187,7 @@ class SearchSpace:
         if unknown or not gates:
             raise ValueError(f'expected `gates` with a `type`, or by kind among {sorted(found)}, '
                              f'found {sorted(gates)}')
-        configs = {}
+        builders = {}
         for name, site in self.sites.items():
             if 'type' not in common and site.kind not in given:
                 continue
@@ -195,21 +202,9 @@ class SearchSpace:
                     'expected gates that keep equally many units of every head at sites of '
                     f'kind `{site.kind}`, such as `mmkcr.BiMaskGate`, found '
                     f'`{config["type"]}`; sites of kind `heads` take any gate')
-            configs[name] = {**defaults, **config, **grouped, 'total': site.total}
-        return configs
-
-    def _add_gates(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
-        if not configs:
-            return
-        from mmkcr.registry import MODELS
-        for name, config in configs.items():
-            site = self.sites[name]
-            # gates live where their site's weights do
-            site.attach(MODELS.build(config).to(next(site.owner.parameters()).device))
-        # some choose together, such as the k best of all
-        gates = list(self.gates().values())
-        for gate in gates:
-            gate.join(gates)
+            builders[name] = partial(MODELS.build,
+                                     {**defaults, **config, **grouped, 'total': site.total})
+        return builders
 
     # ---- structures -----------------------------------------------------------------------------
 
