@@ -104,7 +104,7 @@ class SearchSpace:
         for handle in getattr(getattr(host, 'search_space', None), '_handles', ()):
             handle.remove()
         host.search_space = self
-        self._handles = [host._register_load_state_dict_pre_hook(self._before_loading),
+        self._handles = [host.register_load_state_dict_pre_hook(self._before_loading),
                          host.register_forward_pre_hook(self._begin),
                          host.register_forward_hook(self._finish)]
 
@@ -421,7 +421,8 @@ class SearchSpace:
         first = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
         return _channels_first(outputs) if first is not None and first.is_contiguous() else outputs
 
-    def _before_loading(self, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    def _before_loading(self, host: nn.Module, state_dict: dict[str, Tensor], prefix: str,
+                        *_: Any) -> None:
         """Adapt a state_dict to this network, and refuse one that would load only in part."""
         if self.chosen:
             inherit_dense(self, state_dict, prefix)
