@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from mmkcr.core import Axis, Cost, MaskPoint
 from mmkcr.core.axes import along_inputs
 from mmkcr.models.layers.selection import Take
-from .base import HostSite, linear_paths, register_kind
+from .base import HostSite, linear_paths
 
 
-@register_kind
 class AttentionOutputs(HostSite):
     """A unit is a channel of EfficientViT's concatenated scales, which the projection reads."""
 

@@ -16,14 +16,8 @@ from mmkcr.models.layers.norms import MaskedLayerNorm
 from mmkcr.models.layers.take_over import take_over
 
 KindConfig = str | Mapping[str, Any]
-#: Kinds of site by their names.
+#: Kinds of site by their names; the package fills it.
 KINDS: dict[str, type['HostSite']] = {}
-
-
-def register_kind(cls: type['HostSite']) -> type['HostSite']:
-    """Make a kind known by its name."""
-    KINDS[cls.kind] = cls
-    return cls
 
 
 class HostSite(Site):

@@ -9,10 +9,9 @@ from mmkcr.core import Axis, MaskPoint, Unsupported
 from mmkcr.core.axes import along_inputs, along_outputs, outputs_of
 from mmkcr.models.adapters import channel_views
 from mmkcr.models.adapters.mlps import plain_conv
-from .base import HostSite, channel_dim, register_kind
+from .base import HostSite, channel_dim
 
 
-@register_kind
 class Channels(HostSite):
     """A unit is a channel that some layers write and others read.
 

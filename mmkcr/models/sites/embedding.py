@@ -8,10 +8,9 @@ from mmkcr.core import Axis, MaskPoint
 from mmkcr.core.axes import along_inputs, along_outputs
 from mmkcr.models.adapters import stream_views
 from mmkcr.models.layers.selection import put
-from .base import HostSite, register_kind
+from .base import HostSite
 
 
-@register_kind
 class Embedding(HostSite):
     """A unit is a channel of a residual stream, in all layers that write it or read it.
 

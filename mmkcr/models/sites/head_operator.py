@@ -17,10 +17,9 @@ from mmkcr.models.layers.head_operators import (
     head_operator,
 )
 from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
-from .base import AttentionSite, register_kind
+from .base import AttentionSite
 
 
-@register_kind
 class HeadOperatorSite(AttentionSite):
     """A unit is a head; an operator computes the heads that are not kept.
 

@@ -6,11 +6,9 @@ from torch import Tensor, nn
 
 from mmkcr.core import Axis, Unsupported
 from .attention_width import AttentionWidth
-from .base import register_kind
 from .rotary_pairs import RotaryPairs
 
 
-@register_kind
 class Heads(AttentionWidth):
     """A unit is a head: its queries, keys, values and columns of the output projection."""
 
@@ -35,7 +33,6 @@ class Heads(AttentionWidth):
         return len(kept), self.view.width
 
 
-@register_kind
 class HeadChannels(AttentionWidth):
     """A unit is a channel of a head, with one mask for queries, keys and values.
 

@@ -12,10 +12,9 @@ from mmkcr.core.axes import along_inputs, along_outputs
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.selection import Put, Take
-from .base import HostSite, channel_dim, register_kind
+from .base import HostSite, channel_dim
 
 
-@register_kind
 class MLPChannels(HostSite):
     r"""A unit is a channel of the residual stream: :math:`y = x + g \odot MLP(g \odot LN(x))`.
 

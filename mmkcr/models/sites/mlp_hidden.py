@@ -10,10 +10,9 @@ from mmkcr.core import Axis, MaskPoint, Unsupported
 from mmkcr.core.axes import along_inputs, along_outputs
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import keeps_zero
-from .base import HostSite, channel_dim, register_kind
+from .base import HostSite, channel_dim
 
 
-@register_kind
 class MLPHidden(HostSite):
     """A unit is a hidden unit of an MLP: a row of each input projection, a column of the output.
 

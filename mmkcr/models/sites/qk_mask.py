@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mmkcr.core import Axis, Unsupported
 from mmkcr.lazy import is_of
 from mmkcr.models.adapters import attention_views
-from .base import AttentionSite, linear_paths, register_kind
+from .base import AttentionSite, linear_paths
 
 
 def _masked(mask: nn.Module, parts: Sequence[int], _: nn.Module, args: tuple[Tensor, ...],
@@ -31,7 +31,6 @@ def _masked(mask: nn.Module, parts: Sequence[int], _: nn.Module, args: tuple[Ten
     return torch.cat([*found, values] if values.shape[-1] else found, -1)
 
 
-@register_kind
 class QKMaskSite(AttentionSite):
     """Puts a mask, by default ``mmkcr.QKMask``, on an attention layer, under the key ``mask``.
 
