@@ -232,9 +232,8 @@ def check_ties(model: nn.Module, sites: Mapping[str, HostSite]) -> None:
     """
     owners: dict[int, list[str]] = {}
     for path, module in model.named_modules():
-        for name, value in module._parameters.items():
-            if value is not None:
-                owners.setdefault(id(value), []).append(f'{path}.{name}')
+        for name, value in module.named_parameters(path, False, remove_duplicate=False):
+            owners.setdefault(id(value), []).append(name)
     for name, site in sites.items():
         for axis in site.axes():
             shared = owners.get(id(axis.value), ())
