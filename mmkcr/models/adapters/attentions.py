@@ -28,11 +28,9 @@ from mmkcr.models.layers.sized_attention import (
     SizedWindowAttentionV2,
 )
 from mmkcr.models.layers.take_over import take_over
-from .views import UNCALLED, attention_adapter, record
+from .views import UNCALLED, attention_adapter, in_transformers, record
 
 _UTILS = 'mmpretrain.models.utils.attention'
-_HF = 'transformers.models'
-_REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
 
 
 def _is(module: nn.Module, name: str) -> bool:
@@ -134,17 +132,11 @@ def _resize_opened(opened: Callable[[nn.Module], nn.Module], layer: nn.Module, h
     return record(layer if isinstance(layer, Sized) else opened(layer), heads, width)
 
 
-@attention_adapter(f'{_HF}.vit.modeling_vit.ViTAttention',
-                   f'{_HF}.dinov2.modeling_dinov2.Dinov2Attention',
-                   f'{_REGISTERS}.Dinov2WithRegistersAttention',
-                   f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention',
-                   f'{_HF}.clip.modeling_clip.CLIPAttention',
-                   f'{_HF}.siglip.modeling_siglip.SiglipAttention',
-                   f'{_HF}.siglip2.modeling_siglip2.Siglip2Attention',
-                   f'{_HF}.swin.modeling_swin.SwinAttention',
-                   f'{_HF}.segformer.modeling_segformer.SegformerAttention',
-                   f'{_HF}.rt_detr.modeling_rt_detr.RTDetrSelfAttention',
-                   f'{_HF}.d_fine.modeling_d_fine.DFineSelfAttention')
+@attention_adapter(*in_transformers(
+    vit='ViTAttention', dinov2='Dinov2Attention', clip='CLIPAttention', swin='SwinAttention',
+    dinov2_with_registers='Dinov2WithRegistersAttention', dinov3_vit='DINOv3ViTAttention',
+    siglip='SiglipAttention', siglip2='Siglip2Attention', segformer='SegformerAttention',
+    rt_detr='RTDetrSelfAttention', d_fine='DFineSelfAttention'))
 def hugging_face_attention(module: nn.Module) -> dict[str, Any]:
     """Attention of Hugging Face's vision encoders, with separate projections."""
     if 'q_proj' not in module._modules:
@@ -161,7 +153,7 @@ def hugging_face_attention(module: nn.Module) -> dict[str, Any]:
                 **(dict(rotary='half', opened=opened) if rotary else {}))
 
 
-@attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')
+@attention_adapter(*in_transformers(flava='FlavaAttention'))
 def _nested_attention(module: nn.Module) -> dict[str, Any]:
     """Attention of FLAVA, and of the others before v5: a nested module, then a layer."""
     name = 'attention' if 'attention' in module._modules else 'self'
@@ -242,8 +234,8 @@ simple_attention(f'{_MM}.xcit.ClassAttntion', sized='SizedClassAttention',
                  projections=('q', 'k', 'v'))
 simple_attention(f'{_MM}.xcit.XCA', sized='SizedCrossCovariance',
                  why_no_width='its softmax is over the channels of a head')
-simple_attention(f'{_MM}.vit_sam.Attention', f'{_HF}.sam.modeling_sam.SamVisionAttention',
-                 f'{_HF}.vitdet.modeling_vitdet.VitDetAttention',
+simple_attention(f'{_MM}.vit_sam.Attention',
+                 *in_transformers(sam='SamVisionAttention', vitdet='VitDetAttention'),
                  why_no_width='its positions have channels that all heads share')
 simple_attention(f'{_MM}.vit_eva02.AttentionWithRoPE',
                  why_no_width='its positions are no rotations of pairs of channels')

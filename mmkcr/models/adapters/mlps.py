@@ -7,12 +7,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Unsupported
-from .views import mlp_adapter, simple_mlp
+from .views import in_transformers, mlp_adapter, simple_mlp
 
 _MM = 'mmpretrain.models.backbones'
 _TIMM = 'timm.layers.mlp'
-_HF = 'transformers.models'
-_REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
 _PLAIN = dict(inputs=('fc1', ), output='fc2')
 #: Why channels cannot be selected.
 _IN_BLOCK = dict(why_no_channels='it is part of its block, without a place for a selection')
@@ -148,22 +146,12 @@ def mbconv(module: nn.Module) -> dict[str, Any]:
     return dict(found, norm='before', after='after', scales=(last, ) if last else ())
 
 
-@mlp_adapter(f'{_HF}.vit.modeling_vit.ViTMLP',
-             f'{_HF}.dinov2.modeling_dinov2.Dinov2MLP',
-             f'{_HF}.dinov2.modeling_dinov2.Dinov2SwiGLUFFN',
-             f'{_REGISTERS}.Dinov2WithRegistersMLP', f'{_REGISTERS}.Dinov2WithRegistersSwiGLUFFN',
-             f'{_HF}.swin.modeling_swin.SwinMLP', f'{_HF}.rt_detr.modeling_rt_detr.RTDetrMLP',
-             f'{_HF}.vitdet.modeling_vitdet.VitDetMlp', f'{_HF}.sam.modeling_sam.SamMLPBlock',
-             f'{_HF}.clip.modeling_clip.CLIPMLP',
-             f'{_HF}.siglip2.modeling_siglip2.Siglip2MLP',
-             f'{_HF}.siglip.modeling_siglip.SiglipMLP',
-             f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP',
-             f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP',
-             f'{_HF}.segformer.modeling_segformer.SegformerMixFFN',
-             f'{_HF}.segformer.modeling_segformer.SegformerMixMLP',
-             f'{_HF}.rt_detr.modeling_rt_detr.RTDetrEncoderLayer',
-             f'{_HF}.rt_detr.modeling_rt_detr.RTDetrDecoderLayer',
-             f'{_HF}.d_fine.modeling_d_fine.DFineEncoderLayer')
+@mlp_adapter(*in_transformers(
+    vit='ViTMLP', swin='SwinMLP', clip='CLIPMLP', siglip='SiglipMLP', siglip2='Siglip2MLP',
+    vitdet='VitDetMlp', sam='SamMLPBlock', dinov2='Dinov2MLP Dinov2SwiGLUFFN',
+    dinov2_with_registers='Dinov2WithRegistersMLP Dinov2WithRegistersSwiGLUFFN',
+    dinov3_vit='DINOv3ViTMLP DINOv3ViTGatedMLP', segformer='SegformerMixFFN SegformerMixMLP',
+    rt_detr='RTDetrMLP RTDetrEncoderLayer RTDetrDecoderLayer', d_fine='DFineEncoderLayer'))
 def hugging_face_mlp(module: nn.Module) -> Any:
     """MLPs of Hugging Face's vision encoders: gated or not, with a depthwise convolution or not.
 
@@ -182,15 +170,14 @@ def hugging_face_mlp(module: nn.Module) -> Any:
                 between=('dwconv.dwconv', ) if convolved else ())
 
 
-@mlp_adapter(f'{_HF}.d_fine.modeling_d_fine.DFineMLP')
+@mlp_adapter(*in_transformers(d_fine='DFineMLP'))
 def d_fine_mlp(module: nn.Module) -> Any:
     """D-FINE's MLP of two layers; its heads have more."""
     two = len(module.layers) == 2
     return dict(_LAST, inputs=('layers.0', ), output='layers.1') if two else []
 
 
-@mlp_adapter(f'{_HF}.flava.modeling_flava.FlavaLayer', f'{_HF}.vit.modeling_vit.ViTLayer',
-             f'{_HF}.swin.modeling_swin.SwinLayer')
+@mlp_adapter(*in_transformers(flava='FlavaLayer', vit='ViTLayer', swin='SwinLayer'))
 def split_mlp(module: nn.Module) -> Any:
     """MLP of FLAVA, and of ViT before v5, whose two layers are separate modules of the block."""
     if 'intermediate' not in module._modules:

@@ -255,6 +255,12 @@ channel_adapter = partial(_register, _CHANNELS)
 stream_adapter = partial(_register, _STREAMS)
 
 
+def in_transformers(**classes: str) -> list[str]:
+    """Qualified names of classes of ``transformers``, separated by blanks, by their model."""
+    return [f'transformers.models.{model}.modeling_{model}.{name}'
+            for model, names in classes.items() for name in names.split()]
+
+
 def simple_mlp(name: str, **arguments: Any) -> None:
     """Register an MLP whose parts have fixed local paths."""
     _MLPS[name] = lambda module: arguments
