@@ -22,7 +22,7 @@ from .two_stage import MASKS, most_proposals
 
 
 def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> MacsReport:
-    """Count the MACs of one image, attention products included.
+    """Count the MACs of one image in total, by module and by operator, attention products included.
 
     Args:
         model (nn.Module): A backbone, or a classifier, detector or segmentor. A task

@@ -44,8 +44,8 @@ class SearchSpace:
         host (nn.Module): The network; changed in place.
         kinds (Sequence[str | dict]): Kinds of site, see
             :func:`~mmkcr.models.sites.find_sites`.
-        backbone (dict): Registered ``type`` and arguments that build the host, for structure
-            files.
+        backbone (dict, optional): Registered ``type`` and arguments that build the host, for
+            structure files. Defaults to the host's class, without arguments.
         gates (dict, optional): Config of the gates without ``total``; or one config per kind, such
             as ``dict(heads=dict(type=...))``. Sites of kinds without a config are sliced as in
             ``structure``, or stay whole.
@@ -63,11 +63,12 @@ class SearchSpace:
             or a structure of another backbone.
     """
 
-    def __init__(self, host: nn.Module, kinds: Sequence[KindConfig], backbone: Mapping[str, Any],
+    def __init__(self, host: nn.Module, kinds: Sequence[KindConfig] = (),
+                 backbone: Mapping[str, Any] | None = None,
                  gates: Mapping[str, Any] | None = None, structure: StructureLike = None,
                  method: str = '', optional_keys: str = r'$^') -> None:
         self.host, self.kinds = host, tuple(kinds)
-        self.backbone, self.optional_keys = dict(backbone), optional_keys
+        self.backbone, self.optional_keys = dict(backbone or class_of(host)), optional_keys
         self.structure: Structure | None = None
         #: Entries of the sites that are sliced for good: all of a subnet's.
         self.fixed: dict[str, SiteEntry] = {}
