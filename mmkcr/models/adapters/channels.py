@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from mmkcr.core import Unsupported
-from .mlps import plain_conv
 from .views import Reads, channel_adapter, keeps_zero
 
 _MMDET, _MMSEG = 'mmdet.models', 'mmseg.models.decode_heads'
@@ -35,7 +34,6 @@ def _view(module: nn.Module, paths: Sequence[str], readers: Sequence[Reads],
     for path in paths:
         layer = module.get_submodule(path)
         if not hasattr(layer, 'norm_name'):
-            plain_conv(layer)
             writers.append(path)
             norms.append('')
             continue
@@ -129,8 +127,6 @@ def box_head(module: nn.Module) -> list[View]:
         own = _convs(module, f'{branch}_fcs')
         # none if the branch is off
         ends += [Reads(own[0] if own else f'fc_{branch}')] * getattr(module, f'with_{branch}')
-    for end in ends:
-        plain_conv(module.get_submodule(end.path))
     # the flattened region holds each channel as `area` adjacent entries
     area = 1 if module.with_avg_pool else module.roi_feat_area
     return [*_chain(module, convs, [Reads(layers[0], area)]), *_chain(module, layers, ends)]
@@ -142,7 +138,6 @@ def mask_head(module: nn.Module) -> list[View]:
     _only(module, 'FCNMaskHead')
     if not isinstance(module.upsample, nn.ConvTranspose2d):
         raise Unsupported('a mask head that does not end with a transposed convolution')
-    plain_conv(module.conv_logits)
     return _chain(module, [*_convs(module, 'convs'), 'upsample'], [Reads('conv_logits')])
 
 
