@@ -48,7 +48,7 @@ def head_parts(site: AttentionWidth) -> list[HeadPart]:
     view, size = site.view, site.view.heads * site.view.width
     # hosts with a fused `qkv` may keep biases as parameters of their own (BEiT: q_bias, v_bias)
     own = {axis.name[0]: axis.name for axis in view.extra(site.owner) if axis.per == 1 and
-           isinstance(axis.value, nn.Parameter)} if view.extra is not None else {}
+           isinstance(axis.value, nn.Parameter)}
     parts: list[HeadPart] = []
     # a projection holds `count` of q, k and v, each with all heads: `size` rows
     for path, count in zip(view.projections, view.fused):

@@ -8,7 +8,7 @@ from mmkcr.core import count_params
 from mmkcr.core.words import did_you_mean
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
-from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.sites.base import KindConfig, kind_name
 
 #: Kinds whose units can be chosen and refitted.
 REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels')
@@ -135,8 +135,3 @@ def default_kinds(host: nn.Module) -> list[KindConfig]:
     only = [dict(kind='heads', where=rf'^({"|".join(alone)})\.')] if alone else []
     kinds[place:place + 1] = only
     return kinds
-
-
-def kind_name(kind: KindConfig) -> str:
-    """Name of a kind of site, of its config or alone."""
-    return kind if isinstance(kind, str) else kind['kind']

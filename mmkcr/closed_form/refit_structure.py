@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from mmkcr.core import Structure
 from mmkcr.models.counting import check_recorded
 from mmkcr.models.sites import QKMaskSite
-from mmkcr.models.sites.base import KindConfig, check_ties
+from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 from .batches import count_seen
 from .compression import CompressResult, called, finished, macs_model, with_memory
 from .given import look_at, taken
-from .kinds import kind_name, searched
+from .kinds import searched
 from .options import CompressOptions, Forward, Pair
 from .progress import CompressProgress
 from .refit_blocks import refit_along

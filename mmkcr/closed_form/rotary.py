@@ -67,9 +67,9 @@ def rotate_pairs(site: RotaryPairs, moments: Mapping[str, Moments], turned: Turn
     """
     view, state = site.view, {}
     # keys are centred, since the softmax does not see what is the same for all keys
-    found = rotary_order(turned.query.second_moment, turned.key.covariance, view.rotary.layout, rho)
+    found = rotary_order(turned.query.second_moment, turned.key.covariance, view.rotary, rho)
     order = found.order.cpu()
-    places = rotary_pairs(view.width, view.rotary.layout)[order].flatten()  # (d,), best pair first
+    places = rotary_pairs(view.width, view.rotary)[order].flatten()  # (d,), best pair first
     values, lost = rotate_values(site, state, moments[view.output], rho, places)
     # a pair is two channels: every second of the d + 1 energies of the values
     errors = [error / error[0].clamp(min=1e-30)
@@ -102,7 +102,7 @@ class RotaryHeads(NarrowHeads):
             keys.new_zeros(len(keys))
         # the bias is one more column, read from an input of ones (`_with_ones`): (H, d, inputs + 1)
         keys = torch.cat([keys, bias[:, None]], 1).unflatten(0, (view.heads, view.width))
-        pairs = rotary_pairs(view.width, view.rotary.layout).to(keys.device)
+        pairs = rotary_pairs(view.width, view.rotary).to(keys.device)
         deltas = keys.new_zeros(len(counts), *keys.shape)
         for delta, count in zip(deltas, counts):
             lost = pairs[order[count:].to(keys.device)].flatten()

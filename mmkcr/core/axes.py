@@ -5,7 +5,7 @@ moments), to fold a mask into the weights, to count its MACs or to build a subne
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -151,8 +151,29 @@ def scale_axes(axes: Iterable[Axis], scale: Tensor, optimizer: Optimizer | None 
 
 def outputs_of(layer: nn.Module) -> int:
     """Output channels of a linear layer or convolution."""
-    transposed = isinstance(layer, _ConvNd) and layer.transposed
-    return layer.weight.shape[1 if transposed else 0]
+    return layer.weight.shape[1 if _transposed(layer) else 0]
+
+
+def along_outputs(layer: nn.Module, folds: bool = False, **layout: int) -> list[Axis]:
+    """Axes of all tensors of a layer or norm with an entry for every output; absent ones, too.
+
+    Args:
+        layer (nn.Module): A linear layer, convolution, norm, or layer scale.
+        folds (bool): Of weight and bias, see :class:`Axis`. Defaults to False.
+        **layout: ``repeats`` and ``inner`` of the axes.
+    """
+    dim = 1 if _transposed(layer) else 0
+    return [Axis(layer, 'weight', dim, folds, **layout), Axis(layer, 'bias', 0, folds, **layout),
+            *(Axis(layer, name, **layout) for name in ('gamma', 'running_mean', 'running_var'))]
+
+
+def along_inputs(layer: nn.Module, folds: bool = False, **layout: Any) -> Axis:
+    """The axis of a layer's weight with its inputs; arguments as of :func:`along_outputs`."""
+    return Axis(layer, 'weight', 0 if _transposed(layer) else 1, folds, **layout)
+
+
+def _transposed(layer: nn.Module) -> bool:
+    return isinstance(layer, _ConvNd) and layer.transposed
 
 
 def sync_sizes(module: nn.Module) -> None:

@@ -130,12 +130,18 @@ class Site:
     # ---- what a kind says -----------------------------------------------------------------------
 
     def axes(self) -> list[Axis]:
-        """The axes that the present units lie along, in a dense net, supernet or subnet."""
-        raise NotImplementedError
+        """The axes that the present units lie along, in a dense net, supernet or subnet.
+
+        Defaults to none, as of a kind that slices nothing.
+        """
+        return []
 
     def mask_points(self) -> list[MaskPoint]:
-        """Where the mask acts; together the points must scale the value of a unit exactly once."""
-        raise NotImplementedError
+        """Where the mask acts; together the points must scale the value of a unit exactly once.
+
+        Defaults to nowhere, as of a kind whose layers apply the gate themselves.
+        """
+        return []
 
     def products(self) -> Mapping[str, tuple[str, ...]]:
         """Modules whose own products, not those of their children, grow with the size.
@@ -172,8 +178,12 @@ class Site:
         raise ValueError(f'expected `cost="macs"` for sites of kind `{self.kind}`, which have no '
                          f'cost of a paper, found `cost="paper"` at `{self.name}`')
 
-    def resized(self, units: int) -> None:
-        """Set the host's attributes that no weight's shape implies, after slicing to ``units``."""
+    def resized(self, kept: Tensor) -> None:
+        """Change what no weight's shape implies, such as the host's attributes, after a slicing.
+
+        Args:
+            kept (Tensor): Units of the dense dimension that are left, int64, ascending.
+        """
 
     def lost_outputs(self) -> tuple[str, ...]:
         """Paths of layers whose outputs at dropped units are lost: nothing reads them any more."""
@@ -241,14 +251,22 @@ class Site:
         """Number of kept units of every group that keeps any, int64."""
         return torch.unique(kept // (self.total // self.groups), return_counts=True)[1]
 
-    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
+    def slice_units(self, kept: Tensor, optimizer: Optimizer | None = None) -> Tensor:
         """Slice weights and moments to some of the present units.
 
         Args:
-            units (Tensor): Positions among the present units, int64, ascending.
+            kept (Tensor): Units of the dense dimension, int64, ascending.
             optimizer (Optimizer, optional): Its moments are sliced in the same way.
+
+        Returns:
+            Tensor: Positions of the kept units among the present ones.
         """
+        present = self.kept
+        units = kept if present is None else \
+            torch.isin(present, kept.to(present.device)).nonzero().flatten()
         slice_axes(self.axes(), units, optimizer)
+        self.resized(kept)
+        return units
 
     def slice_to(self, kept: Tensor, operator: str | None = None) -> None:
         """Make the site that of a subnet: slice to the kept units, and remove the gate.
@@ -258,13 +276,8 @@ class Site:
             operator (str, optional): Operator that computes the others, one of :meth:`operators`.
         """
         self.check(kept)
-        present = self.kept
-        # original indices to positions among the present units
-        units = kept if present is None else \
-            torch.isin(present, kept.to(present.device)).nonzero().flatten()
-        if len(units) < (self.total if present is None else len(present)):
-            self.slice_units(units)
-            self.resized(len(kept))
+        if len(kept) < self.present:
+            self.slice_units(kept)
         self.detach()
         self._kept = kept
 

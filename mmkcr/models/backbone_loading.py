@@ -83,8 +83,8 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
 def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Let heads that a config chose by blocks or scores start from a dense network's weights.
 
-    The entries of dense layers are cut in place. What these do not have, the operator, keeps its
-    values. Arguments are those of :func:`check_state`.
+    The entries of dense layers are cut in place; operators keep their values. Arguments are those
+    of :func:`check_state`.
     """
     inherited = False
     for site in space.sites.values():
@@ -110,8 +110,8 @@ def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: s
 def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
 
-    A file without a record of its units, that of an ordinary network, is taken at its word: it
-    gets ours. Arguments are those of :func:`check_state`.
+    A file without a record of its units, that of an ordinary network, gets ours. Arguments are
+    those of :func:`check_state`.
     """
     ours = getattr(space.host, KEPT, None)
     if ours is None:
@@ -126,11 +126,11 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     """Refuse a state_dict that would load only in part.
 
     A supernet may be loaded from a dense checkpoint: it keeps its gates and the layers that it
-    has in excess. Optional entries that are missing or surplus are said in one sentence.
+    has in excess. Optional entries that are missing or surplus are logged.
 
     Args:
         space (SearchSpace): Search space of the backbone that loads.
-        state_dict, prefix: With the backbone's keys, which begin with the prefix.
+        state_dict, prefix: The backbone's keys begin with the prefix.
 
     Raises:
         ValueError: Missing, unexpected or mis-shaped keys.
@@ -146,13 +146,14 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     gates = tuple(f'{site}.gate.' for site in space.gates())
     # the supernet has these layers in excess of the dense network
     gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
-    optional = re.compile(space.optional_keys)
-    kinds = dict(missing=[key for key in own if key not in found and not RECOMPUTED.match(key)
-                          and not key.startswith(gates)],
-                 unexpected=[key for key in found if key not in own])
+    missing = [key for key in own if key not in found and not RECOMPUTED.match(key)
+               and not key.startswith(gates)]
+    surplus = [key for key in found if key not in own]
     # allowed, but said: they are new, or the network does not use them
-    new, unused = ([key for key in keys if optional.match(key)] for keys in kinds.values())
-    wrong = {kind: [key for key in keys if not optional.match(key)] for kind, keys in kinds.items()}
+    optional = re.compile(space.optional_keys)
+    new, unused = (list(filter(optional.match, keys)) for keys in (missing, surplus))
+    wrong = dict(missing=[key for key in missing if key not in new],
+                 unexpected=[key for key in surplus if key not in unused])
     shapes = {key: (tuple(found[key]), tuple(shape)) for key, shape in own.items()
               if key in found and found[key] != shape}
     as_dense = space.structure is not None and not any(wrong.values()) and all(

@@ -25,16 +25,13 @@ from .two_stage import MASKS, most_proposals
 
 
 def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> MacsReport:
-    """Count the MACs of one image, attention products included.
+    """Count the MACs of one image in total, by module and by operator, attention products included.
 
     Args:
         model (nn.Module): A backbone, or a classifier, detector or segmentor. A task
             model is counted with its head, a two-stage detector with its maximum number of
             proposals.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
-
-    Returns:
-        MacsReport: In total, by module and by operator.
 
     Raises:
         ValueError: ``input_shape`` is not three positive integers, or the model does not run on
@@ -56,8 +53,8 @@ def check_built(promises: Sequence[CostModel], promised: Sequence[int],
     """Refuse a built network that costs more than was promised of it.
 
     Args:
-        promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network before it
-            was sliced; their ``model`` is now sliced.
+        promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network that was
+            sliced since.
         promised (Sequence[int]): What each said of the chosen sizes before the slicing: some count
             on the layers themselves.
         input_shape (Sequence[int]): (C, H, W).
@@ -76,11 +73,7 @@ Parts = dict[str, tuple[int, int]]
 
 
 def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
-    """Split a count of a whole model by part; parts used only in training are left out.
-
-    Args:
-        report (MacsReport): Report of ``model``.
-        model (nn.Module): A task model, possibly wrapped, or a backbone.
+    """Split the count of a model, possibly wrapped, by part; parts without MACs are left out.
 
     Returns:
         dict[str, int]: MACs by path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
@@ -89,17 +82,13 @@ def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
     """
     task = find_task(model)
     prefix = next(f'{path}.' for path, module in model.named_modules() if module is task)
-    parts = {path: 0 for name, child in task.named_children()
-             for path in ([f'{name}.{below}' for below, _ in child.named_children()]
+    own = {f'{path.removeprefix(prefix)}.': macs for path, macs in report.own.items()}
+    parts = {part: sum(macs for path, macs in own.items() if path.startswith(f'{part}.'))
+             for name, child in task.named_children()
+             for part in ([f'{name}.{below}' for below, _ in child.named_children()]
                           if name in ('roi_head', 'panoptic_head') else [name])}
-    for path, macs in report.own.items():
-        path = path.removeprefix(prefix)
-        part = next((part for part in parts if f'{path}.'.startswith(f'{part}.')), '')
-        if part:
-            parts[part] += macs
-    found = {part: macs for part, macs in parts.items() if macs}
-    rest = report.total - sum(found.values())
-    return {**found, **(dict(rest=rest) if rest else {})}
+    parts['rest'] = report.total - sum(parts.values())
+    return {part: macs for part, macs in parts.items() if macs}
 
 
 def count_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
@@ -140,14 +129,10 @@ def counted_proposals(model: nn.Module) -> str | None:
 
 
 def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None) -> None:
-    """Record which part a structure's MACs count, and how many are the backbone's.
+    """Record in a structure which part its MACs count, and how many are the backbone's.
 
-    These are checked when a model is built, possibly with another head.
-
-    Args:
-        structure (Structure): With ``macs``; changed in place.
-        subnet (nn.Module): Bare backbone or task model.
-        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
+    These are checked when a model is built, possibly with another head. The subnet is a bare
+    backbone or task model; see :func:`~mmkcr.models.tasks.counted_part` for ``part``.
     """
     host = search_space(subnet).host
     if host is subnet and is_dense_task(subnet):

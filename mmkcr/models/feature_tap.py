@@ -15,15 +15,14 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
     """Pool a layer's output to one vector per sample, (B, d).
 
     Args:
-        output (Tensor | Sequence): (B, C) as it is, (B, N, C) averaged over tokens,
-            (B, C, H, W) averaged over positions. In a tuple or list (stages, or patch
-            tokens beside a class token) the last item counts.
+        output (Tensor | Sequence): (B, C) as it is, (B, N, C) averaged over tokens, (B, C, H, W)
+            averaged over positions. Of a tuple or list the last item: the last stage, or of patch
+            tokens and a class token the latter.
         layer (str): The layer's path, for the message. Defaults to 'backbone'.
 
     Raises:
         TypeError: The output holds no such tensor.
     """
-    # the last stage, and of [patch tokens, class token] the class token
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]
     if isinstance(output, Tensor) and not output.is_floating_point():
@@ -38,12 +37,7 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
 
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:
-    """Find a sub-module by its path, also inside wrappers.
-
-    Args:
-        model (nn.Module): A task model, a model around one (attribute ``architecture``),
-            or either in a distributed wrapper.
-        layer (str): Path such as 'backbone' or 'head.layers.head'.
+    """Find a sub-module of a task model, also inside wrappers, by its path ('head.layers.head').
 
     Raises:
         ValueError: No such layer.
@@ -60,15 +54,14 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
 class FeatureTap:
     """Captures the pooled output, or input, of one layer during the ``with`` block.
 
-    Gradients flow through the captured features. If the layer runs more than once,
-    the last run counts, or all of them with ``every``.
+    Gradients flow through the captured features.
 
     Args:
         model (nn.Module): As in :func:`find_layer`.
-        layer (str): The layer's path; with the suffix ':input' its first positional
-            argument is captured instead of its output. Defaults to 'backbone'.
-        every (bool): Concatenate the features of all runs, such as those of the
-            views of self-supervised training. Defaults to False.
+        layer (str): The layer's path; with the suffix ':input' its first positional argument is
+            captured instead of its output. Defaults to 'backbone'.
+        every (bool): Concatenate the features of all runs, such as those of the views of
+            self-supervised training. Defaults to False: the last run counts.
 
     Examples:
         >>> with FeatureTap(model, 'head.fc:input') as tap:
@@ -83,7 +76,6 @@ class FeatureTap:
             raise ValueError(f"expected a layer path with or without ':input', found `{layer}`")
         self._module, self._takes_input = find_layer(model, path), side == 'input'
         self._runs: list[Tensor] = []
-        self._handle = None
 
     @property
     def features(self) -> Tensor:
@@ -107,35 +99,29 @@ class FeatureTap:
 
 
 def feature_width(model: nn.Module, layer: str = 'backbone') -> int:
-    """Width d of a layer's pooled features, found by one forward of zeros in eval mode.
+    """Width d of the pooled features of a layer, given as to :class:`FeatureTap`.
 
-    The image has the backbone's ``img_size``, or 224 x 224.
-
-    Args:
-        model (nn.Module): A task model.
-        layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
+    It is found by a forward of zeros, of the backbone's ``img_size`` or 224 x 224, in eval mode.
     """
-    found = getattr(getattr(model, 'backbone', None), 'img_size', 224)
-    height, width = (found, found) if isinstance(found, int) else found
+    backbone = getattr(model, 'backbone', model)
+    size = getattr(backbone, 'img_size', 224)
+    height, width = (size, size) if isinstance(size, int) else map(int, size)
+    first = next((module for module in backbone.modules() if isinstance(module, nn.Conv2d)), None)
+    channels = 3 if first is None else first.in_channels  # it embeds the image
     with eval_mode(model), torch.no_grad(), FeatureTap(model, layer) as tap:
-        first = next((module for module in getattr(model, 'backbone', model).modules()
-                      if isinstance(module, nn.Conv2d)), None)  # it embeds the image
-        channels = 3 if first is None else first.in_channels
-        images = next(model.parameters()).new_zeros(1, channels, int(height), int(width))
-        run = model.backbone if layer == 'backbone' else model
-        task_forward(run, images.shape[1:])()
+        task_forward(backbone if layer == 'backbone' else model, (channels, height, width))()
     return tap.features.shape[1]
 
 
 @contextmanager
 def features_on_samples(model: nn.Module, layer: str = 'backbone',
                         key: str = 'features') -> Iterator[None]:
-    """Within the block the model's predicted data samples carry a layer's features.
+    """Within the block the model's predicted data samples carry a layer's features (d,).
 
     Args:
         model (nn.Module): Its 'predict' mode returns one data sample an image.
         layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
-        key (str): Field of the data samples for the vector (d,). Defaults to 'features'.
+        key (str): Their field of the data samples. Defaults to 'features'.
 
     Raises:
         TypeError: A forward pass inside the block returns something else.
@@ -148,9 +134,5 @@ def features_on_samples(model: nn.Module, layer: str = 'backbone',
         for sample, feature in zip(outputs, features):
             sample.set_field(feature, key)
 
-    with FeatureTap(model, layer) as tap:
-        handle = unwrap(model).register_forward_hook(attach)
-        try:
-            yield
-        finally:
-            handle.remove()
+    with FeatureTap(model, layer) as tap, unwrap(model).register_forward_hook(attach):
+        yield

@@ -135,12 +135,11 @@ def _read_scores(sites: Mapping[str, Any], path: str | Path) -> dict[str, Tensor
                   for name in content['scores']}
     except (KeyError, TypeError, ValueError):
         scores = {}
-    wanted = {name: (site.total, ) for name, site in sites.items()}
-    if {name: tuple(score.shape) for name, score in scores.items()} != wanted:
-        site = next((name for name, shape in wanted.items()
-                     if name not in scores or tuple(scores[name].shape) != shape), None)
-        scored = f'{wanted[site][0]} numbers at site `{site}`' if site else \
-            f'{len(wanted)} sites only'
-        raise ValueError(f'expected `scores` of the heads of this network, {scored}, found others '
-                         f'in `{path}`')
-    return {name: scores[name] for name in wanted}
+    wrong = [f'{site.total} numbers at site `{name}`' for name, site in sites.items()
+             if name not in scores or scores[name].shape != (site.total, )]
+    if len(scores) > len(sites):
+        wrong.append(f'{len(sites)} sites only')
+    if wrong:
+        raise ValueError(f'expected `scores` of the heads of this network, {wrong[0]}, found '
+                         f'others in `{path}`')
+    return {name: scores[name] for name in sites}

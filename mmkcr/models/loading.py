@@ -33,9 +33,8 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
     """Load the task model: every entry must fit in shape, and none may be left over.
 
     A training wrapper around the model keeps its own state, and that of a wrapper in the
-    checkpoint is ignored. So whatever was searched or retrained loads under its own config, under
-    the deployed model's, and the other way round. Entries that the model's own loading converts
-    (old keys, position embeddings of another size) are converted.
+    checkpoint is ignored: what was searched or retrained loads under any of its configs. Entries
+    that the model's own loading converts (old keys, position embeddings) are converted.
 
     Args:
         model (nn.Module): A task model, possibly wrapped.
@@ -68,13 +67,11 @@ def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 
 
 def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
-    """Load the weights that a training starts from (``load_from``).
+    """Load the weights that a training starts from (``load_from``), see :func:`load_task`.
 
     At least half of the backbone's entries must be there, in their shapes; those of gates count if
     the file has gates. A head for other classes may differ. Missing entries keep their initial
     values, as in the host libraries.
-
-    Arguments are those of :func:`load_task`.
 
     Raises:
         ValueError: An entry of the backbone has another shape, most of them are not there, or

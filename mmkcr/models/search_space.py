@@ -8,7 +8,8 @@ slices them (subnet).
 import copy
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from .backbone_loading import check_state, inherit_dense, take_kept
 from .head_choice import choose_heads, is_choice
 from .layers.plain import make_plain
 from .sites import QKMaskSite, find_sites
-from .sites.base import KINDS, HostSite, KindConfig
+from .sites.base import KINDS, HostSite, KindConfig, kind_name
 
 StructureLike = str | Mapping[str, Any] | Structure | None
 
@@ -43,15 +44,16 @@ class SearchSpace:
         host (nn.Module): The network; changed in place.
         kinds (Sequence[str | dict]): Kinds of site, see
             :func:`~mmkcr.models.sites.find_sites`.
-        backbone (dict): Registered ``type`` and arguments that build the host, for structure
-            files. Defaults to the host's class, without arguments.
+        backbone (dict, optional): Registered ``type`` and arguments that build the host, for
+            structure files. Defaults to the host's class, without arguments.
         gates (dict, optional): Config of the gates without ``total``; or one config per kind, such
             as ``dict(heads=dict(type=...))``. Sites of kinds without a config are sliced as in
             ``structure``, or stay whole.
         structure (str | dict | Structure, optional): Structure file; or heads to replace,
             ``dict(blocks=[...])`` or ``dict(scores=<file>, replace=...)``, see
             :func:`~mmkcr.models.head_choice.choose_heads`, and then dense weights can be loaded.
-        method (str): Name of the method, for structure files. Defaults to ``''``.
+        method (str): Name of the method, for structure files. Defaults to ``''``: those of the
+            kinds.
         optional_keys (str): Regular expression of the keys that a checkpoint may lack or have in
             excess, which is then logged: output norms, which depend on ``out_indices``. Defaults
             to none.
@@ -65,9 +67,8 @@ class SearchSpace:
                  backbone: Mapping[str, Any] | None = None,
                  gates: Mapping[str, Any] | None = None, structure: StructureLike = None,
                  method: str = '', optional_keys: str = r'$^') -> None:
-        self.host, self.kinds, self.method = host, tuple(kinds), method
-        self.backbone = dict(backbone or _class_of(host))
-        self.optional_keys = optional_keys
+        self.host, self.kinds = host, tuple(kinds)
+        self.backbone, self.optional_keys = dict(backbone or class_of(host)), optional_keys
         self.structure: Structure | None = None
         #: Entries of the sites that are sliced for good: all of a subnet's.
         self.fixed: dict[str, SiteEntry] = {}
@@ -77,24 +78,34 @@ class SearchSpace:
         self._waiting: list[HostSite] = []
         self._dense_params = count_params(host)
         # before the gates: they are built with the number of units that the kinds find
-        for name, site in find_sites(host, kinds).items() if kinds else ():
+        for name, site in find_sites(host, kinds).items():
             if site.gated:
                 site.open()
                 self._sites[name] = site
             else:
                 self._waiting.append(site)
+        self.method = method or '+'.join(map(kind_name, kinds))
         if gates is not None or structure is not None or not self._sites:
             self.put_masks()
-        configs = {} if gates is None else self._gate_configs(gates)
+        builders = {} if gates is None else self._gate_builders(gates)
         #: Whether heads were chosen without a file: they may start from a dense network's weights.
         self.chosen = is_choice(structure)
         if self.chosen:
             structure = choose_heads(self, structure)
         if structure is not None:
-            self._take_structure(Structure.load(structure), configs)
-        self._add_gates(configs)
+            self._take_structure(Structure.load(structure), builders)
+        for name, build in builders.items():
+            site = self.sites[name]
+            # gates live where their site's weights do
+            site.attach(build().to(next(site.owner.parameters()).device))
+        together = list(self.gates().values())
+        for gate in together:  # some choose together, such as the k best of all
+            gate.join(together)
+        # a former space, as of the host's own class, would check and rename what this one loads
+        for handle in getattr(getattr(host, 'search_space', None), '_handles', ()):
+            handle.remove()
         host.search_space = self
-        self._handles = [host._register_load_state_dict_pre_hook(self._before_loading),
+        self._handles = [host.register_load_state_dict_pre_hook(self._before_loading),
                          host.register_forward_pre_hook(self._begin),
                          host.register_forward_hook(self._finish)]
 
@@ -105,23 +116,17 @@ class SearchSpace:
         Raises:
             ValueError: The host is a supernet or a subnet, or does not have a kind.
         """
-        backbone, optional = _class_of(host), r'$^'
         before: SearchSpace | None = getattr(host, 'search_space', None)
-        if before is not None:
-            if before.state_name() != 'dense':
-                raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
-            # a `Searchable` describes its host below `backbone`, a named class itself
-            backbone = before.backbone.get('backbone', before.backbone)
-            optional = before.optional_keys
-        described = dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone)
-        space = cls(host, kinds, described, method=method_of(kinds), optional_keys=optional)
-        # the former space would check and rename what this one loads
-        for handle in before._handles if before is not None else ():
-            handle.remove()
-        return space
+        if before is None:
+            return cls(host, kinds, described(class_of(host), kinds))
+        if before.state_name() != 'dense':
+            raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
+        # a `Searchable` describes its host below `backbone`, a named class itself
+        backbone = before.backbone.get('backbone', before.backbone)
+        return cls(host, kinds, described(backbone, kinds), optional_keys=before.optional_keys)
 
     def leave(self) -> None:
-        """Take the search space and its hooks off a host that computes the same without them."""
+        """Take the search space and its hooks off the host; see :func:`leave_ordinary`."""
         kinds = {site.kind for site in self._sites.values()
                  if site.kind != 'embedding' or site.present < site.total}
         if kinds & {'head_operator', 'embedding'} or QKMaskSite.masks(self.host):
@@ -171,8 +176,8 @@ class SearchSpace:
 
     # ---- gates ----------------------------------------------------------------------------------
 
-    def _gate_configs(self, gates: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-        """Config of the gate of every site that has one."""
+    def _gate_builders(self, gates: Mapping[str, Any]) -> dict[str, Callable[[], BaseGate]]:
+        """What builds the gate of every site that has one."""
         from mmkcr.registry import MODELS  # of MMEngine, which only a search needs
         found = {site.kind for site in self.sites.values()}
         # one config for all, one per kind, or both: then a kind's entries override the common ones
@@ -183,7 +188,7 @@ class SearchSpace:
         if unknown or not gates:
             raise ValueError(f'expected `gates` with a `type`, or by kind among {sorted(found)}, '
                              f'found {sorted(gates)}')
-        configs = {}
+        builders = {}
         for name, site in self.sites.items():
             if 'type' not in common and site.kind not in given:
                 continue
@@ -198,21 +203,9 @@ class SearchSpace:
                     'expected gates that keep equally many units of every head at sites of '
                     f'kind `{site.kind}`, such as `mmkcr.BiMaskGate`, found '
                     f'`{config["type"]}`; sites of kind `heads` take any gate')
-            configs[name] = {**defaults, **config, **grouped, 'total': site.total}
-        return configs
-
-    def _add_gates(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
-        if not configs:
-            return
-        from mmkcr.registry import MODELS
-        for name, config in configs.items():
-            site = self.sites[name]
-            # gates live where their site's weights do
-            site.attach(MODELS.build(config).to(next(site.owner.parameters()).device))
-        # some choose together, such as the k best of all
-        gates = list(self.gates().values())
-        for gate in gates:
-            gate.join(gates)
+            builders[name] = partial(MODELS.build,
+                                     {**defaults, **config, **grouped, 'total': site.total})
+        return builders
 
     # ---- structures -----------------------------------------------------------------------------
 
@@ -269,27 +262,23 @@ class SearchSpace:
 
     def _slice_all(self, sites: Mapping[str, SiteEntry]) -> None:
         """Slice sites, and put a digest of the kept units into the state, for strict loading."""
+        device = next(self.host.parameters()).device
         for name, entry in sites.items():
-            if name not in self.fixed:
-                self._slice(name, entry)
+            if name in self.fixed:
+                continue
+            site, operators = self.sites[name], self.sites[name].operators()
+            if entry.operator is not None and entry.operator not in operators:
+                raise ValueError(f'expected an `operator` among {sorted(operators)} at site '
+                                 f'`{name}`, found `{entry.operator}`')
+            kept = torch.tensor(entry.kept, dtype=torch.int64, device=device)
+            site.check(kept)
+            # a bi-mask is part of the weights from now on: what is left of it differs from 1
+            if site.gate is not None and hasattr(site.gate, 'folded'):
+                self._follow(name, kept, True)
+            site.slice_to(kept, entry.operator)
         self.fixed = dict(sites)
         if sites:
-            device = next(self.host.parameters()).device
             self.host.register_buffer(KEPT, digest(sites).to(device))
-
-    def _slice(self, name: str, entry: SiteEntry) -> None:
-        site, operators = self.sites[name], self.sites[name].operators()
-        if entry.operator is not None and entry.operator not in operators:
-            raise ValueError(f'expected an `operator` among {sorted(operators)} at site `{name}`, '
-                             f'found `{entry.operator}`')
-        kept = torch.tensor(entry.kept, dtype=torch.int64,
-                            device=next(self.host.parameters()).device)
-        site.check(kept)
-        # a bi-mask is part of the weights from now on: what is left of it differs from 1
-        if site.gate is not None and hasattr(site.gate, 'folded'):
-            self.slice_units(name, kept)
-            self.fold(name)
-        site.slice_to(kept, entry.operator)
 
     def structure_for(self, kept: Mapping[str, Tensor]) -> Structure:
         """Structure of this backbone with the given units; sites not given keep all of theirs."""
@@ -315,26 +304,17 @@ class SearchSpace:
         self._attached.setdefault(name, []).append(axis)
 
     def slice_units(self, name: str, kept: Tensor, optimizer: Optimizer | None = None) -> bool:
-        """Slice a site of a supernet, its gate and the optimizer's moments.
+        """Slice a site of a supernet and its gate, see :meth:`~mmkcr.core.Site.slice_units`.
 
-        Args:
-            name (str): The site.
-            kept (Tensor): Original units to keep, ascending, among those still there.
-            optimizer (Optimizer, optional): Holds this backbone's parameters.
-
-        Returns:
-            bool: Whether anything changed.
+        Returns whether anything changed.
         """
         site, gate = self.sites[name], self.sites[name].gate
         if len(kept) == gate.present:
             return False
-        # original indices to positions among the units that are still there
-        units = torch.isin(gate.kept, kept.to(gate.kept.device)).nonzero().flatten()
-        site.slice_units(units, optimizer)
+        units = site.slice_units(kept, optimizer)
         # axes along the units of the gate's own parameters and buffers, and attached axes
         slice_axes([Axis(gate, 'importance'), Axis(gate, 'kept'), *self._attached.get(name, ())],
                    units, optimizer)
-        site.resized(len(kept))
         return True
 
     def fold(self, name: str, optimizer: Optimizer | None = None) -> None:
@@ -354,20 +334,24 @@ class SearchSpace:
             mode, gate.training = gate.training, True
             supported = gate.supported()
             gate.training = mode
-            if supported is not None:
-                changed |= self.slice_units(name, gate.kept[supported], optimizer)
-            if gate.decided and not gate.folded:
-                self.fold(name, optimizer)
-                changed = True
+            kept = gate.kept if supported is None else gate.kept[supported]
+            changed |= self._follow(name, kept, gate.decided, optimizer)
         return changed
 
     def apply_decisions_of(self, other: 'SearchSpace') -> None:
         """Slice and fold what another copy of this supernet has sliced and folded."""
         for name, gate in other._sliceable():
-            self.slice_units(name, gate.kept)
             self.sites[name].gate.alive.copy_(gate.alive)
-            if gate.folded and not self.sites[name].gate.folded:
-                self.fold(name)
+            self._follow(name, gate.kept, bool(gate.folded))
+
+    def _follow(self, name: str, kept: Tensor, decided: bool,
+                optimizer: Optimizer | None = None) -> bool:
+        """Slice a site, and fold its mask once it is decided; returns whether anything changed."""
+        changed = self.slice_units(name, kept, optimizer)
+        if decided and not self.sites[name].gate.folded:
+            self.fold(name, optimizer)
+            changed = True
+        return changed
 
     def mask_like(self, other: 'SearchSpace') -> None:
         """Take the masks, noise included, from the gates of another supernet of the same sites.
@@ -387,15 +371,10 @@ class SearchSpace:
 
     def take_shape(self, state: Mapping[str, Tensor], prefix: str = '',
                    optimizer: Optimizer | None = None) -> bool:
-        """Slice a supernet to the sizes of the state of one that was sliced while it trained.
+        """Slice a supernet to the sizes of a state, of one that was sliced while it trained.
 
-        Args:
-            state (Mapping[str, Tensor]): To be loaded afterwards.
-            prefix (str): Prefix of the backbone's keys. Defaults to ''.
-            optimizer (Optimizer, optional): Holds this backbone's parameters.
-
-        Returns:
-            bool: Whether anything changed.
+        The state, in which the backbone's keys begin with the prefix, is to be loaded afterwards.
+        The optimizer's moments follow. Returns whether anything changed.
         """
         changed = False
         for name, gate in self._sliceable():
@@ -443,10 +422,9 @@ class SearchSpace:
         first = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
         return _channels_first(outputs) if first is not None and first.is_contiguous() else outputs
 
-    def _before_loading(self, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    def _before_loading(self, host: nn.Module, state_dict: dict[str, Tensor], prefix: str,
+                        *_: Any) -> None:
         """Adapt a state_dict to this network, and refuse one that would load only in part."""
-        if self.host.search_space is not self:  # that of the host's own class, behind another one
-            return
         if self.chosen:
             inherit_dense(self, state_dict, prefix)
         self.take_shape(state_dict, prefix)
@@ -454,17 +432,14 @@ class SearchSpace:
         check_state(self, state_dict, prefix)
 
 
-def _class_of(host: nn.Module) -> dict[str, str]:
+def class_of(host: nn.Module) -> dict[str, str]:
+    """What structure files say of a host that no config describes."""
     return dict(type=f'{type(host).__module__}.{type(host).__qualname__}')
 
 
-def method_of(kinds: Sequence[KindConfig]) -> str:
-    """Method name for structure files of backbones that have none of their own: the kinds."""
-    return '+'.join(str(_kind(config)) for config in kinds)
-
-
-def _kind(config: KindConfig) -> Any:
-    return config if isinstance(config, str) else config.get('kind')
+def described(backbone: Mapping[str, Any], kinds: Sequence[KindConfig]) -> dict[str, Any]:
+    """What structure files say of a host, with its config, that has some kinds of site."""
+    return copy.deepcopy(dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone))
 
 
 def _channels_first(outs: Any) -> Any:
@@ -484,8 +459,12 @@ def leave_ordinary(model: nn.Module) -> None:
     streams, which are widened behind the network, heads replaced by other operators, and masks on
     queries and keys.
     """
-    for module in model.modules():
-        space = getattr(module, 'search_space', None)
-        if isinstance(space, SearchSpace) and \
-                not is_of(module, 'mmkcr.models.searchable.SearchableBackbone'):
+    for space in search_spaces(model):
+        if not is_of(space.host, 'mmkcr.models.searchable.SearchableBackbone'):
             space.leave()
+
+
+def search_spaces(model: nn.Module) -> list[SearchSpace]:
+    """Search spaces of all searchable modules in a model."""
+    return [space for module in model.modules()
+            if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]

@@ -12,7 +12,7 @@ from mmkcr.core import BaseGate, Structure
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
 from .counting import check_recorded, dense_counts
-from .search_space import SearchSpace, StructureLike, method_of
+from .search_space import SearchSpace, StructureLike, class_of, described
 from .sites import QKMaskSite
 from .sites.base import KindConfig
 
@@ -24,9 +24,8 @@ class SearchableBackbone:
     supernet, with ``structure`` the subnet: the same modules at their kept sizes.
 
     Args:
-        *args: The host backbone's arguments.
         gates, structure: See :class:`~mmkcr.models.search_space.SearchSpace`.
-        **kwargs: The host backbone's arguments.
+        *args, **kwargs: The host backbone's arguments.
 
     Raises:
         ValueError: As in :class:`SearchSpace`, or an unknown ``arch``.
@@ -53,9 +52,9 @@ class SearchableBackbone:
                              f'{sorted(self.arch_zoo)}, found {arch!r}')
         super().__init__(*args, **kwargs)
         plain_drop_rates(self)
-        described = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
+        registered = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
         dense = dense_counts(self, structure)
-        space = SearchSpace(self, self._chosen_kinds(), described, gates, structure, self.method,
+        space = SearchSpace(self, self._chosen_kinds(), registered, gates, structure, self.method,
                             self.optional_keys)
         check_recorded(self, space.structure, dense=dense)
 
@@ -142,26 +141,21 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
             arguments, such as ``out_indices``. A ``data_preprocessor`` of the config stays, as the
             runner passes the run's.
 
-    Returns:
-        nn.Module: The backbone.
-
     Raises:
         ValueError: As in :class:`SearchSpace`.
     """
-    recorded = None
-    if not isinstance(backbone, nn.Module):
+    if isinstance(backbone, nn.Module):
+        recorded = class_of(backbone)
+    else:
         if 'data_preprocessor' in backbone:
             arguments.pop('data_preprocessor', None)
         config = dict(backbone, **arguments)
         recorded = {key: value for key, value in config.items() if key != 'init_cfg'}
         backbone = ROOT_MODELS.build(config)
     plain_drop_rates(backbone)
-    described = dict(type='mmkcr.Searchable', sites=list(sites),
-                     backbone=recorded or dict(type=f'{type(backbone).__module__}.'
-                                               f'{type(backbone).__qualname__}'))
     dense = dense_counts(backbone, structure)
-    space = SearchSpace(backbone, sites, copy.deepcopy(described), gates, structure,
-                        method_of(sites), optional_keys)
+    space = SearchSpace(backbone, sites, described(recorded, sites), gates, structure,
+                        optional_keys=optional_keys)
     check_recorded(backbone, space.structure, dense=dense)
     return backbone
 

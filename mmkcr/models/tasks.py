@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import count_params
 from mmkcr.lazy import is_of
-from .search_space import SearchSpace
+from .search_space import SearchSpace, search_spaces
 from .two_stage import most_proposals, two_stage_outputs
 
 
@@ -51,21 +51,9 @@ def momentum_copies(model: nn.Module) -> list[nn.Module]:
             if module is not model and is_of(module, 'mmengine.model.BaseAveragedModel')]
 
 
-def online_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model without those of its momentum copies."""
-    copied = {id(module) for copy in momentum_copies(model) for module in copy.modules()}
-    return [module for module in model.modules() if id(module) not in copied]
-
-
 def online_params(model: nn.Module) -> int:
     """Number of parameters, without those of momentum copies."""
     return count_params(model) - sum(map(count_params, momentum_copies(model)))
-
-
-def search_spaces(model: nn.Module) -> list[SearchSpace]:
-    """Search spaces of all searchable modules in a model."""
-    return [space for module in model.modules()
-            if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
 
 
 def copied_spaces(model: nn.Module) -> list[SearchSpace]:
@@ -113,19 +101,17 @@ def search_space(model: nn.Module) -> SearchSpace:
     Raises:
         ValueError: There is none, or more than one side by side.
     """
-    found: list[nn.Module] = []
-    inside = set()  # a backbone in a host that is searched as a whole
-    for module in online_modules(model):
-        if isinstance(getattr(module, 'search_space', None), SearchSpace) and \
-                module not in inside:
-            found.append(module)
-            inside.update(module.modules())
+    copied = copied_spaces(model)
+    found = [space for space in search_spaces(model) if space not in copied]
+    # backbones in hosts that are searched as a whole
+    inside = {part for space in found for part in space.host.modules() if part is not space.host}
+    found = [space for space in found if space.host not in inside]
     if len(found) != 1:
         raise ValueError('expected one searchable backbone (such as `KCRSwinTransformer`, or any '
                          f'in `mmkcr.Searchable`) in `{model.__class__.__name__}`, found '
                          f'{len(found)} (copies in an `ExponentialMovingAverage` or another '
                          'averaged model are not counted)')
-    return found[0].search_space
+    return found[0]
 
 
 def find_backbone(model: nn.Module) -> nn.Module:
@@ -136,21 +122,15 @@ def find_backbone(model: nn.Module) -> nn.Module:
 def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], Any]:
     """Make a function that runs a model once on zeros, without a data set.
 
-    Args:
-        model (nn.Module): A backbone, or a task model of the host libraries.
-        input_shape (Sequence[int]): Shape (C, H, W) of one image.
-
-    Returns:
-        Callable: Runs the model on a batch of one, in the model's precision and on its device. A
-        task model runs with its head, but without losses or post-processing. A backbone for masked
-        image modelling sees the whole image. A two-stage detector runs on :func:`most_proposals`
-        proposals, whatever its weights would propose. It raises a ValueError where the model does
-        not run on one image of this shape, or not without labels.
+    A task model runs with its head, but without losses or post-processing, a backbone for masked
+    image modelling on the whole image, and a two-stage detector on :func:`most_proposals`
+    proposals. The function raises a ``ValueError`` where the model does not run on one image of
+    shape (C, H, W), or not without labels.
     """
+    name = type(find_task(model)).__name__
     if hasattr(find_task(model), 'language_model'):
-        raise ValueError('expected a model that reads images alone, found '
-                         f'`{type(find_task(model)).__name__}`, which reads text too: its backbone '
-                         'can be counted and compressed')
+        raise ValueError(f'expected a model that reads images alone, found `{name}`, which reads '
+                         'text too: its backbone can be counted and compressed')
     run = _forward_of_zeros(model, input_shape)
 
     def checked() -> Any:
@@ -159,9 +139,9 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
         except Exception as error:  # of whatever module it is
             message = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
             reason = ' '.join(f'{type(error).__name__}: {message}'.split())
-            raise ValueError(f'expected `{type(find_task(model)).__name__}` to run on one image of '
-                             f'zeros of `input_shape` {tuple(input_shape)} (`--shape` of the '
-                             f'commands), without labels, found that it raised {reason}') from error
+            raise ValueError(f'expected `{name}` to run on one image of zeros of `input_shape` '
+                             f'{tuple(input_shape)} (`--shape` of the commands), without labels, '
+                             f'found that it raised {reason}') from error
 
     return checked
 
@@ -189,15 +169,12 @@ def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[
 
 def tensor_outputs(model: nn.Module, inputs: Tensor,
                    samples: Sequence[Any] | None = None) -> Any:
-    """Outputs of a task model in mode ``'tensor'``, also of a segmentor like Mask2Former.
+    """Outputs of a task model in mode ``'tensor'``.
 
-    The heads of Mask2Former and MaskFormer read the images' sizes from the samples, which mmseg's
-    own mode ``'tensor'`` does not give them.
+    The heads of Mask2Former and MaskFormer read the images' sizes from samples, which mmseg does
+    not give them in this mode.
 
-    Args:
-        model (nn.Module): A classifier, detector or segmentor, or a wrapper around it.
-        inputs (Tensor): Images (B, C, H, W), as the data preprocessor gives them.
-        samples (Sequence, optional): Their data samples. Defaults to None.
+    Inputs are images (B, C, H, W), as the data preprocessor gives them.
     """
     task = find_task(model)
     head = getattr(task, 'decode_head', None)
@@ -254,10 +231,10 @@ def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
 
     Args:
         task (nn.Module): A backbone or a task model with one.
-        part (str, optional): ``'model'``, the task model with its heads, or
-            ``'backbone'``. Defaults to None: the backbone of a detector, because the
-            heads run on as many proposals as the weights happen to give; the backbone of a
-            model that says so (``counts_backbone``); otherwise the model.
+        part (str, optional): ``'model'``, the task model with its heads, or ``'backbone'``.
+            Defaults to None: the backbone of a detector, whose heads run on as many proposals as
+            the weights happen to give, and of a model that says so (``counts_backbone``);
+            otherwise the model.
 
     Raises:
         ValueError: Another ``part``.

@@ -39,7 +39,7 @@ def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
     Args:
         task (nn.Module): Two-stage detector of mmdet.
         inputs (Tensor): Images (N, 3, H, W).
-        samples (Sequence): Data samples of the images.
+        samples (Sequence): Their data samples.
         boxes (Sequence[Sequence[Tensor]]): Proposals of every image, (P, 4) each: x1, y1, x2, y2
             in pixels; of every stage of a cascade, or once for all stages.
 
@@ -71,16 +71,10 @@ def _of_regions(extractor: nn.Module, head: nn.Module, features: Sequence[Tensor
 
 def refined_boxes(task: nn.Module, features: Sequence[Tensor], boxes: Sequence[Tensor],
                   samples: Sequence[Any]) -> list[list[Tensor]]:
-    """Proposals of all stages of a detector, as its weights refine them.
+    """Proposals of all stages of a detector, as its weights refine them, by stage and image.
 
-    Args:
-        task (nn.Module): Two-stage detector of mmdet; without a cascade it has one stage.
-        features (Sequence[Tensor]): Of :meth:`extract_feat`.
-        boxes (Sequence[Tensor]): Proposals of every image for the first stage, equally many.
-        samples (Sequence): Data samples of the images.
-
-    Returns:
-        list[list[Tensor]]: By stage and image, (P, 4) each.
+    A detector that is no cascade has one stage. Features are of :meth:`extract_feat`; ``boxes`` are
+    the first stage's, (P, 4) for every image.
     """
     from mmdet.structures.bbox import get_box_tensor
     stages, head = [list(boxes)], task.roi_head

@@ -22,7 +22,6 @@ from mmkcr.models.tasks import (
     counted_part,
     find_task,
     momentum_copies,
-    online_modules,
     online_params,
     renew_record,
     search_space,
@@ -97,7 +96,8 @@ def slim(model: nn.Module,
         one.slice_to(structure)
     for average in momentum_copies(subnet):
         renew_record(average)
-    added = [layer for layer in added_layers(task).values() if layer in online_modules(task)]
+    copied = {module for average in momentum_copies(task) for module in average.modules()}
+    added = [layer for layer in added_layers(task).values() if layer not in copied]
     # parameters of gates and masks are not the dense network's
     extra = sum(map(count_params, (*gates.values(), *added)))
     structure.macs = dict(dense=macs.dense,

@@ -15,8 +15,10 @@ from typing import Any
 from torch import nn
 
 from mmkcr.core import Axis, Unsupported
+from mmkcr.core.axes import along_outputs
 from mmkcr.models.layers.sized_attention import (
     Rotary,
+    Sized,
     SizedHuggingFaceAttention,
     SizedHuggingFaceRotaryAttention,
     SizedMultiheadAttention,
@@ -26,14 +28,9 @@ from mmkcr.models.layers.sized_attention import (
     SizedWindowAttentionV2,
 )
 from mmkcr.models.layers.take_over import take_over
-from .views import RotaryView, attention_adapter, record
+from .views import UNCALLED, attention_adapter, in_transformers, record
 
 _UTILS = 'mmpretrain.models.utils.attention'
-_HF = 'transformers.models'
-_REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
-_TABLE = 'relative_position_bias_table'
-_BIASES = ('q_bias', 'k_bias', 'v_bias')
-_UNCALLED = 'its projections are not called as modules'
 
 
 def _is(module: nn.Module, name: str) -> bool:
@@ -48,8 +45,7 @@ def multihead_attention(module: nn.Module) -> dict[str, Any]:
         raise Unsupported('a shortcut adds the values to the output of the attention')
     if type(module).__name__ != 'MultiheadAttention':
         raise Unsupported(f'`{type(module).__name__}` has no adapter')
-    return dict(projections=('qkv', ), output='proj', heads=module.num_heads,
-                width=module.head_dims, resize=_resize_multihead)
+    return dict(projections=('qkv', ), output='proj', resize=_resize_multihead)
 
 
 def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:
@@ -67,7 +63,7 @@ def reduced_attention(module: nn.Module) -> dict[str, Any]:
     """Attention to a downsampled map (Twins, timm's PVT v2); the reduction has no heads."""
     if getattr(module, 'v_shortcut', False):
         raise Unsupported('a shortcut adds the values to the output of the attention')
-    return _usual(module, SizedReducedAttention, ('q', 'kv'), (1, 2))
+    return _usual(SizedReducedAttention, ('q', 'kv'))
 
 
 @attention_adapter('mmpretrain.models.backbones.levit.Attention',
@@ -82,8 +78,7 @@ def biased_attention(module: nn.Module) -> dict[str, Any]:
     normed = isinstance(module.proj, nn.Sequential)  # an activation, then a layer with its norm
     why = 'its queries, keys and values lie side by side, head by head'
     return dict(projections=(), output='proj.1.linear' if normed else 'proj',
-                heads=module.num_heads, width=module.d, resize=_resize_biased,
-                of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
+                resize=_resize_biased, of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
 
 
 def _of_whole_heads(layer: nn.Module) -> list[Axis]:
@@ -94,8 +89,7 @@ def _of_whole_heads(layer: nn.Module) -> list[Axis]:
     for name, inner in (('qkv', 2 * keys + values), ('kv', keys + values), ('q.1', keys)):
         projection = dict(layer.named_modules()).get(name)
         for part in () if projection is None else projection.modules():
-            found += [Axis(part, tensor, inner=inner)
-                      for tensor in ('weight', 'bias', 'running_mean', 'running_var')]
+            found += along_outputs(part, inner=inner)
     return found
 
 
@@ -106,25 +100,12 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return layer
 
 
-def _along_cosine(layer: nn.Module) -> list[Axis]:
-    return [*_along_biases(layer), *_by_head('logit_scale', 0, layer),
-            *_by_head('weight', 0, layer, list(layer.cpb_mlp.modules())[-1])]
-
-
-@attention_adapter(f'{_UTILS}.BEiTAttention', 'timm.models.beit.Attention')
-def beit_attention(module: nn.Module) -> dict[str, Any]:
-    """BEiT's attention, whose biases of queries and values may be parameters of their own."""
-    sized = 'SizedBEiTAttention' if _is(module, 'BEiTAttention') else SizedTimmBEiTAttention
-    biased = getattr(module, 'q_bias', None) is not None
-    return _usual(module, sized, extra=_along_table, why_uncalled=_UNCALLED if biased else '')
-
-
 @attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope',
                    'timm.models.eva.EvaAttention')
 def timm_attention(module: nn.Module) -> dict[str, Any]:
     """timm's ``Attention`` and ``AttentionRope`` (ViT, DINOv2, SigLIP 2 ...) and ``EvaAttention``.
 
-    The last one, of EVA-02 and DINOv3, may have biases of queries, keys and values of its own.
+    The last one is of EVA-02 and DINOv3.
     """
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
@@ -133,81 +114,51 @@ def timm_attention(module: nn.Module) -> dict[str, Any]:
     split = module._modules.get('qkv') is None
     layout = 'half' if getattr(module, 'rotate_half', False) else 'interleaved'
     opened, eva = partial(_open_rotary, SizedRotaryAttention, layout), _is(module, 'EvaAttention')
-    # biases of their own are added behind the projection, where its hooks do not see them
-    biased = eva and not split and module.q_bias is not None
     plain = isinstance(module.q_norm, nn.Identity)
     return dict(
-        projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
-        fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
-        width=module.head_dim, resize=partial(_resize_opened, opened) if eva else record,
-        extra=_along_biases if eva else None, why_uncalled=_UNCALLED if biased else '',
+        projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ), output='proj',
+        resize=partial(_resize_opened, opened) if eva else record,
         why_no_width='' if plain else 'a norm acts over the channels of a head',
-        rotary=RotaryView(layout, opened) if eva or _is(module, 'AttentionRope') else None)
+        **(dict(rotary=layout, opened=opened) if eva or _is(module, 'AttentionRope') else {}))
 
 
 def _open_rotary(cls: type[nn.Module], layout: str, layer: nn.Module) -> nn.Module:
-    layer = layer if isinstance(layer, cls) else take_over(cls, layer)
-    if 'rotary' not in layer._modules:
-        layer.rotary = Rotary(layout)
-    return layer
+    return take_over(cls, layer, rotary=Rotary(layout))
 
 
 def _resize_opened(opened: Callable[[nn.Module], nn.Module], layer: nn.Module, heads: int,
                    width: int) -> nn.Module:
-    return record(opened(layer), heads, width)
+    """Replace the layer, unless it is one of ours, by one that computes with any heads."""
+    return record(layer if isinstance(layer, Sized) else opened(layer), heads, width)
 
 
-@attention_adapter(f'{_HF}.vit.modeling_vit.ViTAttention',
-                   f'{_HF}.dinov2.modeling_dinov2.Dinov2Attention',
-                   f'{_REGISTERS}.Dinov2WithRegistersAttention',
-                   f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention',
-                   f'{_HF}.clip.modeling_clip.CLIPAttention',
-                   f'{_HF}.siglip.modeling_siglip.SiglipAttention',
-                   f'{_HF}.siglip2.modeling_siglip2.Siglip2Attention',
-                   f'{_HF}.swin.modeling_swin.SwinAttention',
-                   f'{_HF}.segformer.modeling_segformer.SegformerAttention',
-                   f'{_HF}.rt_detr.modeling_rt_detr.RTDetrSelfAttention',
-                   f'{_HF}.d_fine.modeling_d_fine.DFineSelfAttention')
+@attention_adapter(*in_transformers(
+    vit='ViTAttention', dinov2='Dinov2Attention', clip='CLIPAttention', swin='SwinAttention',
+    dinov2_with_registers='Dinov2WithRegistersAttention', dinov3_vit='DINOv3ViTAttention',
+    siglip='SiglipAttention', siglip2='Siglip2Attention', segformer='SegformerAttention',
+    rt_detr='RTDetrSelfAttention', d_fine='DFineSelfAttention'))
 def hugging_face_attention(module: nn.Module) -> dict[str, Any]:
     """Attention of Hugging Face's vision encoders, with separate projections."""
     if 'q_proj' not in module._modules:
         return _nested_attention(module)
     rotary = _is(module, 'DINOv3ViTAttention')
-    output = 'o_proj' if 'o_proj' in module._modules else 'out_proj'
-    heads = module.q_proj.out_features // module.head_dim
     resize = record
-    if hasattr(module, 'embed_dim') and not rotary and _before_v5():  # heads fill the input's width
-        resize = partial(_exchange, SizedHuggingFaceAttention)
-    view = RotaryView('half', partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half'))
-    return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=(1, 1, 1), output=output,
-                heads=heads, width=module.head_dim, resize=resize,
-                extra=_along_hugging_face_table,
-                rotary=view if rotary else None)
+    if hasattr(module, 'embed_dim') and not rotary and \
+            int(sys.modules['transformers'].__version__.split('.')[0]) < 5:
+        # heads fill the input's width
+        resize = partial(_resize_opened, partial(take_over, SizedHuggingFaceAttention))
+    opened = partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half')
+    return dict(projections=('q_proj', 'k_proj', 'v_proj'), resize=resize,
+                output='o_proj' if 'o_proj' in module._modules else 'out_proj',
+                **(dict(rotary='half', opened=opened) if rotary else {}))
 
 
-def _before_v5() -> bool:
-    """Whether the `transformers` of a module at hand is of a version before 5."""
-    return int(sys.modules['transformers'].__version__.split('.')[0]) < 5
-
-
-def _along_hugging_face_table(layer: nn.Module) -> list[Axis]:
-    """The axis of a Swin's table of positions, since v5 of a child."""
-    owner = getattr(layer, 'relative_position_bias', layer)
-    if not hasattr(owner, _TABLE):
-        return []
-    width = getattr(layer, 'head_dim', None) or layer.attention_head_size
-    return [Axis(owner, _TABLE, 1, per=width)]
-
-
-@attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')
+@attention_adapter(*in_transformers(flava='FlavaAttention'))
 def _nested_attention(module: nn.Module) -> dict[str, Any]:
     """Attention of FLAVA, and of the others before v5: a nested module, then a layer."""
     name = 'attention' if 'attention' in module._modules else 'self'
-    inner = module.get_submodule(name)
-    return dict(path=name, fused=(1, 1, 1), output='output.dense',
-                heads=inner.num_attention_heads,
-                projections=tuple(f'{name}.{part}' for part in ('query', 'key', 'value')),
-                extra=_along_hugging_face_table, width=inner.attention_head_size)
+    return dict(path=name, output='output.dense',
+                projections=tuple(f'{name}.{part}' for part in ('query', 'key', 'value')))
 
 
 @attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
@@ -220,19 +171,11 @@ def torch_attention(module: nn.Module) -> dict[str, Any]:
             inner.batch_first:
         raise Unsupported('an `nn.MultiheadAttention` with other widths of keys and values, keys '
                           'of its own, or the batch first')
-    return dict(path='attn', projections=(), output='attn.out_proj', heads=inner.num_heads,
-                width=inner.head_dim, why_uncalled=_UNCALLED, extra=_along_torch,
+    return dict(path='attn', projections=(), output='attn.out_proj', why_uncalled=UNCALLED,
                 opened=_open_torch, why_no_width='its queries, keys and values are no layers')
 
 
-def _along_torch(layer: nn.Module) -> list[Axis]:
-    # q, k and v one after the other in one parameter
-    return [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
-
-
 def _open_torch(layer: nn.Module) -> nn.Module:
-    if isinstance(layer, SizedMultiheadAttention):
-        return layer
     drop = nn.Dropout(layer.dropout).train(layer.training)
     return take_over(SizedMultiheadAttention, layer, drop=drop)
 
@@ -240,91 +183,59 @@ def _open_torch(layer: nn.Module) -> nn.Module:
 @attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
 def deformable_attention(module: nn.Module) -> dict[str, Any]:
     """mmcv's deformable attention, whose heads sample the values at their own places."""
-    return _usual(module, None, ('value_proj', ), (1, ), output='output_proj',
-                  of_heads=_along_samples, why_no_width='its heads have no queries and keys')
+    return dict(projections=('value_proj', ), output='output_proj', of_heads=_along_samples,
+                why_no_width='its heads have no queries and keys')
 
 
 def _along_samples(layer: nn.Module) -> list[Axis]:
     # samples of a query in one head: each has an (x, y) offset and a weight
     samples = layer.num_levels * layer.num_points
-    return [Axis(part, name, inner=inner) for part, inner in (
-        (layer.sampling_offsets, 2 * samples), (layer.attention_weights, samples))
-        for name in ('weight', 'bias')]
+    return [*along_outputs(layer.sampling_offsets, inner=2 * samples),
+            *along_outputs(layer.attention_weights, inner=samples)]
 
 
-def _usual(module: nn.Module, sized: type[nn.Module] | str | None = None,
-           projections: tuple[str, ...] = ('qkv', ), fused: tuple[int, ...] = (3, ),
+def _usual(sized: type[nn.Module] | str | None = None, projections: tuple[str, ...] = ('qkv', ),
            **others: Any) -> dict[str, Any]:
     """Arguments of a view of layers that hold all heads, one after the other.
 
     Args:
-        module (nn.Module): The attention.
         sized (type | str, optional): Class of ours that computes with any number of heads; a name
             if it is a layer of mmpretrain, too. Defaults to None: the host's own does.
-        projections (tuple[str, ...]): See :class:`AttentionView`.
-        fused (tuple[int, ...]): Likewise.
-        **others: Likewise.
+        projections, **others: See :class:`AttentionView`.
     """
-    heads = getattr(module, 'num_heads', None) or module.num_attention_heads
     if isinstance(sized, str):
         sized = getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), sized)
     if sized is not None:
-        others['resize'] = partial(_exchange, sized)
-    width = module.get_submodule(projections[0]).out_features // fused[0] // heads
-    return dict(dict(projections=projections, fused=fused, output='proj', heads=heads, width=width),
-                **others)
-
-
-def _by_head(name: str, dim: int, layer: nn.Module, owner: nn.Module | None = None) -> list[Axis]:
-    """The axis of a tensor, of the layer or of another owner, with an entry for every head."""
-    return [Axis(owner or layer, name, dim, per=layer.qkv.out_features // 3 // layer.num_heads)]
-
-
-def _along_biases(layer: nn.Module) -> list[Axis]:
-    """Axes of biases with an entry for every channel, where they are parameters of the layer."""
-    return [Axis(layer, name) for name in _BIASES]
-
-
-def _along_table(layer: nn.Module) -> list[Axis]:
-    """Axes of such biases, and of a table of positions with an entry for every head."""
-    return [*_along_biases(layer), *_by_head(_TABLE, 1, layer)]
-
-
-def _exchange(cls: type[nn.Module], layer: nn.Module, heads: int, width: int) -> nn.Module:
-    """Replace the layer by one that computes with any number of heads."""
-    layer = layer if isinstance(layer, cls) else take_over(cls, layer)
-    layer.num_heads = heads
-    return layer
+        others['resize'] = partial(_resize_opened, partial(take_over, sized))
+    return dict(dict(projections=projections, output='proj'), **others)
 
 
 def simple_attention(*names: str, **arguments: Any) -> None:
     """Register attention whose view has always the same arguments, see :func:`_usual`."""
-    attention_adapter(*names)(lambda module: _usual(module, **arguments))
+    attention_adapter(*names)(lambda module: _usual(**arguments))
 
 
 _MM = 'mmpretrain.models.backbones'
-_COSINES = dict(extra=_along_cosine, why_uncalled=_UNCALLED,
-                why_no_width='its products are cosines over the whole head')
+_COSINES = dict(why_uncalled=UNCALLED, why_no_width='its products are cosines over the whole head')
 simple_attention(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
-                 'mmseg.models.backbones.swin.WindowMSA', sized='SizedWindowMSA',
-                 extra=_along_table)
+                 'mmseg.models.backbones.swin.WindowMSA', sized='SizedWindowMSA')
+simple_attention(f'{_UTILS}.BEiTAttention', sized='SizedBEiTAttention')
+simple_attention('timm.models.beit.Attention', sized=SizedTimmBEiTAttention)
 # in pre-training it has a mask of its own
-simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized='SizedMixMIMAttention',
-                 extra=_along_table)
+simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized='SizedMixMIMAttention')
 simple_attention(f'{_UTILS}.WindowMSAV2', sized='SizedWindowMSAV2', **_COSINES)
 simple_attention('timm.models.swin_transformer_v2.WindowAttention', sized=SizedWindowAttentionV2,
                  **_COSINES)
-simple_attention('timm.models.swin_transformer.WindowAttention', extra=_along_table)
+simple_attention('timm.models.swin_transformer.WindowAttention')
 simple_attention(f'{_MM}.twins.LocallyGroupedSelfAttention',
                  'mmseg.models.backbones.twins.LocallyGroupedSelfAttention',
                  sized='SizedGroupedAttention')
 simple_attention(f'{_MM}.xcit.ClassAttntion', sized='SizedClassAttention',
-                 projections=('q', 'k', 'v'), fused=(1, 1, 1))
+                 projections=('q', 'k', 'v'))
 simple_attention(f'{_MM}.xcit.XCA', sized='SizedCrossCovariance',
-                 extra=partial(_by_head, 'temperature', 0),
                  why_no_width='its softmax is over the channels of a head')
-simple_attention(f'{_MM}.vit_sam.Attention', f'{_HF}.sam.modeling_sam.SamVisionAttention',
-                 f'{_HF}.vitdet.modeling_vitdet.VitDetAttention',
+simple_attention(f'{_MM}.vit_sam.Attention',
+                 *in_transformers(sam='SamVisionAttention', vitdet='VitDetAttention'),
                  why_no_width='its positions have channels that all heads share')
 simple_attention(f'{_MM}.vit_eva02.AttentionWithRoPE',
                  why_no_width='its positions are no rotations of pairs of channels')

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from mmkcr.core import Unsupported
-from .mlps import plain_conv
 from .views import Reads, channel_adapter, keeps_zero
 
 _MMDET, _MMSEG = 'mmdet.models', 'mmseg.models.decode_heads'
@@ -24,37 +23,36 @@ def _only(module: nn.Module, *names: str) -> None:
                           f'`{"`, `".join(names)}` have')
 
 
-def _norm(module: nn.Module, path: str) -> str:
-    """Path of the norm of an mmcv ``ConvModule``, or '' if it has none."""
-    name = module.get_submodule(path).norm_name
-    return f'{path}.{name}' if name else ''
-
-
-def _keeps_zero(module: nn.Module, path: str) -> None:
-    """Refuse a ``ConvModule`` whose activation makes something of a channel that is not there."""
-    conv = module.get_submodule(path)
-    if conv.with_activation and not keeps_zero(conv.activate):
-        raise Unsupported(f'the activation `{type(conv.activate).__name__}` of `{path}`, which '
-                          'does not map 0 to 0,')
-
-
 def _convs(module: nn.Module, name: str) -> list[str]:
     return [f'{name}.{number}' for number in range(len(getattr(module, name)))]
 
 
-def _view(module: nn.Module, convs: Sequence[str], readers: Sequence[Reads],
+def _view(module: nn.Module, paths: Sequence[str], readers: Sequence[Reads],
           **others: Any) -> View:
-    """A view of the channels that some ``ConvModule`` write."""
-    for conv in convs:
-        _keeps_zero(module, conv)
-    return dict(writers=tuple(f'{conv}.conv' for conv in convs), readers=tuple(readers),
-                norms=tuple(_norm(module, conv) for conv in convs), **others)
+    """A view of the channels that some layers write: alone, or in mmcv's ``ConvModule``."""
+    writers, norms = [], []
+    for path in paths:
+        layer = module.get_submodule(path)
+        if not hasattr(layer, 'norm_name'):
+            writers.append(path)
+            norms.append('')
+            continue
+        # a channel that is not there may not become anything
+        if layer.with_activation and not keeps_zero(layer.activate):
+            raise Unsupported(f'the activation `{type(layer.activate).__name__}` of `{path}`, '
+                              'which does not map 0 to 0,')
+        writers.append(f'{path}.conv')
+        norms.append(f'{path}.{layer.norm_name}' if layer.norm_name else '')
+    return dict(writers=tuple(writers), readers=tuple(readers), norms=tuple(norms), **others)
 
 
-def _layer(module: nn.Module, path: str) -> View:
-    """A view of the channels that one plain layer writes, still without readers."""
-    plain_conv(module.get_submodule(path))
-    return dict(writers=(path, ))
+def _chain(module: nn.Module, paths: Sequence[str], ends: Sequence[Reads]) -> list[View]:
+    """Views of consecutive layers; ``ends`` read the last one."""
+    views: list[View] = []
+    for path in reversed(paths):
+        views.insert(0, _view(module, [path], ends))
+        ends = [Reads(views[0]['writers'][0])]
+    return views
 
 
 # ---- segmentation -------------------------------------------------------------------------------
@@ -111,15 +109,8 @@ def rpn_head(module: nn.Module) -> list[View]:
     """The hidden map of a region proposal network."""
     _only(module, 'RPNHead')
     ends = [Reads('rpn_cls'), Reads('rpn_reg')]
-    if isinstance(module.rpn_conv, nn.Conv2d):
-        return [dict(_layer(module, 'rpn_conv'), readers=tuple(ends))]
-    return _chain(module, _convs(module, 'rpn_conv'), ends)
-
-
-def _chain(module: nn.Module, convs: Sequence[str], ends: Sequence[Reads]) -> list[View]:
-    """Views of consecutive convolutions; ``ends`` read the last one."""
-    following = [[Reads(f'{conv}.conv')] for conv in convs[1:]]
-    return [_view(module, [conv], reads) for conv, reads in zip(convs, [*following, list(ends)])]
+    alone = isinstance(module.rpn_conv, nn.Conv2d)
+    return _chain(module, ['rpn_conv'] if alone else _convs(module, 'rpn_conv'), ends)
 
 
 @channel_adapter(f'{_MMDET}.roi_heads.bbox_heads.convfc_bbox_head.ConvFCBBoxHead')
@@ -136,14 +127,9 @@ def box_head(module: nn.Module) -> list[View]:
         own = _convs(module, f'{branch}_fcs')
         # none if the branch is off
         ends += [Reads(own[0] if own else f'fc_{branch}')] * getattr(module, f'with_{branch}')
-    for end in ends:
-        plain_conv(module.get_submodule(end.path))
     # the flattened region holds each channel as `area` adjacent entries
     area = 1 if module.with_avg_pool else module.roi_feat_area
-    views = _chain(module, convs, [Reads(layers[0], area)])
-    following = [*([Reads(layer)] for layer in layers[1:]), ends]
-    return [*views, *(dict(_layer(module, layer), readers=tuple(reads))
-                      for layer, reads in zip(layers, following))]
+    return [*_chain(module, convs, [Reads(layers[0], area)]), *_chain(module, layers, ends)]
 
 
 @channel_adapter(f'{_MMDET}.roi_heads.mask_heads.fcn_mask_head.FCNMaskHead')
@@ -152,9 +138,7 @@ def mask_head(module: nn.Module) -> list[View]:
     _only(module, 'FCNMaskHead')
     if not isinstance(module.upsample, nn.ConvTranspose2d):
         raise Unsupported('a mask head that does not end with a transposed convolution')
-    plain_conv(module.conv_logits)
-    views = _chain(module, _convs(module, 'convs'), [Reads('upsample')])
-    return [*views, dict(_layer(module, 'upsample'), readers=(Reads('conv_logits'), ))]
+    return _chain(module, [*_convs(module, 'convs'), 'upsample'], [Reads('conv_logits')])
 
 
 @channel_adapter(f'{_MMDET}.necks.fpn.FPN')
@@ -192,25 +176,14 @@ def pyramid_of_two_stages(module: nn.Module) -> list[View]:
             more = [f'neck.{conv}' for conv in _convs(neck, name)]
             convs += more
             readers += [Reads(f'{conv}.conv') for conv in more]
-    for name, first in (('bbox_head', _first_of_boxes), ('mask_head', _first_of_masks)):
+    for name, adapter in (('bbox_head', box_head), ('mask_head', mask_head)):
         found = getattr(head, name, None)
-        if found is not None:
-            several = isinstance(found, nn.ModuleList)
-            readers += [first(one, f'roi_head.{name}{f".{place}" if several else ""}')
-                        for place, one in enumerate(found if several else [found])]
+        several = isinstance(found, nn.ModuleList)
+        for place, one in enumerate(found if several else [found] if found is not None else []):
+            first = adapter(one)[0]['writers'][0]  # or says what is not supported
+            area = one.roi_feat_area if first == 'shared_fcs.0' and not one.with_avg_pool else 1
+            readers.append(Reads(f'roi_head.{name}.{f"{place}." if several else ""}{first}', area))
     return [_view(module, convs, readers, resize=_resize_regions)]
-
-
-def _first_of_boxes(head: nn.Module, path: str) -> Reads:
-    box_head(head)  # says what is not supported
-    if len(head.shared_convs):
-        return Reads(f'{path}.shared_convs.0.conv')
-    return Reads(f'{path}.shared_fcs.0', 1 if head.with_avg_pool else head.roi_feat_area)
-
-
-def _first_of_masks(head: nn.Module, path: str) -> Reads:
-    mask_head(head)
-    return Reads(f'{path}.convs.0.conv' if len(head.convs) else f'{path}.upsample')
 
 
 def _resize_regions(module: nn.Module, channels: int) -> None:

@@ -7,12 +7,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Unsupported
-from .views import mlp_adapter, simple_mlp
+from .views import in_transformers, mlp_adapter, simple_mlp
 
 _MM = 'mmpretrain.models.backbones'
 _TIMM = 'timm.layers.mlp'
-_HF = 'transformers.models'
-_REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
 _PLAIN = dict(inputs=('fc1', ), output='fc2')
 #: Why channels cannot be selected.
 _IN_BLOCK = dict(why_no_channels='it is part of its block, without a place for a selection')
@@ -34,7 +32,7 @@ def ffn(module: nn.Module) -> dict[str, Any]:
 @mlp_adapter('mmpretrain.models.utils.swiglu_ffn.SwiGLUFFN')
 def swiglu_ffn(module: nn.Module) -> dict[str, Any]:
     """mmpretrain's SwiGLU of DINOv2 and EVA-02, with a norm over the hidden layer or without."""
-    return dict(inputs=('w12', ), parts=2, output='w3', after='dropout_layer', scales=('gamma2', ),
+    return dict(inputs=('w12', ), output='w3', after='dropout_layer', scales=('gamma2', ),
                 hidden_norm=_unless_identity(module, 'norm'))
 
 
@@ -42,11 +40,9 @@ def swiglu_ffn(module: nn.Module) -> dict[str, Any]:
 def timm_mlp(module: nn.Module) -> dict[str, Any]:
     """timm's ``Mlp``, ``GluMlp`` (gate and value in one layer) and ``SwiGLU``."""
     split = hasattr(module, 'fc1_g')
-    maps = isinstance(module.fc2, nn.Conv2d)
-    return dict(inputs=('fc1_g', 'fc1_x') if split else ('fc1', ), output='fc2', after='drop2',
-                parts=2 if hasattr(module, 'gate_last') else 1,
-                hidden_norm=_unless_identity(module, 'norm'), dim=1 if maps else -1,
-                **(_MAPS if maps else {}))
+    return dict(_MAPS if isinstance(module.fc2, nn.Conv2d) else {}, after='drop2', output='fc2',
+                inputs=('fc1_g', 'fc1_x') if split else ('fc1', ),
+                hidden_norm=_unless_identity(module, 'norm'))
 
 
 @mlp_adapter('mmseg.models.backbones.mit.MixFFN', 'mmdet.models.backbones.pvt.MixFFN')
@@ -54,7 +50,7 @@ def mix_ffn(module: nn.Module) -> dict[str, Any]:
     """MLP of MiT and PVT with 1 x 1 convolutions, and possibly a depthwise one in between."""
     convs = [name for name, layer in module.layers.named_children() if isinstance(layer, nn.Conv2d)]
     first, *between, last = (f'layers.{name}' for name in convs)
-    return dict(inputs=(first, ), between=tuple(between), output=last, dim=1,
+    return dict(inputs=(first, ), between=tuple(between), output=last,
                 after='dropout_layer', width='feedforward_channels')
 
 
@@ -63,9 +59,7 @@ def pointwise_pair(module: nn.Module) -> dict[str, Any]:
     """The two pointwise layers that end a block of ConvNeXt and EdgeNeXt."""
     if getattr(module, 'grn', None) is not None:
         raise Unsupported('a global response norm mixes the hidden channels')
-    maps = isinstance(module.pointwise_conv1, nn.Conv2d)
-    return dict(_IN_BLOCK, inputs=('pointwise_conv1', ), output='pointwise_conv2',
-                dim=1 if maps else -1)
+    return dict(_IN_BLOCK, inputs=('pointwise_conv1', ), output='pointwise_conv2')
 
 
 def plain_bottleneck(block: nn.Module, convs: Sequence[int] = (1, 2, 3),
@@ -104,7 +98,7 @@ def plain_norm(norm: nn.Module) -> None:
 def bottleneck(module: nn.Module) -> list[dict[str, Any]]:
     """The two inner widths of a bottleneck, each with the norm behind its convolution."""
     plain_bottleneck(module)
-    return [dict(path=first, inputs=(first, ), between=(norm, ), output=last, dim=1,
+    return [dict(path=first, inputs=(first, ), between=(norm, ), output=last,
                  why_no_channels='a bottleneck has no MLP')
             for first, norm, last in (('conv1', module.norm1_name, 'conv2'),
                                       ('conv2', module.norm2_name, 'conv3'))]
@@ -116,15 +110,15 @@ def _unless_identity(module: nn.Module, name: str) -> str:
 
 simple_mlp(f'{_MM}.mvit.MLP', **_PLAIN, **_LAST)
 simple_mlp(f'{_MM}.efficientformer.LinearMlp', **_PLAIN, after='drop2')
-simple_mlp(f'{_MM}.efficientformer.ConvMlp', **_PLAIN, between=('norm1', ), dim=1, **_TWICE)
-simple_mlp(f'{_MM}.poolformer.Mlp', **_PLAIN, dim=1, **_TWICE)
+simple_mlp(f'{_MM}.efficientformer.ConvMlp', **_PLAIN, between=('norm1', ), **_TWICE)
+simple_mlp(f'{_MM}.poolformer.Mlp', **_PLAIN, **_TWICE)
 simple_mlp(f'{_MM}.tinyvit.MLP', **_PLAIN, norm='norm', **_TWICE)
 simple_mlp(f'{_MM}.hivit.Mlp', **_PLAIN, after='drop')
-simple_mlp(f'{_MM}.van.MixFFN', **_PLAIN, between=('dwconv', ), dim=1, **_TWICE)
+simple_mlp(f'{_MM}.van.MixFFN', **_PLAIN, between=('dwconv', ), **_TWICE)
 simple_mlp(f'{_MM}.levit.MLP', inputs=('linear1.linear', ), between=('linear1.bn', ),
            output='linear2.linear', **_NORMED)
 simple_mlp(f'{_MM}.hornet.HorNetBlock', inputs=('pwconv1', ), output='pwconv2', **_IN_BLOCK)
-simple_mlp(f'{_TIMM}.ConvMlp', **_PLAIN, dim=1, **_MAPS)
+simple_mlp(f'{_TIMM}.ConvMlp', **_PLAIN, **_MAPS)
 simple_mlp('timm.models.pvt_v2.MlpWithDepthwiseConv', **_PLAIN, between=('dwconv', ), **_TWICE)
 simple_mlp('timm.models.levit.LevitMlp', inputs=('ln1.linear', ), between=('ln1.bn', ),
            output='ln2.linear', **_NORMED)
@@ -140,7 +134,7 @@ def mbconv(module: nn.Module) -> dict[str, Any]:
             plain_norm(module.get_submodule(norms[name]))
     between = (norms.get('inverted_conv'), 'depth_conv.conv', norms.get('depth_conv'))
     found = dict(inputs=('inverted_conv.conv', ), between=tuple(filter(None, between)),
-                 output='point_conv.conv', dim=1)
+                 output='point_conv.conv')
     if not module.residual:
         return dict(found, why_no_channels='it has no identity')
     last = norms.get('point_conv')
@@ -152,51 +146,38 @@ def mbconv(module: nn.Module) -> dict[str, Any]:
     return dict(found, norm='before', after='after', scales=(last, ) if last else ())
 
 
-@mlp_adapter(f'{_HF}.vit.modeling_vit.ViTMLP',
-             f'{_HF}.dinov2.modeling_dinov2.Dinov2MLP',
-             f'{_HF}.dinov2.modeling_dinov2.Dinov2SwiGLUFFN',
-             f'{_REGISTERS}.Dinov2WithRegistersMLP', f'{_REGISTERS}.Dinov2WithRegistersSwiGLUFFN',
-             f'{_HF}.swin.modeling_swin.SwinMLP', f'{_HF}.rt_detr.modeling_rt_detr.RTDetrMLP',
-             f'{_HF}.vitdet.modeling_vitdet.VitDetMlp', f'{_HF}.sam.modeling_sam.SamMLPBlock',
-             f'{_HF}.clip.modeling_clip.CLIPMLP',
-             f'{_HF}.siglip2.modeling_siglip2.Siglip2MLP',
-             f'{_HF}.siglip.modeling_siglip.SiglipMLP',
-             f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP',
-             f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP')
-def hugging_face_mlp(module: nn.Module) -> dict[str, Any]:
-    """MLPs of Hugging Face's vision encoders, gated or not."""
+@mlp_adapter(*in_transformers(
+    vit='ViTMLP', swin='SwinMLP', clip='CLIPMLP', siglip='SiglipMLP', siglip2='Siglip2MLP',
+    vitdet='VitDetMlp', sam='SamMLPBlock', dinov2='Dinov2MLP Dinov2SwiGLUFFN',
+    dinov2_with_registers='Dinov2WithRegistersMLP Dinov2WithRegistersSwiGLUFFN',
+    dinov3_vit='DINOv3ViTMLP DINOv3ViTGatedMLP', segformer='SegformerMixFFN SegformerMixMLP',
+    rt_detr='RTDetrMLP RTDetrEncoderLayer RTDetrDecoderLayer', d_fine='DFineEncoderLayer'))
+def hugging_face_mlp(module: nn.Module) -> Any:
+    """MLPs of Hugging Face's vision encoders: gated or not, with a depthwise convolution or not.
+
+    Before v5 the two layers of RT-DETR and D-FINE are those of the block.
+    """
     parts = module._modules
-    names = [name for name in ('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in')
-             if name in parts]
-    output = next(name for name in ('fc2', 'lin2', 'down_proj', 'weights_out') if name in parts)
-    return dict(_LAST, inputs=tuple(names), output=output, parts=2 if 'weights_in' in parts else 1)
+    inputs = [name for name in ('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in', 'dense1')
+              if name in parts]
+    if not inputs:
+        return []
+    output = next(name for name in ('fc2', 'lin2', 'down_proj', 'weights_out', 'dense2')
+                  if name in parts)
+    convolved = 'dwconv' in parts
+    why = _TWICE if convolved else _IN_BLOCK if 'self_attn' in parts else _LAST
+    return dict(why, inputs=tuple(inputs), output=output,
+                between=('dwconv.dwconv', ) if convolved else ())
 
 
-@mlp_adapter(f'{_HF}.segformer.modeling_segformer.SegformerMixFFN',
-             f'{_HF}.segformer.modeling_segformer.SegformerMixMLP')
-def hugging_face_mix_ffn(module: nn.Module) -> dict[str, Any]:
-    """SegFormer's MLP, with a depthwise convolution between, before and since v5."""
-    first, last = ('dense1', 'dense2') if 'dense1' in module._modules else ('fc1', 'fc2')
-    return dict(inputs=(first, ), between=('dwconv.dwconv', ), output=last, **_TWICE)
-
-
-@mlp_adapter(f'{_HF}.rt_detr.modeling_rt_detr.RTDetrEncoderLayer',
-             f'{_HF}.rt_detr.modeling_rt_detr.RTDetrDecoderLayer',
-             f'{_HF}.d_fine.modeling_d_fine.DFineEncoderLayer')
-def detr_mlp(module: nn.Module) -> Any:
-    """MLP of RT-DETR and D-FINE before v5, whose two layers are those of the block."""
-    return dict(_PLAIN, **_IN_BLOCK) if 'fc1' in module._modules else []
-
-
-@mlp_adapter(f'{_HF}.d_fine.modeling_d_fine.DFineMLP')
+@mlp_adapter(*in_transformers(d_fine='DFineMLP'))
 def d_fine_mlp(module: nn.Module) -> Any:
     """D-FINE's MLP of two layers; its heads have more."""
     two = len(module.layers) == 2
     return dict(_LAST, inputs=('layers.0', ), output='layers.1') if two else []
 
 
-@mlp_adapter(f'{_HF}.flava.modeling_flava.FlavaLayer', f'{_HF}.vit.modeling_vit.ViTLayer',
-             f'{_HF}.swin.modeling_swin.SwinLayer')
+@mlp_adapter(*in_transformers(flava='FlavaLayer', vit='ViTLayer', swin='SwinLayer'))
 def split_mlp(module: nn.Module) -> Any:
     """MLP of FLAVA, and of ViT before v5, whose two layers are separate modules of the block."""
     if 'intermediate' not in module._modules:

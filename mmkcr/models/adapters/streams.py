@@ -1,68 +1,42 @@
 """Residual streams of ViT, Swin and ResNet: their writers and readers."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
+from functools import partial
 
 from torch import nn
 
-from mmkcr.core import Axis, Unsupported
+from mmkcr.core import Unsupported
 from mmkcr.models.layers.take_over import take_over
 from . import mlps
 from .views import StreamView, stream_adapter
 
-#: Tables of tokens that start a stream, where a host has them: (1, tokens, channels).
-_TOKENS = ('pos_embed', 'cls_token', 'register_tokens', 'mask_token')
-_BATCH_NORM = ('weight', 'bias', 'running_mean', 'running_var')
 
+def _norms(host: nn.Module, paths: Iterable[str | tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """The layer norms at some paths, with their entries per channel, where that is not 1.
 
-def _outputs(layer: nn.Module, folds: bool = False) -> list[Axis]:
-    """Axes of the outputs of a layer."""
-    return [Axis(layer, 'weight', 0, folds), Axis(layer, 'bias', 0, folds)]
-
-
-def _is_norm(owner: nn.Module, name: str) -> bool:
-    """Whether there is a layer norm; hosts leave norms out as None or an identity.
+    Hosts leave norms out as None or an identity.
 
     Raises:
         Unsupported: There is another norm.
     """
-    norm = getattr(owner, name, None)
-    if norm is None or isinstance(norm, nn.Identity):
-        return False
-    if not isinstance(norm, nn.LayerNorm):
-        raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the channels '
-                          'are not defined')
-    return True
+    found = []
+    for entry in paths:
+        path, inner = (entry, 1) if isinstance(entry, str) else entry
+        owner, _, name = path.rpartition('.')
+        norm = getattr(host.get_submodule(owner), name, None)
+        if norm is None or isinstance(norm, nn.Identity):
+            continue
+        if not isinstance(norm, nn.LayerNorm):
+            raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
+                              'channels are not defined')
+        found.append((path, inner))
+    return tuple(found)
 
 
-class ViTStream(StreamView):
-    """The single stream of a ViT, from the patch embedding to the output."""
-
-    def norms(self, host: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
-        """See :class:`StreamView`."""
-        owners = [(host.patch_embed, 'norm')]
-        owners += [(host, name) for name in ('pre_norm', 'ln1', 'ln2')]
-        owners += [(layer, name) for layer in host.layers for name in ('ln1', 'ln2')]
-        yield from ((owner, name, 1) for owner, name in owners if _is_norm(owner, name))
-
-    def axes(self, host: nn.Module) -> list[Axis]:
-        """See :class:`StreamView`."""
-        embed = host.patch_embed
-        # the mask multiplies the embedding, so it folds into the layer that embeds last
-        found = _outputs(embed.projection, embed.norm is None)
-        found += [Axis(host, name, 2, True) for name in _TOKENS]
-        for layer in host.layers:
-            attn, ffn = layer.attn, layer.ffn
-            # writers of the stream, then its readers (dim 1: input channels)
-            for out, scale in ((attn.proj, attn.gamma1), (ffn.layers[1], ffn.gamma2)):
-                found += [*_outputs(out), Axis(scale, 'weight')]
-            found += [Axis(attn.qkv, 'weight', 1), Axis(ffn.layers[0][0], 'weight', 1)]
-        return found + [axis for owner, name, _ in self.norms(host)
-                        for axis in _outputs(getattr(owner, name), owner is embed)]
-
-    def outputs(self, host: nn.Module) -> Sequence[int]:
-        """See :class:`StreamView`."""
-        return range(len(host.out_indices))
+def _embedding(host: nn.Module) -> tuple[str, ...]:
+    """What a patch embedding computes last, into which the mask of its output folds."""
+    return ('patch_embed.projection' if host.patch_embed.norm is None else 'patch_embed.norm', )
 
 
 @stream_adapter('mmpretrain.models.backbones.vision_transformer.VisionTransformer')
@@ -79,84 +53,31 @@ def vision_transformer(host: nn.Module) -> list[StreamView]:
     if hasattr(host, 'random_masking'):
         raise Unsupported(f'`{type(host).__name__}` masks images without a layer behind the '
                           'embedding of its tokens')
-    stream = ViTStream('patch_embed', host.embed_dims, [('drop_after_pos', -1)])
-    list(stream.norms(host))  # likewise
-    return [stream]
+    layers = [f'layers.{number}' for number in range(len(host.layers))]
+    return [StreamView(
+        'patch_embed', host.embed_dims,
+        writers=('patch_embed.projection', *(f'{layer}.{name}' for layer in layers
+                                             for name in ('attn.proj', 'ffn.layers.1'))),
+        readers=tuple((f'{layer}.{name}', 1) for layer in layers
+                      for name in ('attn.qkv', 'ffn.layers.0.0')),
+        scales=tuple(f'{layer}.{name}' for layer in layers
+                     for name in ('attn.gamma1', 'ffn.gamma2')),
+        norms=_norms(host, ['patch_embed.norm', 'pre_norm', 'ln1', 'ln2',
+                            *(f'{layer}.{name}' for layer in layers for name in ('ln1', 'ln2'))]),
+        tokens=('pos_embed', 'cls_token', 'register_tokens', 'mask_token'),
+        folds=_embedding(host), masked=(('drop_after_pos', -1), ),
+        places=tuple(range(len(host.out_indices))))]
 
 
-def _merged(stage: nn.Module) -> int:
-    """Neighbours whose channels the patch merging behind a stage puts side by side."""
-    return math.prod(stage.downsample.sampler.kernel_size)
-
-
-def _places(host: nn.Module, number: int) -> list[int]:
+def _places(host: nn.Module, number: int) -> tuple[int, ...]:
     """Place of a stage among a host's outputs, which are in the order of the stages."""
-    return [place for place, index in enumerate(sorted(set(host.out_indices))) if index == number]
-
-
-class SwinStream(StreamView):
-    """The stream of one stage of Swin, embedded by the merging before it."""
-
-    def __init__(self, host: nn.Module, number: int) -> None:
-        path = f'stages.{number - 1}.downsample.reduction' if number else 'patch_embed'
-        super().__init__(path, host.stages[number].embed_dims,
-                         [(path, -1)] if number else [('drop_after_pos', -1)])
-        self.number = number
-
-    def norms(self, host: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
-        """See :class:`StreamView`."""
-        stage = host.stages[self.number]
-        owners = [] if self.number else [(host.patch_embed, 'norm', 1)]
-        owners += [(block, name, 1) for block in stage.blocks for name in ('norm1', 'norm2')]
-        # output norms exist only for the stages in `out_indices`
-        owners.append((host, f'norm{self.number}', 1))
-        if stage.downsample is not None:
-            owners.append((stage.downsample, 'norm', _merged(stage)))
-        yield from (entry for entry in owners if _is_norm(*entry[:2]))
-
-    def axes(self, host: nn.Module) -> list[Axis]:
-        """See :class:`StreamView`."""
-        stage, embed = host.stages[self.number], host.patch_embed
-        if self.number == 0:
-            found = _outputs(embed.projection, embed.norm is None)
-            found += [Axis(host, name, 2, True) for name in ('absolute_pos_embed', 'mask_token')]
-        else:
-            found = _outputs(host.stages[self.number - 1].downsample.reduction, True)
-        for block in stage.blocks:
-            msa, ffn = block.attn.w_msa, block.ffn
-            found += [Axis(msa.qkv, 'weight', 1), Axis(ffn.layers[0][0], 'weight', 1),
-                      Axis(ffn.gamma2, 'weight'), *_outputs(msa.proj), *_outputs(ffn.layers[1])]
-        if stage.downsample is not None:
-            found.append(Axis(stage.downsample.reduction, 'weight', 1, inner=_merged(stage)))
-        return found + [Axis(getattr(owner, name), part, 0, owner is embed, inner=inner)
-                        for owner, name, inner in self.norms(host) for part in ('weight', 'bias')]
-
-    def resize(self, host: nn.Module, units: int) -> None:
-        """See :class:`StreamView`."""
-        from mmpretrain.models.utils import WindowMSA
-
-        from mmkcr.models.layers.mmpretrain_attention import SizedWindowMSA
-        stage = host.stages[self.number]
-        host.num_features[self.number] = stage.embed_dims = units
-        for block in stage.blocks:
-            layer = block.attn.w_msa
-            # the heads of mmpretrain's fill the width of its input
-            if isinstance(layer, WindowMSA) and not isinstance(layer, SizedWindowMSA):
-                block.attn.w_msa = take_over(SizedWindowMSA, layer)
-            block.attn.w_msa.embed_dims = block.ffn.embed_dims = units
-        if stage.downsample is not None:
-            stage.downsample.in_channels = units
-        if self.number:
-            host.stages[self.number - 1].downsample.out_channels = units
-
-    def outputs(self, host: nn.Module) -> Sequence[int]:
-        """See :class:`StreamView`."""
-        return _places(host, self.number)
+    return tuple(place for place, index in enumerate(sorted(set(host.out_indices)))
+                 if index == number)
 
 
 @stream_adapter('mmpretrain.models.backbones.swin_transformer.SwinTransformer')
 def swin_transformer(host: nn.Module) -> list[StreamView]:
-    """mmpretrain's ``SwinTransformer``: one stream per stage."""
+    """mmpretrain's ``SwinTransformer``: one stream per stage, embedded by the merging before it."""
     if host.out_after_downsample:
         raise Unsupported('features behind the merging of patches (`out_after_downsample=True`) '
                           'are of the next stage')
@@ -165,66 +86,88 @@ def swin_transformer(host: nn.Module) -> list[StreamView]:
             raise Unsupported('patches are merged without a norm, which a supernet would mask')
         for block in stage.blocks:
             mlps.ffn(block.ffn)  # says what is not supported
-    streams = [SwinStream(host, number) for number in range(len(host.stages))]
-    for stream in streams:
-        list(stream.norms(host))  # likewise
-    return streams
+    return [_swin_stage(host, number) for number in range(len(host.stages))]
 
 
-class ResNetStream(StreamView):
-    """The stream of one stage of a ResNet, embedded by its first shortcut.
-
-    The mask multiplies what every block adds to the stream. The stem stays.
-    """
-
-    def __init__(self, host: nn.Module, number: int) -> None:
-        name = host.res_layers[number]
-        stage = getattr(host, name)
-        last = f'{name}.0.downsample.{len(stage[0].downsample) - 1}'
-        written = [last, *(f'{name}.{i}.{block.norm3_name}' for i, block in enumerate(stage))]
-        super().__init__(_shortcut(host, number), stage[0].conv3.out_channels,
-                         [(norm, 1) for norm in written])
-        self.number = number
-
-    def axes(self, host: nn.Module) -> list[Axis]:
-        """See :class:`StreamView`."""
-        stage = getattr(host, host.res_layers[self.number])
-        # the mask is behind the batch norms: it folds into weight and bias, not statistics
-        found = [Axis(host.get_submodule(norm), part, 0, part in _BATCH_NORM[:2])
-                 for norm, _ in self.masked for part in _BATCH_NORM]
-        found.append(Axis(host.get_submodule(self.path), 'weight', 0))
-        found += [Axis(block.conv3, 'weight', 0) for block in stage]
-        # the first block reads the stage before, all others read this stream
-        found += [Axis(block.conv1, 'weight', 1) for block in list(stage)[1:]]
-        if self.number + 1 < len(host.res_layers):
-            following = getattr(host, host.res_layers[self.number + 1])
-            shortcut = host.get_submodule(_shortcut(host, self.number + 1))
-            found += [Axis(following[0].conv1, 'weight', 1), Axis(shortcut, 'weight', 1)]
-        return found
-
-    def outputs(self, host: nn.Module) -> Sequence[int]:
-        """See :class:`StreamView`."""
-        return _places(host, self.number)
+def _swin_stage(host: nn.Module, number: int) -> StreamView:
+    stage, merging = host.stages[number], f'stages.{number}.downsample'
+    blocks = [f'stages.{number}.blocks.{place}' for place in range(len(stage.blocks))]
+    writers = [f'{block}.{name}' for block in blocks
+               for name in ('attn.w_msa.proj', 'ffn.layers.1')]
+    readers = [(f'{block}.{name}', 1) for block in blocks
+               for name in ('attn.w_msa.qkv', 'ffn.layers.0.0')]
+    # output norms exist only for the stages in `out_indices`
+    norms = [*(f'{block}.{name}' for block in blocks for name in ('norm1', 'norm2')),
+             f'norm{number}']
+    if stage.downsample is not None:  # it puts the channels of neighbours side by side
+        merged = math.prod(stage.downsample.sampler.kernel_size)
+        readers.append((f'{merging}.reduction', merged))
+        norms.append((f'{merging}.norm', merged))
+    if number:
+        path = f'stages.{number - 1}.downsample.reduction'
+        tokens, folds, masked = (), (path, ), (path, -1)
+        writers.append(path)
+    else:
+        path, masked = 'patch_embed', ('drop_after_pos', -1)
+        tokens, folds = ('absolute_pos_embed', 'mask_token'), _embedding(host)
+        writers.append('patch_embed.projection')
+        norms.append('patch_embed.norm')
+    return StreamView(
+        path, stage.embed_dims, tuple(writers), tuple(readers), masked=(masked, ), folds=folds,
+        scales=tuple(f'{block}.ffn.gamma2' for block in blocks), norms=_norms(host, norms),
+        tokens=tokens, places=_places(host, number), resize=partial(_resize_swin, number))
 
 
-def _shortcut(host: nn.Module, number: int) -> str:
-    """Path of the convolution in the first shortcut of a stage."""
-    name = host.res_layers[number]
-    modules = getattr(host, name)[0].downsample
-    index = next(i for i, module in enumerate(modules) if isinstance(module, nn.Conv2d))
-    return f'{name}.0.downsample.{index}'
+def _resize_swin(number: int, host: nn.Module, units: int) -> None:
+    from mmpretrain.models.utils import WindowMSA
+
+    from mmkcr.models.layers.mmpretrain_attention import SizedWindowMSA
+    stage = host.stages[number]
+    host.num_features[number] = stage.embed_dims = units
+    for block in stage.blocks:
+        layer = block.attn.w_msa
+        # the heads of mmpretrain's fill the width of its input
+        if isinstance(layer, WindowMSA) and not isinstance(layer, SizedWindowMSA):
+            block.attn.w_msa = take_over(SizedWindowMSA, layer)
+        block.attn.w_msa.embed_dims = block.ffn.embed_dims = units
+    if stage.downsample is not None:
+        stage.downsample.in_channels = units
+    if number:
+        host.stages[number - 1].downsample.out_channels = units
 
 
 @stream_adapter('mmpretrain.models.backbones.resnet.ResNet')
 def resnet(host: nn.Module) -> list[StreamView]:
-    """mmpretrain's ``ResNet`` of bottlenecks: one stream per stage."""
-    for number, name in enumerate(host.res_layers):
-        for block in getattr(host, name):
+    """mmpretrain's ``ResNet`` of bottlenecks: one stream per stage, embedded by its first shortcut.
+
+    The mask multiplies what every block adds to the stream. The stem stays.
+    """
+    shortcuts, streams = [], []
+    for name in host.res_layers:
+        stage = getattr(host, name)
+        for block in stage:
             mlps.plain_bottleneck(block, (1, 3), (3, ))
-        first = getattr(host, name)[0]
-        if first.downsample is None:
+        shortcut = stage[0].downsample
+        if shortcut is None:
             raise Unsupported(f'the first shortcut of `{name}` is no convolution: the stage has '
                               'the channels of the layers before it')
-        mlps.plain_conv(host.get_submodule(_shortcut(host, number)))
-        mlps.plain_norm(first.downsample[-1])
-    return [ResNetStream(host, number) for number in range(len(host.res_layers))]
+        mlps.plain_norm(shortcut[-1])
+        convs = [place for place, layer in enumerate(shortcut) if isinstance(layer, nn.Conv2d)]
+        mlps.plain_conv(shortcut[convs[0]])
+        shortcuts.append(f'{name}.0.downsample.{convs[0]}')
+    for number, name in enumerate(host.res_layers):
+        stage = getattr(host, name)
+        blocks = [f'{name}.{place}' for place in range(len(stage))]
+        # the mask is behind the batch norms
+        norms = (f'{name}.0.downsample.{len(stage[0].downsample) - 1}',
+                 *(f'{path}.{block.norm3_name}' for path, block in zip(blocks, stage)))
+        # the first block reads the stage before, all others this stream, as the next stage does
+        readers = [f'{block}.conv1' for block in blocks[1:]]
+        if number + 1 < len(shortcuts):
+            readers += [shortcuts[number + 1], f'{host.res_layers[number + 1]}.0.conv1']
+        streams.append(StreamView(
+            shortcuts[number], stage[0].conv3.out_channels, scales=norms, folds=norms,
+            writers=(shortcuts[number], *(f'{block}.conv3' for block in blocks)),
+            readers=tuple((reader, 1) for reader in readers),
+            masked=tuple((norm, 1) for norm in norms), places=_places(host, number)))
+    return streams

@@ -7,16 +7,20 @@ known class uses the same adapter unless it has its own.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, Unsupported
 
+#: Words in a view that are no paths.
+_NO_PATHS = ('why_no_channels', 'why_no_width', 'why_uncalled', 'width', 'rotary')
+#: A reason of `why_uncalled`.
+UNCALLED = 'its projections are not called as modules'
 #: Packages of which it is known what their modules compute.
 LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
 #: Norms in front of an MLP, by the attribute of the MLP in its block.
@@ -42,62 +46,34 @@ class MLPView:
 
     Args:
         path (str): Path of the module that is the MLP.
-        inputs (tuple[str, ...]): Projections (linear, or convolutions) into the hidden layer.
+        inputs (tuple[str, ...]): Projections (linear, or convolutions) into the hidden layer; gate
+            and value may be the outputs of one, one after the other.
         output (str): The projection out of it.
-        parts (int): How often the hidden units occur, one copy after the other, in the outputs of
-            each input projection: 2 where gate and value are one layer. Defaults to 1.
-        between (tuple[str, ...]): Modules that work on hidden channels one by one: depthwise
-            convolutions, batch norms. Defaults to none.
+        between (tuple[str, ...]): Depthwise convolutions and batch norms on hidden channels.
+            Defaults to none.
         hidden_norm (str): A layer norm over the hidden channels. Defaults to none.
         norm (str): The norm that only this MLP reads. Defaults to ''.
         after (str): A module without parameters that is called exactly once, between the output
             projection and the residual sum. Defaults to ''.
         scales (tuple[str, ...]): Channelwise factors between output projection and ``after``.
         why_no_channels (str): Why input and output channels cannot be selected, or ''.
-        dim (int): Channel dimension of the hidden layer: -1, or 1 for maps. Defaults to -1.
         width (str): Attribute of the module that records the hidden width. Defaults to ''.
     """
 
-    #: Fields with local paths of an adapter, from its module.
-    paths: ClassVar[tuple[str, ...]] = ('path', 'inputs', 'output', 'between', 'hidden_norm',
-                                        'norm', 'after', 'scales')
     path: str
     inputs: tuple[str, ...]
     output: str
-    parts: int = 1
     between: tuple[str, ...] = ()
     hidden_norm: str = ''
     norm: str = ''
     after: str = ''
     scales: tuple[str, ...] = ()
     why_no_channels: str = ''
-    dim: int = -1
     width: str = ''
 
 
-class RotaryView(NamedTuple):
-    """Rotary positions, which turn pairs of channels of queries and keys.
-
-    Args:
-        layout (str): Which channels are a pair, see
-            :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
-        opened (Callable): Takes the module; returns one that computes the same, calls its
-            projections as modules and rotates by a child ``rotary``, see
-            :class:`~mmkcr.models.layers.sized_attention.Rotary`.
-    """
-
-    layout: str
-    opened: Callable[[nn.Module], nn.Module]
-
-
 def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
-    """Set the attributes that record the number of heads, their width, and both.
-
-    Args:
-        layer (nn.Module): An attention layer; returned.
-        heads (int): H.
-        width (int): d.
-    """
+    """Set the attributes of an attention layer that record its heads, their width, and both."""
     for names, value in ((('num_heads', 'num_attention_heads', 'num_kv_heads'), heads),
                          (('head_dim', 'head_dims', 'attention_head_size'), width),
                          (('attn_dim', 'kv_dim', 'all_head_size'), heads * width)):
@@ -105,6 +81,30 @@ def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
             if hasattr(layer, name):
                 setattr(layer, name, value)
     return layer
+
+
+def known_axes(layer: nn.Module) -> list[Axis]:
+    """Axes of parameters beside the projections, by their names in the hosts, if they are there."""
+    found = [Axis(layer, name) for name in ('q_bias', 'k_bias', 'v_bias')]
+    # of torch: queries, keys and values one after the other in one parameter
+    found += [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
+    # with an entry for every head; since v5 of `transformers` a child has Swin's table
+    owner = layer._modules.get('relative_position_bias', layer)
+    by_head = [(owner, 'relative_position_bias_table', 1), (layer, 'logit_scale', 0),
+               (layer, 'temperature', 0)]
+    if hasattr(layer, 'cpb_mlp'):
+        by_head.append((list(layer.cpb_mlp.modules())[-1], 'weight', 0))
+    for owner, name, dim in by_head:
+        if isinstance(getattr(owner, name, None), Tensor):
+            width = _recorded(layer, 'head_dim', 'attention_head_size') or \
+                len(layer.qkv.weight) // (3 * layer.num_heads)
+            found.append(Axis(owner, name, dim, per=width))
+    return found
+
+
+def _recorded(layer: nn.Module, *names: str) -> int | None:
+    """The first of some attributes that a layer has."""
+    return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
 
 
 @dataclass(frozen=True)
@@ -115,40 +115,42 @@ class AttentionView:
         path (str): Path of the module that computes the products.
         projections (tuple[str, ...]): Layers of queries, keys and values, fused or not.
         output (str): The projection that reads the heads' outputs; called as a module.
-        heads (int): H.
-        width (int): d.
+        heads (int): H. Defaults to 0: what the module records.
+        width (int): d, as the output projection shows it.
         fused (tuple[int, ...]): For each projection, how many of queries, keys and values it
-            holds, all heads of one after those of the other: (3, ) for one layer ``qkv``, (1, 2)
-            for queries alone, keys and values together. Defaults to (3, ).
+            holds, all heads of one after those of the other, as its weight shows: (3, ) for one
+            layer ``qkv``, (1, 2) for queries alone, keys and values together.
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
             module that computes with them, itself or one of another class. Defaults to
             :func:`record`.
-        extra (Callable, optional): Takes the module; returns further axes with channels as units
-            (biases, tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to none.
+        extra (Callable): Takes the module; returns further axes with channels as units (biases,
+            tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to :func:`known_axes`.
         why_no_width (str): Why heads cannot become narrower, or ''.
         why_uncalled (str): Why the projections are not called as modules, so that no hook sees
-            queries and keys, or ''.
+            queries and keys. Defaults to '': they are, unless the layer has a ``q_bias``.
         of_heads (Callable, optional): Takes the module; returns further axes with heads as units.
             Defaults to none.
-        opened (Callable, optional): Takes the module; returns one that computes the same and calls
-            its output projection as a module. Defaults to None: the module does so itself.
-        rotary (RotaryView, optional): Positions that turn pairs of channels. Defaults to none.
+        opened (Callable, optional): Takes the module; returns one of
+            :mod:`~mmkcr.models.layers.sized_attention` that computes the same and calls its output
+            projection as a module, and with rotary positions a child ``rotary``. Defaults to None:
+            the module does so itself.
+        rotary (str): Which channels of queries and keys rotary positions turn as a pair, see
+            :func:`~mmkcr.functional.attention_refit.rotary_pairs`. Defaults to '': there are none.
     """
 
-    paths: ClassVar[tuple[str, ...]] = ('path', 'projections', 'output')
     path: str
     projections: tuple[str, ...]
     output: str
-    heads: int
-    width: int
+    heads: int = 0
+    width: int = 0
+    fused: tuple[int, ...] = ()
     resize: Callable[[nn.Module, int, int], nn.Module] = record
-    fused: tuple[int, ...] = (3, )
-    extra: Callable[[nn.Module], list[Axis]] | None = None
+    extra: Callable[[nn.Module], list[Axis]] = known_axes
     why_no_width: str = ''
     why_uncalled: str = ''
     of_heads: Callable[[nn.Module], list[Axis]] | None = None
     opened: Callable[[nn.Module], nn.Module] | None = None
-    rotary: RotaryView | None = None
+    rotary: str = ''
 
 
 class Reads(NamedTuple):
@@ -181,7 +183,6 @@ class ChannelView:
         path (str): Path of the adapter's module.
     """
 
-    paths: ClassVar[tuple[str, ...]] = ('writers', 'readers', 'norms')
     writers: tuple[str, ...]
     readers: tuple[Reads, ...]
     norms: tuple[str, ...] = ()
@@ -189,51 +190,42 @@ class ChannelView:
     path: str = ''
 
 
+@dataclass(frozen=True)
 class StreamView:
-    """A residual stream: what embeds into it, its norms, its readers and writers.
-
-    An adapter subclasses it. A view holds no module of the host: every method takes the host, so
-    that a deep copy of a host has views of its own modules.
+    """A residual stream: what embeds into it, writes and reads it, by paths from the host.
 
     Args:
-        path (str): Path of the layer that embeds (a patch embedding, a merging, a shortcut).
+        path (str): The layer that embeds (a patch embedding, a merging, a shortcut).
         total (int): Channels.
-        masked (Sequence[tuple[str, int]]): Modules whose output the stream's mask multiplies,
+        writers (tuple[str, ...]): Linear layers and convolutions.
+        readers (tuple[tuple[str, int], ...]): Layers that read the channels, and their
+            consecutive inputs of one channel.
+        masked (tuple[tuple[str, int], ...]): Modules whose output the stream's mask multiplies,
             with the channel dimension.
+        folds (tuple[str, ...]): Of writers, scales and norms, those that the mask can be folded
+            into.
+        places (tuple[int, ...]): Positions, in the tuple that the host returns, of features with
+            these channels.
+        scales (tuple[str, ...]): Channelwise factors and batch norms. Defaults to none.
+        norms (tuple[tuple[str, int], ...]): Layer norms over the stream, and their consecutive
+            entries of one channel. Defaults to none.
+        tokens (tuple[str, ...]): Parameters of the host that start the stream, each (1, tokens,
+            channels). Defaults to none.
+        resize (Callable, optional): Takes the host and the number of channels that are left; sets
+            attributes that record it. Defaults to nothing.
     """
 
-    def __init__(self, path: str, total: int, masked: Sequence[tuple[str, int]]) -> None:
-        self.path, self.total, self.masked = path, total, tuple(masked)
-
-    def axes(self, host: nn.Module) -> list[Axis]:
-        """The axes along the channels; ``folds`` marks those that a mask can be folded into."""
-        raise NotImplementedError
-
-    def norms(self, host: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
-        """Layer norms over the stream: owner, attribute name, entries per unit."""
-        return iter(())
-
-    def resize(self, host: nn.Module, units: int) -> None:
-        """Set attributes of the host that record the number of channels."""
-
-    def outputs(self, host: nn.Module) -> Sequence[int]:
-        """Positions, in the tuple that the host returns, of features with these channels."""
-        raise NotImplementedError
-
-    def change_outputs(self, host: nn.Module, found: Any,
-                       change: Callable[[Tensor, int], Tensor]) -> Any:
-        """Change the features with these channels among what a host returns.
-
-        Args:
-            host (nn.Module): The host.
-            found (Tensor | tuple | list): What it returned: the features, or one alone.
-            change (Callable): Takes a feature and the dimension of its channels.
-        """
-        if isinstance(found, Tensor):
-            return self.change_outputs(host, (found, ), change)[0]
-        places = set(self.outputs(host))
-        return type(found)(change(out, 1 if out.ndim == 4 else -1) if place in places else out
-                           for place, out in enumerate(found))
+    path: str
+    total: int
+    writers: tuple[str, ...]
+    readers: tuple[tuple[str, int], ...]
+    masked: tuple[tuple[str, int], ...]
+    folds: tuple[str, ...]
+    places: tuple[int, ...]
+    scales: tuple[str, ...] = ()
+    norms: tuple[tuple[str, int], ...] = ()
+    tokens: tuple[str, ...] = ()
+    resize: Callable[[nn.Module, int], None] | None = None
 
 
 Adapter = Callable[..., Any]
@@ -252,15 +244,21 @@ def _register(table: Table, *names: str) -> Callable[[Adapter], Adapter]:
     return register
 
 
-#: Register ``adapter(module)``, which returns :class:`MLPView` arguments with local paths, for
-#: classes of some qualified names.
+#: Register ``adapter(module)``, which returns :class:`MLPView` arguments with local paths, or a
+#: list of such, for classes of some qualified names.
 mlp_adapter = partial(_register, _MLPS)
-#: Likewise one that returns :class:`AttentionView` arguments.
+#: Likewise with :class:`AttentionView` arguments.
 attention_adapter = partial(_register, _ATTENTIONS)
-#: Likewise one that returns a list of :class:`ChannelView` arguments.
+#: Likewise with :class:`ChannelView` arguments.
 channel_adapter = partial(_register, _CHANNELS)
 #: Likewise ``adapter(host)``, which returns a list of :class:`StreamView` of a whole host.
 stream_adapter = partial(_register, _STREAMS)
+
+
+def in_transformers(**classes: str) -> list[str]:
+    """Qualified names of classes of ``transformers``, separated by blanks, by their model."""
+    return [f'transformers.models.{model}.modeling_{model}.{name}'
+            for model, names in classes.items() for name in names.split()]
 
 
 def simple_mlp(name: str, **arguments: Any) -> None:
@@ -292,8 +290,12 @@ def _absolute(path: str, local: Any) -> Any:
     return tuple(_absolute(path, one) for one in local) if isinstance(local, tuple) else local
 
 
-def _views(host: nn.Module, table: Table, cls: type[Any]) -> list[Any]:
-    """What the adapters of a host's modules give, as views of a class with paths from the host."""
+def _views(table: Table, cls: type[Any], complete: Callable[[nn.Module, Any], Any],
+           host: nn.Module) -> list[Any]:
+    """What the adapters of a host's modules give, as views of a class with paths from the host.
+
+    The views are completed by what the host shows.
+    """
     views: list[Any] = []
     for path, module in host.named_modules():
         adapter = _found(table, module)
@@ -301,32 +303,23 @@ def _views(host: nn.Module, table: Table, cls: type[Any]) -> list[Any]:
             continue
         try:
             found = adapter(module)
+            for local in found if isinstance(found, list) else [found]:
+                view = {key: value if key in _NO_PATHS else _absolute(path, value)
+                        for key, value in local.items()}
+                views.append(complete(host, cls(**{**view, 'path': view.get('path') or path})))
         except Unsupported as reason:  # one that cannot be seen does not hide the others
             views.append(Unsupported(f'{reason} at `{path}`'))
-            continue
         except AttributeError as error:
             raise ValueError('expected layers whose weights are parameters of their own in the '
                              f'`{type(module).__name__}` at `{path}`, found that {error}: merge '
                              'adapters, remove masks and quantise afterwards') from error
-        for local in found if isinstance(found, list) else [found]:
-            view = {key: _absolute(path, value) if key in cls.paths else value
-                    for key, value in local.items()}
-            views.append(cls(**{**view, 'path': view.get('path') or path}))
     return views
 
 
-def mlp_views(host: nn.Module) -> list[Any]:
-    """Views of the MLPs of a host, in the order of its modules, with reasons where there is none.
-
-    Returns:
-        list[MLPView | Unsupported]: An ``Unsupported`` names a known MLP that cannot be seen.
-    """
-    return [view if isinstance(view, Unsupported) or view.norm else _with_norm(host, view)
-            for view in _views(host, _MLPS, MLPView)]
-
-
 def _with_norm(host: nn.Module, view: MLPView) -> MLPView:
-    """Add the norm in front of an MLP, or why there is none unless its adapter says why."""
+    """Add the norm in front of an MLP, or why there is none, unless its adapter says it."""
+    if view.norm:
+        return view
     parent, _, name = view.path.rpartition('.')
     block = host.get_submodule(parent)
     norm = next((norm for norm in _NORMS_BEFORE.get(name, ()) if norm in block._modules), '')
@@ -350,11 +343,20 @@ def _with_norm(host: nn.Module, view: MLPView) -> MLPView:
     return replace(view, why_no_channels=view.why_no_channels or reason)
 
 
+def _with_sizes(host: nn.Module, view: AttentionView) -> AttentionView:
+    """Add the heads, their width, and what the projections hold and whether they are called."""
+    layer, size = host.get_submodule(view.path), host.get_submodule(view.output).weight.shape[1]
+    heads = view.heads or _recorded(layer, 'num_heads', 'num_attention_heads') or \
+        size // layer.head_dim
+    fused = tuple(len(host.get_submodule(path).weight) // size for path in view.projections)
+    # biases of the layer's own are added behind the projection, where its hooks do not see them
+    biased = getattr(layer, 'q_bias', None) is not None
+    return replace(view, heads=heads, width=size // heads, fused=fused,
+                   why_uncalled=view.why_uncalled or (UNCALLED if biased else ''))
+
+
 def _of_library(module: nn.Module) -> bool:
     """Whether a module computes as a host library says: its class adds no methods to one of theirs.
-
-    Args:
-        module (nn.Module): Of any class.
     """
     for cls in type(module).__mro__:
         if cls.__module__.startswith(LIBRARIES):
@@ -377,14 +379,11 @@ def keeps_zero(part: nn.Module) -> bool:
         return False
 
 
-def attention_views(host: nn.Module) -> list[Any]:
-    """Views of the attention layers of a host; see :func:`mlp_views`."""
-    return _views(host, _ATTENTIONS, AttentionView)
-
-
-def channel_views(host: nn.Module) -> list[Any]:
-    """Views of channels between layers of heads and necks; see :func:`mlp_views`."""
-    return _views(host, _CHANNELS, ChannelView)
+#: Take a host; give views of its MLPs, attention layers, and channels between layers of heads and
+#: necks, in the order of its modules: an ``Unsupported`` for a known layer that cannot be seen.
+mlp_views = partial(_views, _MLPS, MLPView, _with_norm)
+attention_views = partial(_views, _ATTENTIONS, AttentionView, _with_sizes)
+channel_views = partial(_views, _CHANNELS, ChannelView, lambda host, view: view)
 
 
 def stream_views(host: nn.Module) -> list[Any]:

@@ -10,6 +10,10 @@ from .mlp_channels import MLPChannels
 from .mlp_hidden import MLPHidden
 from .qk_mask import QKMaskSite
 
+KINDS.update((kind.kind, kind) for kind in (
+    AttentionOutputs, Channels, Embedding, HeadOperatorSite, Heads, HeadChannels, MLPChannels,
+    MLPHidden, QKMaskSite))
+
 __all__ = [
     'AttentionOutputs', 'Channels', 'Embedding', 'HeadChannels', 'HeadOperatorSite', 'Heads',
     'KINDS', 'MLPChannels', 'MLPHidden', 'QKMaskSite', 'find_sites', 'why_not'

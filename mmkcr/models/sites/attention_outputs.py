@@ -4,14 +4,13 @@ import math
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from mmkcr.core import Axis, Cost, MaskPoint
+from mmkcr.core.axes import along_inputs
 from mmkcr.models.layers.selection import Take
-from .base import HostSite, linear_paths, register_kind
+from .base import HostSite, linear_paths
 
 
-@register_kind
 class AttentionOutputs(HostSite):
     """A unit is a channel of EfficientViT's concatenated scales, which the projection reads."""
 
@@ -25,17 +24,15 @@ class AttentionOutputs(HostSite):
 
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
-        return [Axis(self.owner.proj.conv, 'weight', 1, True)]
+        return [along_inputs(self.owner.proj.conv, True)]
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
         return [MaskPoint(self.owner.proj.conv, 'input', 1)]
 
-    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Slice, and select what the projection reads."""
-        present = getattr(self.owner.select, 'kept', None)
-        super().slice_units(units, optimizer)
-        self.owner.select = Take(units if present is None else present[units], self.total, 1)
+    def resized(self, kept: Tensor) -> None:
+        """Select what the projection reads."""
+        self.owner.select = Take(kept, self.total, 1)
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """``(2 size^2 + size) + (1 + size) H W C'`` (DCS, appendix A).

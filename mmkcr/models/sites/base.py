@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from mmkcr.core import Axis, BaseGate, Site, Unsupported
 from mmkcr.core.words import did_you_mean
@@ -15,29 +16,19 @@ from mmkcr.models.layers.norms import MaskedLayerNorm
 from mmkcr.models.layers.take_over import take_over
 
 KindConfig = str | Mapping[str, Any]
-#: Kinds of site by their names.
+#: Kinds of site by their names; the package fills it.
 KINDS: dict[str, type['HostSite']] = {}
 
 
-def register_kind(cls: type['HostSite']) -> type['HostSite']:
-    """Make a kind known by its name."""
-    KINDS[cls.kind] = cls
-    return cls
-
-
 class HostSite(Site):
-    """A site on an adapter's view of one module.
+    """A site on an adapter's view of one module; other arguments as of :class:`~mmkcr.core.Site`.
 
     Args:
-        host (nn.Module): The network.
         view (Any): The adapter's view.
-        path (str): Path of the module that the site belongs to.
-        total (int): Number of units.
-        groups (int): See :class:`~mmkcr.core.Site`. Defaults to 1.
     """
 
-    #: Takes a host; gives the views of the modules that the kind looks at. An entry may be an
-    #: :class:`~mmkcr.core.Unsupported` with the reason instead of a view.
+    #: Takes a host; gives the views of the modules that the kind looks at, or an
+    #: :class:`~mmkcr.core.Unsupported` with the reason instead of one.
     views: ClassVar[Callable[[nn.Module], list[Any]]]
     #: Whether the kind looks at attention layers.
     of_attention: bool = False
@@ -60,31 +51,27 @@ class HostSite(Site):
         """The axes that no other site may lie along: by default its own."""
         return self.axes()
 
-    def norms(self) -> Iterable[tuple[nn.Module, str, int]]:
-        """Layer norms over the units: owner, attribute name, entries per unit. Defaults to none."""
+    def norms(self) -> Iterable[tuple[str, int]]:
+        """Layer norms over the units: path, entries per unit. Defaults to none."""
         return ()
 
     def attach(self, gate: BaseGate) -> None:
         """Attach the gate, and make the norms over the units follow its mask."""
         super().attach(gate)
-        for owner, name, inner in list(self.norms()):
-            norm = take_over(MaskedLayerNorm, getattr(owner, name), shared=(gate, ), inner=inner)
-            setattr(owner, name, norm)
+        for path, inner in self.norms():
+            self.host.set_submodule(path, take_over(MaskedLayerNorm, self.module(path),
+                                                    shared=(gate, ), inner=inner))
 
     def detach(self) -> None:
         """Undo :meth:`attach`."""
-        for owner, name, _ in list(self.norms()) if self.gate is not None else ():
-            norm = take_over(nn.LayerNorm, getattr(owner, name), ('shared', 'inner'))
-            setattr(owner, name, norm)
+        for path, _ in self.norms() if self.gate is not None else ():
+            norm = take_over(nn.LayerNorm, self.module(path), ('shared', 'inner'))
+            self.host.set_submodule(path, norm)
         super().detach()
 
     @classmethod
     def of(cls, host: nn.Module, view: Any, **options: Any) -> 'HostSite':
-        """The site on a view.
-
-        Raises:
-            Unsupported: The view does not offer the kind.
-        """
+        """The site on a view, or raise :class:`~mmkcr.core.Unsupported` with why there is none."""
         raise NotImplementedError
 
 
@@ -95,10 +82,20 @@ class AttentionSite(HostSite):
     of_attention = True
 
 
+def channel_dim(layer: nn.Module) -> int:
+    """Dimension of the channels that a layer reads and writes: 1 of maps, -1 of tokens."""
+    return 1 if isinstance(layer, _ConvNd) else -1
+
+
 def linear_paths(host: nn.Module) -> list[str]:
     """Paths of EfficientViT's linear attention layers, which are views of themselves."""
     return [path for path, module in host.named_modules()
             if is_of(module, 'mmkcr.models.layers.lite_mla.LiteMLA')]
+
+
+def kind_name(kind: KindConfig) -> str:
+    """Name of a kind of site, of its config or alone."""
+    return kind if isinstance(kind, str) else kind['kind']
 
 
 def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSite]:
@@ -138,9 +135,6 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSi
 
 def check_layers(model: nn.Module) -> None:
     """Refuse layers whose weight is not a parameter of their own: slicing it would not last.
-
-    Args:
-        model (nn.Module): The network.
 
     Raises:
         ValueError: A layer with an adapter (LoRA), a mask, a norm or another parametrisation of
@@ -229,22 +223,17 @@ def _nothing_found(host: nn.Module, kind: str, reasons: list[str]) -> str:
 
 
 def check_ties(model: nn.Module, sites: Mapping[str, HostSite]) -> None:
-    """Refuse sites on a tensor that another layer has too: slicing one of them breaks the tie.
+    """Refuse sites on a tensor that another layer of the model has: slicing would break the tie.
 
     A layer that is called at several places is one layer, and no tie.
-
-    Args:
-        model (nn.Module): The sites' host, or a model around it.
-        sites (Mapping[str, HostSite]): Sites of the network.
 
     Raises:
         ValueError: Two layers share a weight, and a site lies along it.
     """
     owners: dict[int, list[str]] = {}
     for path, module in model.named_modules():
-        for name, value in module._parameters.items():
-            if value is not None:
-                owners.setdefault(id(value), []).append(f'{path}.{name}')
+        for name, value in module.named_parameters(path, False, remove_duplicate=False):
+            owners.setdefault(id(value), []).append(name)
     for name, site in sites.items():
         for axis in site.axes():
             shared = owners.get(id(axis.value), ())
@@ -266,11 +255,9 @@ def _check_axes(sites: Mapping[str, HostSite]) -> None:
                 continue
             start, end = axis.span
             others = claimed.setdefault((id(axis.value), axis.dim), [])
-            # another site with an overlapping range, else the site itself
-            first = next((other for low, high, other in others
-                          if other != name and low < end and start < high), name)
-            if first != name:
-                raise ValueError(f'expected kinds of site that share no axis of a tensor, found '
-                                 f'`{first}` and `{name}` along one of '
-                                 f'{tuple(axis.value.shape)}')
+            for low, high, other in others:
+                if other != name and low < end and start < high:
+                    raise ValueError('expected kinds of site that share no axis of a tensor, found '
+                                     f'`{other}` and `{name}` along one of '
+                                     f'{tuple(axis.value.shape)}')
             others.append((start, end, name))

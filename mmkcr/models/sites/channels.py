@@ -2,18 +2,16 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from mmkcr.core import Axis, MaskPoint, Unsupported
-from mmkcr.core.axes import outputs_of
+from mmkcr.core.axes import along_inputs, along_outputs, outputs_of
 from mmkcr.models.adapters import channel_views
 from mmkcr.models.adapters.mlps import plain_conv
-from .base import HostSite, register_kind
+from .base import HostSite, channel_dim
 
 
-@register_kind
 class Channels(HostSite):
     """A unit is a channel that some layers write and others read.
 
@@ -58,18 +56,12 @@ class Channels(HostSite):
             layer = self.module(reads.path)
             before = None if reads.before is None else tuple(
                 item if isinstance(item, int) else self.module(item) for item in reads.before)
-            found.append(Axis(layer, 'weight', 0 if _transposed(layer) else 1,
-                              inner=reads.inner * self.width, before=before,
-                              writer=None if before is None else writer))
+            found.append(along_inputs(layer, inner=reads.inner * self.width, before=before,
+                                      writer=None if before is None else writer))
         for path, norm in self._written():
-            layer = self.module(path)
             # a scale folds into the norm if there is one: the norm would undo it in the layer
-            found += [Axis(layer, name, 1 if name == 'weight' and _transposed(layer) else 0,
-                           not norm, inner=self.width) for name in ('weight', 'bias')]
-            if norm:
-                found += [Axis(self.module(norm), name, 0, name in ('weight', 'bias'),
-                               inner=self.width)
-                          for name in ('weight', 'bias', 'running_mean', 'running_var')]
+            found += along_outputs(self.module(path), not norm, inner=self.width)
+            found += along_outputs(self.module(norm), True, inner=self.width) if norm else []
         return found
 
     def _written(self) -> list[Any]:
@@ -78,15 +70,10 @@ class Channels(HostSite):
 
     def mask_points(self) -> list[MaskPoint]:
         """The output of every writer, behind its norm if there is one."""
-        return [MaskPoint(self.module(norm or path), 'output',
-                          1 if isinstance(self.module(path), _ConvNd) else -1, inner=self.width)
-                for path, norm in self._written()]
+        return [MaskPoint(self.module(norm or path), 'output', channel_dim(self.module(path)),
+                          inner=self.width) for path, norm in self._written()]
 
-    def resized(self, units: int) -> None:
+    def resized(self, kept: Tensor) -> None:
         """Let the adapter update a module that records the width."""
         if self.view.resize is not None:
-            self.view.resize(self.module(self.view.path), units * self.width)
-
-
-def _transposed(layer: nn.Module) -> bool:
-    return isinstance(layer, _ConvNd) and layer.transposed
+            self.view.resize(self.module(self.view.path), len(kept) * self.width)

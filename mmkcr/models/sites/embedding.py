@@ -1,17 +1,16 @@
 """Width of the residual stream (Once for Both, section 3)."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, MaskPoint
+from mmkcr.core.axes import along_inputs, along_outputs
 from mmkcr.models.adapters import stream_views
 from mmkcr.models.layers.selection import put
-from .base import HostSite, register_kind
+from .base import HostSite
 
 
-@register_kind
 class Embedding(HostSite):
     """A unit is a channel of a residual stream, in all layers that write it or read it.
 
@@ -29,23 +28,35 @@ class Embedding(HostSite):
 
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
-        return self.view.axes(self.host)
+        view = self.view
+        found = [Axis(self.host, name, 2, True) for name in view.tokens]
+        for path in (*view.writers, *view.scales):
+            found += along_outputs(self.module(path), path in view.folds)
+        for path, inner in view.norms:
+            found += along_outputs(self.module(path), path in view.folds, inner=inner)
+        return found + [along_inputs(self.module(path), inner=inner)
+                        for path, inner in view.readers]
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
         return [MaskPoint(self.module(path), 'output', dim) for path, dim in self.view.masked]
 
-    def norms(self) -> Iterable[tuple[nn.Module, str, int]]:
+    def norms(self) -> tuple[tuple[str, int], ...]:
         """Norms over the stream."""
-        return self.view.norms(self.host)
+        return self.view.norms
 
-    def resized(self, units: int) -> None:
+    def resized(self, kept: Tensor) -> None:
         """Update the host's own record of the width."""
-        self.view.resize(self.host, units)
+        if self.view.resize is not None:
+            self.view.resize(self.host, len(kept))
 
     def widened(self, outputs: Any) -> Any:
         """See :class:`~mmkcr.models.sites.base.HostSite`."""
-        return self.view.change_outputs(self.host, outputs, self.widen)
+        if isinstance(outputs, Tensor):
+            return self.widened((outputs, ))[0]
+        return type(outputs)(
+            self.widen(out, 1 if out.ndim == 4 else -1) if place in self.view.places else out
+            for place, out in enumerate(outputs))
 
     def widen(self, x: Tensor, dim: int = -1) -> Tensor:
         """Put the channels of the stream at their positions in the dense width, 0 elsewhere.

@@ -7,7 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, SiteEntry, Unsupported, count_params
+from mmkcr.core import Axis, BaseGate, Cost, SiteEntry, Unsupported, count_params
+from mmkcr.core.axes import along_inputs
+from mmkcr.lazy import is_of
 from mmkcr.models.layers.head_operators import (
     OPERATORS,
     HeadOperator,
@@ -15,10 +17,9 @@ from mmkcr.models.layers.head_operators import (
     head_operator,
 )
 from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
-from .base import AttentionSite, register_kind
+from .base import AttentionSite
 
 
-@register_kind
 class HeadOperatorSite(AttentionSite):
     """A unit is a head; an operator computes the heads that are not kept.
 
@@ -38,7 +39,7 @@ class HeadOperatorSite(AttentionSite):
         tells_grid = hasattr(host, 'num_extra_tokens') and hasattr(host, 'patch_embed')
         if not tells_grid or hasattr(host, 'random_masking'):  # MAE computes the visible patches
             raise Unsupported(f'`{type(host).__name__}` does not tell the grid of its tokens')
-        if view.fused != (3, ) or view.extra is not None or view.why_no_width:
+        if not is_of(host.get_submodule(view.path), 'mmpretrain.models.utils.MultiheadAttention'):
             raise Unsupported(f'its attention has positions or norms of its own at `{view.path}`')
         site = cls(host, view, view.path, view.heads)
         site.operator = operator
@@ -54,16 +55,12 @@ class HeadOperatorSite(AttentionSite):
 
     def axes(self) -> list[Axis]:
         """The input of the output projection: replaced heads stay there, from an operator."""
-        return [Axis(self.owner.proj, 'weight', 1, inner=self.view.width)]
+        return [along_inputs(self.owner.proj, inner=self.view.width)]
 
     def claims(self) -> list[Axis]:
         """The axes that no other kind may claim."""
         return [Axis(layer, 'weight', dim) for layer in (self.owner.qkv, self.owner.proj)
                 for dim in (0, 1)]
-
-    def mask_points(self) -> list[MaskPoint]:
-        """None: :class:`MixedAttention` applies the gate itself."""
-        return []
 
     def operators(self) -> tuple[str, ...]:
         """Operators for the dropped heads, first that of new structures: after a search folded."""
@@ -78,7 +75,7 @@ class HeadOperatorSite(AttentionSite):
         self.host.set_submodule(self.path, MixedAttention(self.owner, self.operator, self.grid))
         super().attach(gate)
 
-    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
+    def slice_units(self, kept: Tensor, optimizer: Optimizer | None = None) -> Tensor:
         """Raise a ``ValueError``: operators are chosen at the end of a search."""
         raise ValueError(f'expected a gate that chooses at the end of a search at `{self.name}`, '
                          f'found one that slices while it trains')

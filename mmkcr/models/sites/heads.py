@@ -6,11 +6,9 @@ from torch import Tensor, nn
 
 from mmkcr.core import Axis, Unsupported
 from .attention_width import AttentionWidth
-from .base import register_kind
 from .rotary_pairs import RotaryPairs
 
 
-@register_kind
 class Heads(AttentionWidth):
     """A unit is a head: its queries, keys, values and columns of the output projection."""
 
@@ -23,7 +21,7 @@ class Heads(AttentionWidth):
             raise Unsupported(f'each head has rotary positions of its own at `{view.path}`')
         _check_positions(host, view.path)
         site = cls(host, view, view.path, view.heads, view.heads)
-        site.unit = view.width
+        site.layout = (1, view.width)
         return site
 
     def axes(self) -> list[Axis]:
@@ -32,10 +30,9 @@ class Heads(AttentionWidth):
         return [*super().axes(), *(view.of_heads(self.owner) if view.of_heads is not None else ())]
 
     def _shape(self, kept: Tensor) -> tuple[int, int]:
-        return len(kept), self.unit
+        return len(kept), self.view.width
 
 
-@register_kind
 class HeadChannels(AttentionWidth):
     """A unit is a channel of a head, with one mask for queries, keys and values.
 
@@ -51,8 +48,11 @@ class HeadChannels(AttentionWidth):
         """The channels of all heads of an attention layer."""
         if view.why_no_width:
             raise Unsupported(f'{view.why_no_width} at `{view.path}`')
-        if view.rotary is not None:
-            return RotaryPairs(host, view, view.path, view.width // 2)
+        if view.rotary:
+            site = RotaryPairs(host, view, view.path, view.width // 2)
+            # 'half': a head has the first channels of all pairs, then the second; else pair by pair
+            site.layout = (2 * view.heads, 1) if view.rotary == 'half' else (view.heads, 2)
+            return site
         if view.why_uncalled:
             raise Unsupported(f'{view.why_uncalled} at `{view.path}`')
         _check_positions(host, view.path)  # whole heads may go

@@ -6,16 +6,15 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
 
 from mmkcr.core import Axis, Cost, MaskPoint, Unsupported
+from mmkcr.core.axes import along_inputs, along_outputs
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.selection import Put, Take
-from .base import HostSite, register_kind
+from .base import HostSite, channel_dim
 
 
-@register_kind
 class MLPChannels(HostSite):
     r"""A unit is a channel of the residual stream: :math:`y = x + g \odot MLP(g \odot LN(x))`.
 
@@ -42,24 +41,13 @@ class MLPChannels(HostSite):
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view = self.view
-        output, scales = self.module(view.output), list(map(self._module_at, view.scales))
         # a scale folds into what reads the channels, and into what writes them last
-        normed = any(isinstance(scale, _BatchNorm) for scale in scales)
-        found = [Axis(self.module(path), 'weight', 1, True) for path in view.inputs]
-        found += [Axis(output, name, 0, not normed) for name in ('weight', 'bias')]
-        for scale in scales:  # a batch norm, or a layer scale (`weight` or `gamma`)
-            norm = isinstance(scale, _BatchNorm)
-            names = ('weight', 'bias', 'running_mean', 'running_var') if norm else \
-                ('weight', 'gamma')
-            found += [Axis(scale, name, 0, norm and name in names[:2]) for name in names]
-        norm = self.module(view.norm)
-        return found + [Axis(norm, name) for name in ('weight', 'bias')]
-
-    def _module_at(self, path: str) -> nn.Module | None:
-        try:
-            return self.host.get_submodule(path)
-        except AttributeError:  # a parameter, or nothing
-            return None
+        norms = [path for path in view.scales if isinstance(self.module(path), _BatchNorm)]
+        written = [(view.output, not norms), *((path, path in norms) for path in view.scales),
+                   (view.norm, False)]
+        return [*(along_inputs(self.module(path), True) for path in view.inputs),
+                *(axis for path, folds in written
+                  for axis in along_outputs(self.module(path), folds))]
 
     @property
     def _dim(self) -> int:
@@ -68,25 +56,17 @@ class MLPChannels(HostSite):
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
-        inputs = [MaskPoint(self.module(path), 'input', self.view.dim)
-                  for path in self.view.inputs]
+        layers = map(self.module, self.view.inputs)
+        inputs = [MaskPoint(layer, 'input', channel_dim(layer)) for layer in layers]
         return [*inputs, MaskPoint(self.module(self.view.after), 'input', self._dim)]
 
-    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Slice, and let the MLP read and write only the kept channels."""
+    def resized(self, kept: Tensor) -> None:
+        """Let the MLP read and write only the kept channels."""
         norm, dim = self.module(self.view.norm), self._dim
-        present = getattr(norm, 'kept', None)
-        kept = units if present is None else present[units]
         if isinstance(norm, nn.LayerNorm):
-            total = getattr(norm, 'total', self.total)
-            super().slice_units(units, optimizer)
-            selected = norm
-            if not isinstance(norm, SlicedLayerNorm):  # the first time: a dense norm
-                norm.normalized_shape = (total, )  # slicing set it to the kept width
-                selected = SlicedLayerNorm.convert_from(norm, kept)
-            selected.kept = kept.clone()
+            norm.normalized_shape = (self.total, )  # slicing set it to the kept width
+            selected = SlicedLayerNorm.convert_from(norm, kept)
         else:
-            super().slice_units(units, optimizer)
             selected = Take(kept, self.total, dim)
         self._exchange(self.view.norm, selected)
         after = self.module(self.view.after)

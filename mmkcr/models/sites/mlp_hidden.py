@@ -3,16 +3,16 @@
 import functools
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Axis, MaskPoint, Unsupported
+from mmkcr.core.axes import along_inputs, along_outputs
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import keeps_zero
-from .base import HostSite, register_kind
+from .base import HostSite, channel_dim
 
 
-@register_kind
 class MLPHidden(HostSite):
     """A unit is a hidden unit of an MLP: a row of each input projection, a column of the output.
 
@@ -39,10 +39,16 @@ class MLPHidden(HostSite):
         """Path of the module whose output is masked; '' for the input of the output projection."""
         view = self.view
         normed = [path for path in view.between if isinstance(self.module(path), _BatchNorm)]
-        if view.hidden_norm or view.parts > 1 or len(view.inputs) > 1 or \
+        if view.hidden_norm or self._parts > 1 or len(view.inputs) > 1 or \
                 len(view.between) > len(normed) or not self._keeps_zero:
             return ''
         return normed[-1] if normed else view.inputs[0]
+
+    @property
+    def _parts(self) -> int:
+        """How often the units occur in the outputs of an input projection: 2 with a gate in it."""
+        first, output = self.module(self.view.inputs[0]), self.module(self.view.output)
+        return len(first.weight) // output.weight.shape[1]
 
     @functools.cached_property
     def _keeps_zero(self) -> bool:
@@ -58,29 +64,23 @@ class MLPHidden(HostSite):
         # a scale folds into the module that `mask_points` masks, or into the output's columns
         view, masked, found = self.view, self._where(), []
         for path in view.inputs:
-            for name in ('weight', 'bias'):
-                found.append(Axis(self.module(path), name, 0, path == masked, view.parts))
-        for path in view.between:
-            names = ('weight', 'bias', 'running_mean', 'running_var')
-            found += [Axis(self.module(path), name, 0, path == masked and name in names[:2])
-                      for name in names]
-        if view.hidden_norm:
-            found += [Axis(self.module(view.hidden_norm), name) for name in ('weight', 'bias')]
-        return [*found, Axis(self.module(view.output), 'weight', 1, not masked)]
+            found += along_outputs(self.module(path), path == masked, repeats=self._parts)
+        for path in (*view.between, *(path for path, _ in self.norms())):
+            found += along_outputs(self.module(path), path == masked)
+        return [*found, along_inputs(self.module(view.output), not masked)]
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
-        masked = self._where()
+        masked, output = self._where(), self.module(self.view.output)
         if masked:
-            return [MaskPoint(self.module(masked), 'output', self.view.dim)]
-        return [MaskPoint(self.module(self.view.output), 'input', self.view.dim)]
+            return [MaskPoint(self.module(masked), 'output', channel_dim(output))]
+        return [MaskPoint(output, 'input', channel_dim(output))]
 
-    def norms(self) -> list[tuple[nn.Module, str, int]]:
+    def norms(self) -> list[tuple[str, int]]:
         """The norm over the hidden layer, if there is one."""
-        owner, _, name = self.view.hidden_norm.rpartition('.')
-        return [(self.module(owner), name, 1)] if name else []
+        return [(self.view.hidden_norm, 1)] if self.view.hidden_norm else []
 
-    def resized(self, units: int) -> None:
+    def resized(self, kept: Tensor) -> None:
         """Update the host's own record of the width."""
         if self.view.width:
-            setattr(self.module(self.view.path), self.view.width, units)
+            setattr(self.module(self.view.path), self.view.width, len(kept))

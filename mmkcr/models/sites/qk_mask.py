@@ -1,42 +1,36 @@
 """Input-dependent mask on queries and keys (DCS, section 3.1)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, MaskPoint, Unsupported
+from mmkcr.core import Axis, Unsupported
 from mmkcr.lazy import is_of
 from mmkcr.models.adapters import attention_views
-from .base import AttentionSite, linear_paths, register_kind
+from .base import AttentionSite, linear_paths
 
 
-class MaskHook:
-    """Multiplies queries and keys by a mask that is computed from their projection's input.
+def _masked(mask: nn.Module, parts: Sequence[int], _: nn.Module, args: tuple[Tensor, ...],
+            out: Tensor) -> Tensor:
+    """Multiply queries and keys by a mask of the input, as a forward hook of their projection.
 
     Args:
         mask (QKMask): Mask of D channels. It belongs to the attention layer.
-        parts (tuple[int | None, ...]): The parts of the projection's output, in order: 0 for
-            queries, 1 for keys, None for values, which are not masked.
+        parts (Sequence[int]): What the projection's output begins with, D channels each: 0 for
+            queries, 1 for keys. Values, which may follow, are not masked.
+        _, args, out: See :meth:`nn.Module.register_forward_hook`.
     """
-
-    def __init__(self, mask: nn.Module, parts: tuple[int | None, ...]) -> None:
-        self.mask, self.parts = mask, parts
-
-    def __call__(self, _: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        """Forward hook of a projection to (..., N, parts * D), or fewer channels of q and k."""
-        chosen = self.mask.binarize(self.mask(args[0]))  # (..., N, 1 or 2, D)
-        masked = sum(part is not None for part in self.parts)
-        rest = out.shape[-1] - masked * self.mask.channels  # channels of the values
-        sizes = [rest if part is None else self.mask.channels for part in self.parts]
-        # with one mask for both, part % 1 is 0
-        pieces = [piece if part is None else piece * chosen[..., part % chosen.shape[-2], :]
-                  for piece, part in zip(out.split(sizes, -1), self.parts)]
-        return torch.cat(pieces, -1)
+    chosen = mask.binarize(mask(args[0]))  # (..., N, 1 or 2, D)
+    # with one mask for both, part % 1 is 0
+    found = [out.narrow(-1, place * mask.channels, mask.channels)
+             * chosen[..., part % chosen.shape[-2], :] for place, part in enumerate(parts)]
+    values = out[..., len(parts) * mask.channels:]
+    return torch.cat([*found, values] if values.shape[-1] else found, -1)
 
 
-@register_kind
 class QKMaskSite(AttentionSite):
     """Puts a mask, by default ``mmkcr.QKMask``, on an attention layer, under the key ``mask``.
 
@@ -66,10 +60,6 @@ class QKMaskSite(AttentionSite):
         site.config = dict(dict(type='mmkcr.QKMask'), **options)
         return site
 
-    def axes(self) -> list[Axis]:
-        """None: the mask slices nothing."""
-        return []
-
     def claims(self) -> list[Axis]:
         """Inputs and outputs of the projections, because the mask has their sizes."""
         return [Axis(projection, 'weight', dim) for projection in self.projections()
@@ -81,10 +71,6 @@ class QKMaskSite(AttentionSite):
             return [self.owner.qkv]
         return [self.module(path) for path in self.view.projections[:2]]
 
-    def mask_points(self) -> list[MaskPoint]:
-        """None: the mask is applied by a hook of its own, or by the layer."""
-        return []
-
     def prepare(self) -> None:
         """Put the mask on the layer, in its precision."""
         owner, linear = self.owner, isinstance(self.view, str)
@@ -95,10 +81,10 @@ class QKMaskSite(AttentionSite):
                                        in_channels=weight.shape[1])).to(weight)
         if linear:  # the layer calls the mask itself
             return
-        parts: tuple[int | None, ...] = (0, 1, None)
-        for projection, count in zip(projections, self.view.fused):
-            projection.register_forward_hook(MaskHook(owner.mask, parts[:count]))
-            parts = parts[count:]  # each projection takes its `count` parts
+        # the first projection holds the queries alone, or with keys, or with keys and values
+        parts = [(0, ), (1, )] if self.view.fused[0] == 1 else [(0, 1)]
+        for projection, masked in zip(projections, parts):
+            projection.register_forward_hook(partial(_masked, owner.mask, masked))
 
     @staticmethod
     def masks(host: nn.Module) -> Mapping[str, nn.Module]:

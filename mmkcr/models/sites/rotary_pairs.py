@@ -1,8 +1,6 @@
 """Channels of heads whose rotary positions rotate pairs of them."""
 
-
 from torch import Tensor
-from torch.optim import Optimizer
 
 from mmkcr.core import Axis, MaskPoint
 from .attention_width import AttentionWidth
@@ -19,30 +17,21 @@ class RotaryPairs(AttentionWidth):
 
     def open(self) -> None:
         """Exchange the layer for one that rotates queries and keys by a module."""
-        self._exchange(self.view.rotary.opened(self.owner))
-
-    @property
-    def _layout(self) -> tuple[int, int]:
-        """``repeats`` and ``inner`` of an axis over all heads, see :class:`~mmkcr.core.Axis`."""
-        heads = self.view.heads
-        # 'half': a head has the first channels of all pairs, then the second; else pair by pair
-        return (2 * heads, 1) if self.view.rotary.layout == 'half' else (heads, 2)
+        self._open()
 
     def _of_units(self, axis: Axis) -> Axis:
-        repeats, inner = self._layout
-        return axis._replace(folds=axis.dim == 0, repeats=axis.repeats * repeats, inner=inner)
+        return super()._of_units(axis)._replace(folds=axis.dim == 0)
 
     def mask_points(self) -> list[MaskPoint]:
         """Queries and keys after the rotation, and the input of the output projection."""
-        repeats, inner = self._layout  # the rotation's output has heads apart: one head's repeats
+        repeats, inner = self.layout  # the rotation's output has heads apart: one head's repeats
         return [MaskPoint(self.owner.rotary, 'output', -1, repeats // self.view.heads, inner),
                 MaskPoint(self.module(self.view.output), 'input', -1, repeats, inner)]
 
     def _shape(self, kept: Tensor) -> tuple[int, int]:
         return self.view.heads, 2 * len(kept)
 
-    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Slice, and rotate by the angles of the pairs that are left."""
-        kept = units if self.kept is None else self.kept[units]
-        super().slice_units(units, optimizer)
+    def resized(self, kept: Tensor) -> None:
+        """Resize the layer, and rotate by the angles of the pairs that are left."""
+        super().resized(kept)
         self.owner.rotary.keep(kept, self.view.width)

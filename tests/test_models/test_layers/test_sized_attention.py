@@ -49,7 +49,7 @@ def test_grouped_attention_is_the_hosts_where_windows_do_not_fit(size):
 @pytest.mark.parametrize('cls', [EvaAttention, AttentionRope])
 def test_rotary_attention_is_the_hosts_where_it_is_causal(cls):
     host = cls(16, 4, scale_norm=False).double().eval()
-    ours = timm_attention(host)['rotary'].opened(copy.deepcopy(host))
+    ours = timm_attention(host)['opened'](copy.deepcopy(host))
     tokens, rope = (torch.randn(*size, dtype=torch.float64) for size in ((2, 9, 16), (8, 8)))
     for causal in (False, True):
         torch.testing.assert_close(ours(tokens, rope=rope, is_causal=causal),
