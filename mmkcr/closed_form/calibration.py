@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
@@ -122,15 +123,14 @@ class WeightChange(NamedTuple):
     Args:
         layer (nn.Module): A reader, or another layer with weights.
         mean (Tensor): Mean of x, (d,).
-        deltas (Tensor): Changes of the weights, (tries, m, d).
-        rows (Callable): Takes layer and input, returns x as rows (n, d). Defaults to the inputs.
+        deltas (Tensor): Changes of the weights, (tries, m, d); or with those of the bias as one
+            more column, (tries, m, d + 1).
         outputs (slice): Which m of the layer's outputs change. Defaults to all.
     """
 
     layer: nn.Module
     mean: Tensor
     deltas: Tensor
-    rows: Callable[[nn.Module, Tensor], Tensor] = input_rows
     outputs: slice = slice(None)
 
 
@@ -167,9 +167,8 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
 
     def catch(name: str, change: WeightChange, layer: nn.Module, args: tuple, out: Tensor) -> None:
         x = args[0].detach()
-        # a copy where `input_rows` is made later: hosts may go on in place
-        x = change.rows(layer, x) if change.rows is not input_rows else \
-            x if isinstance(layer, nn.Linear) else x.clone()
+        # rows are made later, and hosts may go on in place
+        x = x if isinstance(layer, nn.Linear) else x.clone()
         kept = [x]  # let go with the layer's gradient, not with the whole graph
 
         def take(gradient: Tensor) -> None:
@@ -232,25 +231,26 @@ class _FirstRuns:
 def _moved(change: WeightChange, x: Tensor, gradient: Tensor, images: Sequence[int]) -> Tensor:
     """``<delta, S>`` of a call for every image and try, (images, tries), fp64.
 
-    ``x`` is what :attr:`WeightChange.rows` gave, or the layer's input. Rows that do not divide
-    evenly into images (such as regions) count as one image.
+    Rows that do not divide evenly into images (such as regions) count as one image.
     """
-    given = change.rows is not input_rows
-    rows = len(x) if given else count_rows(change.layer, x, gradient)
+    rows = count_rows(change.layer, x, gradient)
     count = len(images) if rows % len(images) == 0 else 1
     each, inputs = rows // count, change.mean.numel()
     # autocast gives gradients and inputs of different precision
     dtype = torch.promote_types(torch.promote_types(x.dtype, gradient.dtype), torch.float32)
     deltas = change.deltas.to(x.device, dtype).flatten(1)  # (tries, m d)
     mean, most, found = change.mean.to(x.device, dtype), max(1, _AT_ONCE // inputs), []
+    biased = change.deltas.shape[2] > inputs  # the last column reads an input of ones
     with torch.autocast(x.device.type, enabled=False):
         for first in range(0, rows, max(each, 1)):
             # S = sum over the image's positions of gradient x^T, (m, n) @ (n, d)
             seen = 0.
             for some in torch.arange(first, first + each, device=x.device).split(most):
-                taken = x[some] if given else input_rows(change.layer, x, some)
+                centred = input_rows(change.layer, x, some).to(dtype) - mean
                 out = output_rows(change.layer, gradient, some)[:, change.outputs]
-                seen = seen + out.to(dtype).mT @ (taken.to(dtype) - mean)
+                if biased:
+                    centred = F.pad(centred, (0, 1), value=1.)
+                seen = seen + out.to(dtype).mT @ centred
             found.append(deltas @ seen.flatten())
     return torch.stack(found).double().cpu() if found else torch.zeros(1, len(deltas)).double()
 
@@ -284,11 +284,11 @@ def gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> I
 def output_scales(outputs: Sequence[Tensor], images: int = 1) -> list[float]:
     """Sizes of an image's outputs: the root of the mean of their summed squares."""
     # the squares of a map would overflow in half precision
-    return [float((out.detach().double().square().sum() / _parts(out, images)).sqrt())
+    return [float((out.detach().double().square().sum() / images_in(out, images)).sqrt())
             for out in outputs]
 
 
-def _parts(out: Tensor, images: int) -> int:
+def images_in(out: Tensor, images: int) -> int:
     """How many images an output is of: 1 if its first axis does not divide evenly into them."""
     return images if out.ndim and len(out) % images == 0 else 1
 
@@ -315,7 +315,7 @@ def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], 
     found = []
     for out, scale in zip(outputs, scales):
         # random signs s have E s s^T = I: E (s . dz)^2 / scale^2 is the squared relative error
-        parts = _parts(out, len(images))
+        parts = images_in(out, len(images))
         shape = (len(out) // parts, *out.shape[1:]) if out.ndim else ()
         signs = torch.cat([torch.randint(0, 2, shape, generator=draw, dtype=torch.int8)
                            for draw in draws[:parts]]) if out.ndim else out.new_ones(())

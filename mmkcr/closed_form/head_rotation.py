@@ -6,8 +6,8 @@ the first r channels of a head are the best r: for the logits by the truncated S
 ``Mq^(1/2) K^(1/2)``, for the output by that of ``W_h C_h^(1/2)``. So a narrower head is a slice.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -191,37 +191,32 @@ def _own(matrix: Tensor, heads: int) -> Tensor:
 class NarrowHeads(Units):
     """Heads that may become narrower, in their new bases."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._rotation: HeadRotation | None = None
-
     def projections(self) -> dict[str, nn.Module]:
         """The layers of queries, keys, values and the output, by path."""
         paths = (*(part.path for part in head_parts(self.site)), self.site.view.output)
         return {path: self.site.module(path) for path in paths}
 
-    def prepare(self) -> None:
-        """Rotate the layer, and the moments of its output projection, to the new bases."""
-        found = {path: self.moments[path] for path in self.projections()}
-        self.check_reached(*found.values())
-        self._rotation = self._rotated({path: entry.inputs for path, entry in found.items()})
-        take_weights(self.site.host, self._rotation.state)
-        output = self.moments[self.site.view.output]
-        output.inputs = output.inputs.mixed(self._rotation.values)
-
     def _rotated(self, moments: Mapping[str, Moments]) -> HeadRotation:
         return rotate_heads(self.site, moments, self.settings.rho)
 
     def profile(self) -> SiteProfile:
-        """Units of the bases; losses in the unit of the output's errors."""
-        losses = self.loss_of_all() * self._rotation.errors
-        return SiteProfile(self._rotation.order, losses, self._rotation.state)
+        """Rotate the layer, and the moments of its output projection; losses of the new units.
 
-    def changes(self, order: Tensor, counts: Sequence[int]) -> list[WeightChange]:
+        Losses are in the unit of the output's errors.
+        """
+        found = {path: self.moments[path] for path in self.projections()}
+        self.check_reached(*found.values())
+        rotation = self._rotated({path: entry.inputs for path, entry in found.items()})
+        take_weights(self.site.host, rotation.state)
+        output = self.moments[self.site.view.output]
+        output.inputs = output.inputs.mixed(rotation.values)
+        return SiteProfile(rotation.order, self.loss_of_all() * rotation.errors, rotation.state)
+
+    def changes(self, order: Tensor) -> list[WeightChange]:
         """Changes of the output projection, and of the keys."""
-        return [*super().changes(order, counts), self._narrower_keys(order, counts)]
+        return [*super().changes(order), self._narrower_keys(order)]
 
-    def _narrower_keys(self, order: Tensor, counts: Sequence[int]) -> WeightChange:
+    def _narrower_keys(self, order: Tensor) -> WeightChange:
         """Keys without some channels: the logits are those without these channels of both.
 
         The softmax does not see what is the same for all keys, so the mean does not matter.
@@ -229,8 +224,8 @@ class NarrowHeads(Units):
         part = head_parts(self.site)[1]
         layer = self.site.module(part.path)
         keys = layer.weight.detach()[part.rows]  # of a projection that may be fused
-        deltas = keys.new_zeros(len(counts), *keys.shape)
-        for delta, count in zip(deltas, counts):
+        deltas = keys.new_zeros(len(self.probed()), *keys.shape)
+        for delta, count in zip(deltas, self.probed()):
             lost = order[count:].to(delta.device)
             delta[lost] = -keys[lost]
         return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, outputs=part.rows)

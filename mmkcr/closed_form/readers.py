@@ -12,49 +12,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmkcr.core import Axis
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import patches
 from mmkcr.models.sites.base import HostSite
 
 
 class Reader(NamedTuple):
-    """A layer that reads the units of a site.
-
-    Args:
-        path (str): Path of the layer, from the host.
-        inner (int): Consecutive input channels of one unit.
-        span (tuple[int, int]): The site's range among the input channels of the dense layer.
-        repeats (int): How often the sequence of all units occurs in that range. Defaults to 1.
-    """
+    """A layer that reads the units of a site: its path from the host, and its axis of inputs."""
 
     path: str
-    inner: int = 1
-    span: tuple[int, int] = (0, 0)
-    repeats: int = 1
+    axis: Axis
 
-    def each(self, layer: nn.Module) -> int:
+    @property
+    def layer(self) -> nn.Module:
+        """The layer."""
+        return self.axis.module
+
+    @property
+    def each(self) -> int:
         """Columns of the weight matrix that belong to one unit."""
-        return self.repeats * self.inner * kernel_area(layer)
+        return self.axis.repeats * self.axis.inner * kernel_area(self.layer)
 
-    def of_units(self, layer: nn.Module, units: Tensor, total: int) -> Tensor:
-        """Columns of the given of ``total`` units, relative to :meth:`columns`, (n, each)."""
-        inner = self.inner * kernel_area(layer)
-        # a repeat holds all units one after the other, so repeats are total * inner columns apart
-        blocks = torch.arange(self.repeats, device=units.device) * total * inner
-        places = torch.arange(inner, device=units.device)
-        # (n, 1, 1) + (repeats, 1) + (inner,) -> (n, repeats, inner)
-        return (units[:, None, None] * inner + blocks[:, None] + places).flatten(1)
-
-    def columns(self, layer: nn.Module) -> slice:
-        """The site's part of the columns of :func:`weight_matrix`."""
-        return slice(*(place * kernel_area(layer) for place in self.span))
+    def columns(self, units: Tensor) -> Tensor:
+        """Columns of :func:`weight_matrix` by unit, (n * each,), of some of the present units."""
+        # (repeats, n, inner) -> (n, repeats, inner), and the kernel's area of columns for each
+        inputs = self.axis.entries(units).view(self.axis.repeats, len(units), -1).transpose(0, 1)
+        area = kernel_area(self.layer)
+        return (inputs[..., None] * area + torch.arange(area).to(units)).flatten()
 
 
 def readers(site: HostSite) -> list[Reader]:
     """The layers whose input channels are a site's units."""
     paths = {module: path for path, module in site.host.named_modules()}
-    return [Reader(paths[axis.module], axis.inner, axis.span, axis.repeats)
+    return [Reader(paths[axis.module], axis)
             for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)]
+
+
+def refitted(site: HostSite) -> list[str]:
+    """Paths of the layers that are refitted: the readers, and those that lose outputs."""
+    return [*(reader.path for reader in readers(site)), *site.lost_outputs()]
 
 
 def _reads(layer: nn.Module, dim: int) -> bool:
@@ -70,7 +67,7 @@ def ordering_readers(site: HostSite) -> list[Reader]:
     Units are ordered by these readers alone. The loss at each size is measured with all readers.
     """
     found = readers(site)
-    forms = [reader.each(site.module(reader.path)) for reader in found]
+    forms = [reader.each for reader in found]
     # of two that are as common, the smaller form
     most = max(forms, key=lambda form: (forms.count(form), -form))
     return [reader for reader, form in zip(found, forms) if form == most]

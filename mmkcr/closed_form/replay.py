@@ -1,12 +1,13 @@
 """Running a network repeatedly over the same images, each time from a later block on."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import Any
 
 import torch
+from mmengine.utils import apply_to
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -115,13 +116,21 @@ class ResumableForward:
             self.record([path])
         return self._outputs[path]
 
+    def outputs_of(self, batch: int, paths: Sequence[str]) -> dict[str, list[Any]]:
+        """Outputs of some modules in a batch, one for each call; the last of them ends the run."""
+        known = {path: self.outputs(path) for path in paths}
+        if None in known.values():
+            calls = caught(self, batch, paths)
+            return {path: [out for _, out in calls[path]] for path in paths}
+        return {path: [outputs[batch]] for path, outputs in known.items()}
+
     def record(self, paths: Sequence[str]) -> None:
         """Run once for the :meth:`outputs` of a module, the first, and of others within it."""
-        modules = {path: self.host.get_submodule(path) for path in paths if self.once(path)}
+        once = [path for path in reversed(paths) if self.once(path)]
         found: list[dict[str, Any]] = []
-        for batch in range(len(self.batches)) if paths[0] in modules else ():
-            calls = caught(self, batch, modules, modules[paths[0]])
-            found.append({path: outs[0][1] for path, outs in calls.items()})
+        for batch in range(len(self.batches)) if paths[0] in once else ():
+            calls = caught(self, batch, once)
+            found.append({path: outs[0][1] for path, outs in calls.items() if outs})
             if not self._fits(found):
                 break
         whole = len(found) == len(self.batches)
@@ -198,8 +207,7 @@ class ResumableForward:
         others = [batch for batch, found in enumerate(shapes) if found != shapes[0]]
         if not others:
             return True
-        block = self.host.get_submodule(path)
-        expected = caught(self, 0, {path: block}, block)[path][0][1]
+        block, expected = self.host.get_submodule(path), caught(self, 0, [path])[path][0][1]
         args, named = _copied(inputs[0])
         self.run(others[0], block)
         with torch.no_grad():
@@ -215,33 +223,15 @@ class ResumableForward:
         self._block, self._inputs, self._outputs = '', None, {}
 
 
-def map_tensors(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A nest of tuples, lists and dicts with other tensors."""
-    if isinstance(out, Tensor):
-        return function(out)
-    if type(out) in (tuple, list):
-        return type(out)(map_tensors(part, function) for part in out)
-    if type(out) is dict:
-        return {key: map_tensors(part, function) for key, part in out.items()}
-    return out
-
-
 def _copied(out: Any) -> Any:
     """Copies, because many hosts run an activation in place behind a layer."""
-    return map_tensors(out, lambda tensor: tensor.detach().clone())
+    return apply_to(out, torch.is_tensor, lambda tensor: tensor.detach().clone())
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two nests of tensors and other values are the same."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    return one is other or bool(one == other)
+    """Whether the tensors of two nests are the same."""
+    one, other = (flat_tensors(nest, floating=False) for nest in (one, other))
+    return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
 def _unknown(out: Any) -> Any:
@@ -249,29 +239,26 @@ def _unknown(out: Any) -> Any:
 
     Masks, indices and sizes stay: hosts hand them on to all blocks.
     """
-    return map_tensors(out, lambda tensor: tensor.new_full((), float('nan')).expand(tensor.shape)
-                   if tensor.is_floating_point() else tensor)
+    return apply_to(out, lambda part: torch.is_tensor(part) and part.is_floating_point(),
+                    lambda tensor: tensor.new_full((), float('nan')).expand(tensor.shape))
 
 
 Calls = list[tuple[Tensor, Any]]
 
 
-def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
-           last: nn.Module) -> dict[str, Calls]:
-    """Inputs and outputs of some modules in one forward up to ``last``, one pair per call.
+def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, Calls]:
+    """Inputs and outputs of some modules in one forward up to the last of them, a pair per call.
 
-    ``last`` is the last of them. Only the first positional input is recorded. All tensors are
-    copies: many hosts run an activation in place behind a layer, which would change the layer's
-    recorded outputs.
+    Only the first positional input is recorded. All tensors are copies: many hosts run an
+    activation in place behind a layer, which would change the layer's recorded outputs.
     """
-    found: dict[str, Calls] = {}
+    found: dict[str, Calls] = {path: [] for path in paths}
     with ExitStack() as stack:
-        for name, module in modules.items():
-            handle = module.register_forward_hook(
-                lambda _, args, out, name=name: found.setdefault(name, []).append(
-                    _copied((args[0] if args else None, out))))
-            stack.callback(handle.remove)
-        run.run(batch, last)
+        for path in paths:
+            stack.callback(run.host.get_submodule(path).register_forward_hook(
+                lambda _, args, out, path=path: found[path].append(
+                    _copied((args[0] if args else None, out)))).remove)
+        run.run(batch, run.host.get_submodule(paths[-1]))
     return found
 
 
@@ -324,18 +311,18 @@ def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
     Returns:
         Tensor, optional: The factors, (outputs,); 1 except with layer scale.
     """
-    module, layer = (run.host.get_submodule(name) for name in (block, path))
-    if module is layer or isinstance(layer, nn.ConvTranspose2d):
+    layer = run.host.get_submodule(path)
+    if path == block or isinstance(layer, nn.ConvTranspose2d):
         return None
-    before = caught(run, 0, {'block': module, 'layer': layer}, module)
-    if [len(before.get(name, ())) for name in ('block', 'layer')] != [1, 1]:
+    before = caught(run, 0, [path, block])
+    if [len(calls) for calls in before.values()] != [1, 1]:
         return None  # a layer that is shared, or not reached
-    rows, out = block_rows(layer, before['block'][0][1]), before['layer'][0][1]
+    rows, out = block_rows(layer, before[block][0][1]), before[path][0][1]
     # as large as the outputs themselves, so that rounding does not matter
     step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
     handle = layer.register_forward_hook(lambda _, __, found: found + step)
     try:
-        moved = caught(run, 0, {'block': module}, module)['block'][0][1]
+        moved = caught(run, 0, [block])[block][0][1]
     finally:
         handle.remove()
     step = output_rows(layer, step)

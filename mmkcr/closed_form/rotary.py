@@ -5,7 +5,7 @@ by the moments of the rotated queries and keys. Positions do not touch the value
 like those of other heads, and the best mixtures take the places of the best pairs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from mmkcr.functional.moments import Moments
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from .calibration import WeightChange
 from .head_rotation import HeadRotation, NarrowHeads, head_parts, rotate_values
-from .readers import input_rows, pick
+from .readers import pick
 
 
 class TurnedMoments(NamedTuple):
@@ -93,25 +93,19 @@ class RotaryHeads(NarrowHeads):
     def _rotated(self, moments: Mapping[str, Moments]) -> HeadRotation:
         return rotate_pairs(self.site, moments, self._turned, self.settings.rho)
 
-    def _narrower_keys(self, order: Tensor, counts: Sequence[int]) -> WeightChange:
+    def _narrower_keys(self, order: Tensor) -> WeightChange:
         """Keys without some pairs. The bias goes, too: it is rotated, so the softmax sees it."""
         site, view, part = self.site, self.site.view, head_parts(self.site)[1]
         layer = site.module(part.path)
         keys = layer.weight.detach()[part.rows]
         bias = site.host.get_parameter(part.bias).detach()[part.entries] if part.bias else \
             keys.new_zeros(len(keys))
-        # the bias is one more column, read from an input of ones (`_with_ones`): (H, d, inputs + 1)
+        # the bias is one more column: (H, d, inputs + 1)
         keys = torch.cat([keys, bias[:, None]], 1).unflatten(0, (view.heads, view.width))
         pairs = rotary_pairs(view.width, view.rotary.layout).to(keys.device)
-        deltas = keys.new_zeros(len(counts), *keys.shape)
-        for delta, count in zip(deltas, counts):
+        deltas = keys.new_zeros(len(self.probed()), *keys.shape)
+        for delta, count in zip(deltas, self.probed()):
             lost = pairs[order[count:].to(keys.device)].flatten()
             delta[:, lost] = -keys[:, lost]
-        deltas = deltas.flatten(1, 2)
-        return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, _with_ones,
+        return WeightChange(layer, keys.new_zeros(keys.shape[-1] - 1), deltas.flatten(1, 2),
                             part.rows)
-
-
-def _with_ones(layer: nn.Module, x: Tensor) -> Tensor:
-    rows = input_rows(layer, x)
-    return torch.cat([rows, rows.new_ones(len(rows), 1)], 1)

@@ -73,38 +73,6 @@ class Survey(NamedTuple):
         return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
 
 
-class Spread:
-    """How much outputs differ between images: the share of their energy beyond that of the mean."""
-
-    def __init__(self) -> None:
-        self._sums: list[Tensor] | None = None
-        self._energy, self._count, self._sizes = 0., 0, False
-
-    def add(self, outputs: Sequence[Tensor], images: int) -> None:
-        """Take the outputs of a batch in."""
-        if images > 1 and any(out.ndim == 0 or len(out) % images for out in outputs):
-            images = 1
-        sums = [(out.double().unflatten(0, (images, -1)) if out.ndim else out.double()[None]).sum(0)
-                for out in outputs]
-        self._energy += sum(float(torch.linalg.vector_norm(out, dtype=torch.float64))**2
-                            for out in outputs)
-        self._count += images
-        if self._sums is None:
-            self._sums = sums
-        elif [total.shape for total in self._sums] != [value.shape for value in sums]:
-            self._sizes = True  # images of other sizes are not alike
-        else:
-            for total, value in zip(self._sums, sums):
-                total += value
-
-    def share(self) -> float:
-        """The share, 0 to 1; 1 if images have several sizes or there is none."""
-        if self._sizes or self._sums is None or not self._energy:
-            return 1.
-        mean = sum(float(total.square().sum()) for total in self._sums) / self._count
-        return max(1 - mean / self._energy, 0.)
-
-
 def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
            backward: bool = True) -> Survey:
     """Run the first images of a network, the first of them backward, too.

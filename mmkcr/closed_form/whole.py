@@ -9,7 +9,8 @@ the images.
 import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,8 @@ from mmkcr.models.tasks import is_detector, tensor_outputs
 from mmkcr.models.two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True)
+class Held:
     """The dense network's choices for a batch.
 
     Args:

@@ -19,7 +19,6 @@ memory (:mod:`mmkcr.functional.sweep`). For units of several channels the scalar
 Shapes: L consumers that share the units, d channels, n units of s channels.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,8 +28,6 @@ from .sweep import Sweep, after_choosing, after_dropping
 
 MIN_RHO = 1e-8
 """Least relative ridge of an order: gains of dependent units are exact to eps / MIN_RHO."""
-
-Groups = int | Sequence[Sequence[int]]
 
 
 def ridge(covariance: Tensor, rho: float) -> Tensor:
@@ -64,7 +61,7 @@ class UnitOrder(NamedTuple):
     errors: Tensor
 
 
-def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = 1, rho: float = 1e-3,
+def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 1e-3,
                 extra: Tensor | None = None, method: str = 'backward') -> UnitOrder:
     """Order units by the error that the consumers' outputs would have without them.
 
@@ -73,9 +70,7 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = 1, rho: float
             L consumers, each with its own view of the same units. Their errors are summed.
         gram (Tensor): G of the consumers, shape as C. Its scale is the consumer's weight in the
             sum.
-        groups (int | Sequence[Sequence[int]]): Channels that make a unit: a number of contiguous
-            channels (the last unit may have fewer), or one list per unit, together a partition of
-            the channels. Defaults to 1: every channel is a unit.
+        groups (int): s, the number of contiguous channels that make a unit. Defaults to 1.
         rho (float): Ridge, relative to the mean variance of every consumer. Values below
             :data:`MIN_RHO` are raised to it. Defaults to 1e-3.
         extra (Tensor, optional): Additional error of losing a unit, shape (n,), not negative.
@@ -97,14 +92,10 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = 1, rho: float
                          'units, found `nan` or `inf`')
     # (L,) on the diagonals: C + rho I
     noisy.diagonal(dim1=-2, dim2=-1).add_(ridge(noisy, max(rho, MIN_RHO)).unsqueeze(-1))
-    width = noisy.shape[-1]
-    if isinstance(groups, int):
-        groups = [range(start, min(start + groups, width)) for start in range(0, width, groups)]
-    members = [list(group) for group in groups]
-    extra = noisy.new_zeros(len(members)) if extra is None else extra.to(noisy)
+    extra = noisy.new_zeros(noisy.shape[-1] // groups) if extra is None else extra.to(noisy)
     forward = method == 'forward'
     sweep = Sweep(after_choosing(noisy, gram) if forward else after_dropping(noisy, gram),
-                  members, extra, -1. if forward else 1.)
+                  groups, extra, -1. if forward else 1.)
     units, changes = sweep.run()
     if not forward:  # the unit that was dropped last is the most important
         units, changes = units[::-1], changes.flip(0)
