@@ -12,6 +12,7 @@ Shapes: n samples, m landmarks, d feature width, r rank of the truncation.
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 2048
@@ -137,9 +138,9 @@ def orthonormalise(matrix: Tensor) -> Tensor:
 
 
 def tails(energies: Tensor) -> Tensor:
-    """Tail sums after h leading terms: ``sum_{i>h} energies_i`` for h = 0 … d, (d + 1,)."""
+    """Tail sums after h leading terms (*batch, d): ``sum_{i>h} energies_i``, (*batch, d + 1)."""
     # summed from the smallest term on, so that small tails keep their digits
-    return torch.cat([energies.flip(0).cumsum(0).flip(0), energies.new_zeros(1)])
+    return F.pad(energies.flip(-1).cumsum(-1).flip(-1), (0, 1))
 
 
 def tnn(eigenvalues: Tensor, rank: int) -> Tensor:

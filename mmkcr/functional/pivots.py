@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .kernel import tails
 from .sweep import Sweep, after_choosing, after_dropping
 
 MIN_RHO = 1e-8
@@ -99,10 +100,8 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
     units, changes = sweep.run()
     if not forward:  # the unit that was dropped last is the most important
         units, changes = units[::-1], changes.flip(0)
-    # error(k) is the sum of the changes from unit k on; summed from the end, so that small errors
-    # keep their digits
-    errors = torch.cat([changes.flip(0).cumsum(0).flip(0), changes.new_zeros(1)])
-    return UnitOrder(torch.tensor(units, device=noisy.device), errors)
+    # error(k) is the sum of the changes from unit k on
+    return UnitOrder(torch.tensor(units, device=noisy.device), tails(changes))
 
 
 def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:

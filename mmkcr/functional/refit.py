@@ -105,11 +105,10 @@ def patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0
         (size, size) if isinstance(size, int) else tuple(size)
         for size in (kernel_size, stride, padding, dilation))
     maps = F.pad(maps, (pw, pw, ph, ph))
-    rows, columns = ((side - step * (taps - 1) - 1) // jump + 1 for side, taps, jump, step in zip(
-        maps.shape[2:], (kh, kw), (sh, sw), (dh, dw)))
-    b, c, y, x = maps.stride()
-    return maps.as_strided((len(maps), rows, columns, maps.shape[1], kh, kw),
-                           (b, sh * y, sw * x, c, dh * y, dw * x), maps.storage_offset())
+    # (B, C, H, W) -> (B, C, rows, W, kh) -> (B, C, rows, columns, kh, kw)
+    maps = maps.unfold(2, dh * (kh - 1) + 1, sh)[..., ::dh]
+    maps = maps.unfold(3, dw * (kw - 1) + 1, sw)[..., ::dw]
+    return maps.permute(0, 2, 3, 1, 4, 5)
 
 
 def _solve_right(right: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
