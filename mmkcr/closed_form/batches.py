@@ -141,15 +141,15 @@ def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
     Raises:
         ValueError: All calibration batches are the same.
     """
-    known = {_digest(batch) for batch in batches}
+    known = {digest(batch) for batch in batches}
     if len(known) == 1 < len(batches):
         raise ValueError(f'expected calibration images that differ, found that all {len(batches)} '
                          'batches are the same')
-    return sum(images_of(batch) for batch in held_out if _digest(batch) in known)
+    return sum(images_of(batch) for batch in held_out if digest(batch) in known)
 
 
-def _digest(batch: Any) -> bytes:
-    """Of the values of a batch."""
+def digest(batch: Any) -> bytes:
+    """SHA-256 of the values of a batch."""
     found = hashlib.sha256()
     for tensor in flat_tensors(batch, floating=False):
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

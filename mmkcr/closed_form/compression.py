@@ -43,7 +43,7 @@ from .progress import CompressProgress
 from .readers import readers
 from .refit_blocks import refit_along
 from .report import plan, result_text
-from .share_out import check_reach, share_out
+from .share_out import shared_sizes, size_options, uniform_sizes
 from .whole import HeldBatches, whole_outputs
 
 
@@ -167,7 +167,8 @@ def compress(model: nn.Module,
     budget = cost_model(cost, macs, latency)
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
     wanted = budget.parse_target(target)
-    check_reach(spaces.slim, budget, wanted, settings)
+    offered = {name: size_options(site, settings) for name, site in spaces.slim.sites.items()}
+    budget.check_target(wanted, {name: options[0] for name, options in offered.items()})
     if settings.progress:
         layers = [reader.layer for site in spaces.dense.sites.values() for reader in readers(site)]
         print(plan(calibration, layers), file=sys.stderr, flush=True)
@@ -179,7 +180,9 @@ def compress(model: nn.Module,
     for profile in profiles.values():
         for space in spaces:
             take_weights(space.host, profile.rotated)
-    sizes = share_out(spaces.slim, profiles, budget, wanted, settings)
+    losses = {name: profiles[name].losses for name in offered}
+    sizes = uniform_sizes(offered, budget, wanted) if settings.uniform else shared_sizes(
+        offered, losses, budget, wanted)
     structure = _structure_of(spaces.slim, profiles, sizes)
     structure.provenance.update(target=str(target), asked=dict(
         cost=cost if latency is None else 'latency', sites=sites, scope=scope, part=part,

@@ -36,28 +36,23 @@ class CompressProgress:
 
     def __init__(self, folder: str | Path, key: Mapping[str, Any],
                  shared: 'CompressProgress | None' = None) -> None:
-        self.folder, self._shared = Path(folder), shared
+        self.folder, self._shared = Path(folder), shared or self
         self._key = json.dumps(key, indent=1, sort_keys=True, default=str)
         remove_stale(self.folder)
         self._continued = self._has(_KEY)
 
     def profiles(self) -> dict[str, SiteProfile]:
         """The sites' profiles that were stored so far."""
-        if self._shared is not None:
-            return self._shared.profiles()
-        stored = self._read(_PROFILES) or {}
+        stored = self._shared._read(_PROFILES) or {}
         try:
             return {site: SiteProfile(**found) for site, found in stored.items()}
         except (AttributeError, TypeError):  # tensors of something else, as of other code
-            (self.folder / _PROFILES).unlink()
+            (self._shared.folder / _PROFILES).unlink()
             return {}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
         """Write profiles, by site, in place of those stored so far."""
-        if self._shared is not None:
-            self._shared.save_profiles(profiles)
-        else:
-            self._save(_PROFILES, {name: vars(found) for name, found in profiles.items()})
+        self._shared._save(_PROFILES, {name: vars(found) for name, found in profiles.items()})
 
     def read_block(self, block: str) -> dict[str, dict[str, Any]] | None:
         """The refitted weights of a block by layer, or None if they were not stored."""

@@ -9,9 +9,8 @@ from mmkcr.core import CostModel
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.cost import useful_options, useful_sizes
-from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
-from .options import CompressOptions, SiteProfile
+from .options import CompressOptions
 
 #: Least share of a budget that an allocation uses if the sites' sizes allow it.
 FILLED = 0.97
@@ -26,38 +25,6 @@ def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
     least = max(1, round(settings.min_share * total))
     sizes = allowed_sizes(total, least, divisor)
     return [size * site.rows for size in sizes]
-
-
-def check_reach(space: SearchSpace, macs: CostModel, target: int,
-                settings: CompressOptions) -> None:
-    """Refuse a target that no sizes of the sites can meet; arguments as of :func:`share_out`.
-
-    Raises:
-        ValueError: The target is unreachable; the message gives the range.
-    """
-    least = {name: size_options(site, settings)[0] for name, site in space.sites.items()}
-    macs.check_target(target, least)
-
-
-def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: CostModel,
-              target: int, settings: CompressOptions) -> dict[str, int]:
-    """Find sizes of all sites with the least sum of losses within the budget.
-
-    Args:
-        space (SearchSpace): Search space of the dense backbone.
-        profiles (Mapping[str, SiteProfile]): By site.
-        macs (CostModel): Cost as a function of the sites' sizes.
-        target (int): Maximum cost, within reach.
-        settings (CompressOptions): Determine the sizes on offer, and whether shares are uniform.
-
-    Returns:
-        dict[str, int]: Size by site.
-    """
-    offered = {name: size_options(site, settings) for name, site in space.sites.items()}
-    if settings.uniform:
-        return uniform_sizes(offered, macs, target)
-    losses = {name: profiles[name].losses for name in offered}
-    return shared_sizes(offered, losses, macs, target)
 
 
 def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
@@ -86,7 +53,7 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
     """Sizes on offer with the least sum of losses within a budget that can be met.
 
     The costs of a site are taken at the other sites' sizes of the previous round, until nothing
-    changes.
+    changes. Arguments are those of :func:`fitted_sizes`.
     """
     # steps from one size to the next would stop at one that is slower than the sizes around it
     offered = useful_options(macs, offered)
