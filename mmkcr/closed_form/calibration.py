@@ -34,23 +34,21 @@ class ReaderMoments:
     def __init__(self, layer: nn.Module, name: str, rows: Rows, sensitive: bool) -> None:
         outputs, inputs = weight_matrix(layer).shape
         device = layer.weight.device
-        self.layer, self._most, self._seen, self._count = layer, rows.of(inputs), 0, 0
-        #: Numbers of the images of the batch that runs.
-        self.images: Sequence[int] = range(1)
+        self._most, self._seen, self._count = rows.of(inputs), 0, 0
         self.inputs = Moments(inputs, device=device, name=name)
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
 
-    def hook(self, _: nn.Module, args: tuple, out: Tensor) -> None:
-        """Forward hook of the layer."""
+    def hook(self, images: range, layer: nn.Module, args: tuple, out: Tensor) -> None:
+        """Take in what the layer computed of some images."""
         x = args[0].detach()
-        count = count_rows(self.layer, x, out)
-        self._seen, self._count = self._seen + count, self.images[-1] + 1
-        chosen = pick(count, self._most, self.images)
-        self.inputs.add(input_rows(self.layer, x, chosen))
+        count = count_rows(layer, x, out)
+        self._seen, self._count = self._seen + count, images.stop
+        chosen = pick(count, self._most, images)
+        self.inputs.add(input_rows(layer, x, chosen))
         if self.gradients is not None and out.requires_grad:
             # the same rows as of the inputs, so that both moments are of the same positions
             def take(gradient: Tensor) -> None:
-                self.gradients.add(output_rows(self.layer, gradient, chosen))
+                self.gradients.add(output_rows(layer, gradient, chosen))
 
             out.register_hook(take)
 
@@ -92,28 +90,13 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
     Returns:
         dict[str, ReaderMoments]: By name.
     """
-    sensitive = logits is not None
     # gradients are collected only for `layers`
     both = {**layers, **(others or {})}
-    found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers)
+    found = {name: ReaderMoments(layer, name, rows, logits is not None and name in layers)
              for name, layer in both.items()}
-    runs = _FirstRuns()
-    with ExitStack() as stack:
-        if sensitive:
-            # before the readers' hooks, which run later and so see outputs that require gradients
-            stack.enter_context(gradients_of_activations(model, layers.values()))
-        for name, layer in both.items():
-            hook = runs.hook(found[name].hook)
-            stack.callback(layer.register_forward_hook(hook).remove)
-        for batch, images in numbered(batches):
-            for moments in found.values():
-                moments.images = images
-            sensed = sensitive and images.start < backward
-            with torch.set_grad_enabled(sensed):
-                runs.start(sensed)
-                outputs = flat_tensors(forward(model, batch))
-                if sensed:
-                    runs.backward(outputs, _projection(outputs, logits, images, seed, scales))
+    hooks = [(layer, found[name].hook) for name, layer in both.items()]
+    for _ in _passes(model, batches, forward, hooks, logits, seed, scales, backward):
+        pass
     return found
 
 
@@ -160,12 +143,13 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     # per try; all changes of a name have equally many
     sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
             for name, tried in changes.items()}
-    count, runs = 0, _FirstRuns()
+    count = 0
     #: By name, dz of every image: calls of one layer, and changes made together, add up in it
     #: before it is squared.
     moved: dict[str, Any] = {}
 
-    def catch(name: str, change: WeightChange, layer: nn.Module, args: tuple, out: Tensor) -> None:
+    def catch(name: str, change: WeightChange, images: range, layer: nn.Module, args: tuple,
+              out: Tensor) -> None:
         x = args[0].detach()
         # rows are made later, and hosts may go on in place
         x = x if isinstance(layer, nn.Linear) else x.clone()
@@ -176,56 +160,62 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
 
         out.register_hook(take)
 
-    with ExitStack() as stack:
-        stack.enter_context(gradients_of_activations(
-            model, [change.layer for tried in changes.values() for change in tried]))
-        for name, tried in changes.items():
-            for change in tried:
-                stack.callback(change.layer.register_forward_hook(
-                    runs.hook(partial(catch, name, change))).remove)
-        stack.enter_context(torch.enable_grad())
-        for batch, images in numbered(batches):
-            outputs = flat_tensors(forward(model, batch))
-            runs.backward(outputs, _projection(outputs, logits, images, seed, scales))
-            for name, change in moved.items():
-                sums[name] += change.square().sum(0)
-            moved.clear()
-            count += len(images)
+    hooks = [(change.layer, partial(catch, name, change))
+             for name, tried in changes.items() for change in tried]
+    for images in _passes(model, batches, forward, hooks, logits, seed, scales):
+        for name, change in moved.items():
+            sums[name] += change.square().sum(0)
+        moved.clear()
+        count += len(images)
     return {name: total / max(count, 1) for name, total in sums.items()}
 
 
-class _FirstRuns:
-    """Forward hooks that leave out what activation checkpointing runs again.
+def _passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
+            hooks: Sequence[tuple[nn.Module, Callable]], logits: bool | None, seed: int,
+            scales: Sequence[float] | None, backward: float = math.inf) -> Iterator[range]:
+    """Run batches forward, and backward from a random projection of the outputs.
 
-    It runs layers again in the backward pass. Before, one form ran them without gradients, the
-    other with them. Of both runs the first with gradients counts.
+    Activation checkpointing runs layers again in the backward pass. Before, one form ran them
+    without gradients, the other with them. Of both runs the first with gradients counts.
+
+    Args:
+        hooks (Sequence): Layers, and what is called behind them: with the numbers of the batch's
+            images, the layer, its arguments and its output. Other arguments are those of
+            :func:`collect`.
+
+    Yields:
+        range: Numbers of the batch's images, after its passes.
     """
+    sensed = again = False
+    seen: set[nn.Module] = set()
 
-    def __init__(self) -> None:
-        self._again, self._backward, self._seen = False, True, set()
+    def once(hook: Callable, layer: nn.Module, args: tuple, out: Tensor) -> None:
+        if not sensed or torch.is_grad_enabled() and not (again and layer in seen):
+            seen.update(() if again else (layer, ))
+            hook(images, layer, args, out)
 
-    def start(self, backward: bool) -> None:
-        """Announce a forward, and whether it is run backward: otherwise nothing runs again."""
-        self._backward = backward
+    with ExitStack() as stack:
+        if logits is not None:
+            # before the hooks, which run later and so see outputs that require gradients
+            stack.enter_context(gradients_of_activations(model, [layer for layer, _ in hooks]))
+        for layer, hook in hooks:
+            stack.callback(layer.register_forward_hook(partial(once, hook)).remove)
+        for batch, images in numbered(batches):
+            sensed = logits is not None and images.start < backward
+            with torch.set_grad_enabled(sensed):
+                outputs = flat_tensors(forward(model, batch))
+                again = True
+                if sensed:
+                    _backward(outputs, _projection(outputs, logits, images, seed, scales))
+            again = False
+            seen.clear()
+            yield images
 
-    def hook(self, hook: Callable) -> Callable:
-        """The hook without the further runs."""
-        def call(layer: nn.Module, *rest: Any) -> None:
-            if not self._backward:
-                hook(layer, *rest)
-            elif torch.is_grad_enabled() and not (self._again and layer in self._seen):
-                self._seen.update(() if self._again else (layer, ))
-                hook(layer, *rest)
 
-        return call
-
-    def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """The backward pass of a forward that called the hooks."""
-        self._again = True
-        pairs = [pair for pair in zip(outputs, gradients) if pair[0].requires_grad]
-        if pairs:
-            torch.autograd.backward(*zip(*pairs))
-        self._again, self._seen = False, set()
+def _backward(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    pairs = [pair for pair in zip(outputs, gradients) if pair[0].requires_grad]
+    if pairs:
+        torch.autograd.backward(*zip(*pairs))
 
 
 def _moved(change: WeightChange, x: Tensor, gradient: Tensor, images: Sequence[int]) -> Tensor:
