@@ -199,7 +199,7 @@ def _passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
             # before the hooks, which run later and so see outputs that require gradients
             stack.enter_context(gradients_of_activations(model, [layer for layer, _ in hooks]))
         for layer, hook in hooks:
-            stack.callback(layer.register_forward_hook(partial(once, hook)).remove)
+            stack.enter_context(layer.register_forward_hook(partial(once, hook)))
         for batch, images in numbered(batches):
             sensed = logits is not None and images.start < backward
             with torch.set_grad_enabled(sensed):
@@ -255,20 +255,16 @@ def gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> I
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
     first = next(module for module in model.modules()
                  if isinstance(module, (nn.Conv2d, nn.Linear)))
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    handles = [layer.register_forward_hook(
-        lambda _, __, out: out.requires_grad_().clone()
-        if torch.is_grad_enabled() and not out.requires_grad else out)
-        # the first layer's output starts the graph: no parameter and no image requires a gradient
-        for layer in {first: None, **dict.fromkeys(layers)}]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
         for parameter, before in wanted.items():
-            parameter.requires_grad_(before)
+            stack.callback(parameter.requires_grad_, before)
+            parameter.requires_grad_(False)
+        # the first layer's output starts the graph: no parameter and no image requires a gradient
+        for layer in dict.fromkeys([first, *layers]):
+            stack.enter_context(layer.register_forward_hook(
+                lambda _, __, out: out.requires_grad_().clone()
+                if torch.is_grad_enabled() and not out.requires_grad else out))
+        yield
 
 
 def output_scales(outputs: Sequence[Tensor], images: int = 1) -> list[float]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
 
@@ -56,8 +56,8 @@ class ResumableForward:
         self.calls: Counter = Counter()
         with ExitStack() as stack:
             for module in model.modules():
-                stack.callback(module.register_forward_hook(
-                    lambda module, *_: self.calls.update([module])).remove)
+                stack.enter_context(module.register_forward_hook(
+                    lambda module, *_: self.calls.update([module])))
             self.run(0)
 
     @cached_property
@@ -81,13 +81,10 @@ class ResumableForward:
             return self.forward(self.model, self._shapes[batch])
 
     def enter(self, block: str) -> None:
-        """Go on to a block; the one before is finished and changes no more.
+        """Go on to a block, in the order of the forward; the one before changes no more.
 
         Within most backbones a block's output is all that the next block reads. A neck or a head
         reads several outputs of the backbone, so there the outputs of the whole part are kept.
-
-        Args:
-            block (str): Path in the host. Blocks are entered in the order of the forward.
         """
         before, parts = self._block, [path.partition('.')[0] for path in (self._block, block)]
         if before and (parts == ['backbone', 'backbone'] or not isinstance(
@@ -108,9 +105,7 @@ class ResumableForward:
     def outputs(self, path: str) -> list[Any] | None:
         """Outputs of a module for every batch, as the weights of the block are at the first call.
 
-        Returns:
-            list, optional: None if they do not fit in memory, or if a forward does not call the
-            module once.
+        None if they do not fit in memory, or if a forward does not call the module once.
         """
         if path not in self._outputs:
             self.record([path])
@@ -181,12 +176,8 @@ class ResumableForward:
             inputs.extend(_copied(given))
             raise Reached
 
-        handle = block.register_forward_pre_hook(catch, with_kwargs=True)
-        try:
-            with suppress(Reached):
-                self.run(batch, block)
-        finally:
-            handle.remove()
+        with block.register_forward_pre_hook(catch, with_kwargs=True):
+            self.run(batch, block)
         return tuple(inputs)
 
     def _inputs_of(self, path: str) -> list[tuple] | None:
@@ -255,9 +246,9 @@ def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str,
     found: dict[str, Calls] = {path: [] for path in paths}
     with ExitStack() as stack:
         for path in paths:
-            stack.callback(run.host.get_submodule(path).register_forward_hook(
+            stack.enter_context(run.host.get_submodule(path).register_forward_hook(
                 lambda _, args, out, path=path: found[path].append(
-                    _copied((args[0] if args else None, out)))).remove)
+                    _copied((args[0] if args else None, out)))))
         run.run(batch, run.host.get_submodule(paths[-1]))
     return found
 
@@ -272,10 +263,6 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
 
     The mean of such a norm can take what the layer has no bias for. It is found by experiment, with
     one batch: the norm's input *is* the layer's output, and neither is called again.
-
-    Args:
-        run (ResumableForward): The network, in evaluation mode.
-        layers (Iterable[str]): Paths of layers in the host.
     """
     bare = {path: layer for path in layers if (layer := run.host.get_submodule(path)).bias is None}
     norms = {path: module for path, module in run.host.named_modules()
@@ -293,23 +280,20 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
 
     with ExitStack() as stack:
         for path, layer in bare.items():
-            stack.callback(layer.register_forward_hook(
-                lambda _, __, out, path=path: layer_ran(path, out)).remove)
+            stack.enter_context(layer.register_forward_hook(
+                lambda _, __, out, path=path: layer_ran(path, out)))
         for path, norm in norms.items():
-            stack.callback(norm.register_forward_pre_hook(
-                lambda _, args, path=path: norm_runs(path, args[0])).remove)
+            stack.enter_context(norm.register_forward_pre_hook(
+                lambda _, args, path=path: norm_runs(path, args[0])))
         run.run(0)
     return {path: norm for path, norm in found.items() if run.once(path) and run.once(norm)}
 
 
 def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
-    """Factor per channel with which a layer's outputs enter its block's outputs, or None.
+    """Factors (outputs,) with which a layer's outputs enter its block's; 1 except with layer scale.
 
-    It is found by experiment: the layer's outputs are shifted at random, and the change of the
+    They are found by experiment: the layer's outputs are shifted at random, and the change of the
     block's outputs is compared with the shift. None means that the relation is not such a factor.
-
-    Returns:
-        Tensor, optional: The factors, (outputs,); 1 except with layer scale.
     """
     layer = run.host.get_submodule(path)
     if path == block or isinstance(layer, nn.ConvTranspose2d):
@@ -320,11 +304,8 @@ def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
     rows, out = block_rows(layer, before[block][0][1]), before[path][0][1]
     # as large as the outputs themselves, so that rounding does not matter
     step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
-    handle = layer.register_forward_hook(lambda _, __, found: found + step)
-    try:
+    with layer.register_forward_hook(lambda _, __, found: found + step):
         moved = caught(run, 0, [block])[block][0][1]
-    finally:
-        handle.remove()
     step = output_rows(layer, step)
     if rows.shape != step.shape:
         return None

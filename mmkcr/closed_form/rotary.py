@@ -5,8 +5,8 @@ by the moments of the rotated queries and keys. Positions do not touch the value
 like those of other heads, and the best mixtures take the places of the best pairs.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,7 @@ class RotaryHeads(NarrowHeads):
     #: Moments of queries and of keys after their rotation, as they enter the logits.
     turned: tuple[Moments, Moments]
 
-    @contextmanager
-    def observing(self) -> Iterator[None]:
+    def observing(self) -> AbstractContextManager:
         """Observe the rotated queries and keys."""
         site, view, images = self.site, self.site.view, [0, 0]
         self.turned = tuple(Moments(
@@ -41,11 +40,7 @@ class RotaryHeads(NarrowHeads):
                                   tokens[:, chosen.to(tokens.device)])
             images[part] = numbers.stop
 
-        handle = site.owner.rotary.register_forward_hook(take)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return site.owner.rotary.register_forward_hook(take)
 
     def rotate(self, moments: Mapping[str, Moments]) -> tuple[Tensor, Tensor, Tensor]:
         """Mix the values, and choose pairs; weights of queries and keys stay as they are."""

@@ -24,31 +24,24 @@ ACTIVATIONS = 1 / 4
 
 
 class Survey(NamedTuple):
-    """What the first images tell of a network.
+    """What the first images tell of a network."""
 
-    Args:
-        rows (dict[nn.Module, float]): Rows of an image that each layer with weights gets.
-        scales (list[float]): See :func:`~mmkcr.closed_form.calibration.output_scales`.
-        bytes (int): What a pass of an image forward and backward keeps at a time.
-        seconds (tuple[float, float]): An image's forward pass, and its backward pass.
-        sizes (list[tuple[int, ...]]): Different shapes (C, H, W) of the images.
-    """
-
+    #: Rows of an image that each layer with weights gets.
     rows: dict[nn.Module, float]
+    #: See :func:`~mmkcr.closed_form.calibration.output_scales`.
     scales: list[float]
+    #: What a pass of an image forward and backward keeps at a time.
     bytes: int
+    #: Of an image's forward pass, and of its backward pass.
     seconds: tuple[float, float]
+    #: Different shapes (C, H, W) of the images.
     sizes: list[tuple[int, ...]]
 
     def needed(self, layers: Iterable[nn.Module], enough: float, least: int,
                gradients: bool = False) -> int:
-        """Number of images with enough rows for the moments of some layers.
+        """Number of images, at least ``least``, with enough rows for the moments of some layers.
 
-        Args:
-            layers (Iterable[nn.Module]): Of this network.
-            enough (float): Rows per input.
-            least (int): Number in any case.
-            gradients (bool): Count the layers' outputs instead. Defaults to False.
+        Enough is a number of rows per input of a layer; with ``gradients`` per output.
         """
         side = 0 if gradients else 1
         return max([least, *(self.images_for(layer, enough * weight_matrix(layer).shape[side])
@@ -75,13 +68,9 @@ class Survey(NamedTuple):
 
 def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
            backward: bool = True) -> Survey:
-    """Run the first images of a network, the first of them backward, too.
+    """Run the first images of a network in eval mode, the first of them backward, too.
 
-    Args:
-        model (nn.Module): In eval mode.
-        batches (Sequence): Of one image each, unless they are given as they are.
-        forward (Callable): Takes model and batch.
-        backward (bool): Measure memory and time of a pass backward. Defaults to True.
+    Without ``backward`` neither memory nor time of a pass backward are measured.
     """
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
@@ -92,7 +81,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
 
     with ExitStack() as stack, torch.no_grad():
         for layer in layers:
-            stack.callback(layer.register_forward_hook(count).remove)
+            stack.enter_context(layer.register_forward_hook(count))
         for place in range(min(IMAGES, len(batches))):
             batch = batches[place]
             own = images_of(batch)
@@ -125,8 +114,8 @@ def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
         stack.enter_context(gradients_of_activations(model, ()))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value))
         for layer in layers:  # their inputs are kept until their gradients come
-            stack.callback(layer.register_forward_hook(
-                lambda _, args, __: [keep(args[0].detach())] and None).remove)
+            stack.enter_context(layer.register_forward_hook(
+                lambda _, args, __: [keep(args[0].detach())] and None))
         outputs = [out for out in flat_tensors(forward(model, batch)) if out.requires_grad]
         # outputs, their gradients, and gradients on their way
         rest = 2 * sum(map(Tensor.nelement, outputs)) * 4 + 3 * max(kept.values(), default=0)

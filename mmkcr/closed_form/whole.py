@@ -77,11 +77,8 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
         return Held()
     scores: list[Tensor] = []
     # best class per place
-    handle = layer.register_forward_hook(lambda _, __, out: scores.append(out.max(-1)[0]))
-    try:
+    with layer.register_forward_hook(lambda _, __, out: scores.append(out.max(-1)[0])):
         dense(images, samples, mode='tensor')
-    finally:
-        handle.remove()
     return Held(scores=scores[0])
 
 
@@ -94,7 +91,7 @@ def some_proposals(boxes: Tensor, count: int, images: Tensor) -> Tensor:
     Args:
         boxes (Tensor): Proposals (P, 4), the best first. If there are none, the whole image is one.
         count (int): Number of boxes to return; if there are fewer, they are repeated.
-        images (Tensor): The batch, for the size of the image.
+        images (Tensor): For the size of the image.
     """
     if not len(boxes):
         height, width = images.shape[-2:]
@@ -117,14 +114,9 @@ def _scoring_layer(model: nn.Module) -> nn.Module | None:
 
 
 def whole_outputs(model: nn.Module, batch: Any) -> Any:
-    """All outputs of a task model that its losses and predictions depend on.
+    """All outputs of a task model that its losses and predictions depend on, tensors, nested.
 
-    Args:
-        model (nn.Module): Dense or slim.
-        batch (dict): A batch; for a detector one of :class:`HeldBatches`.
-
-    Returns:
-        Any: Tensors, nested.
+    For a detector the batch is one of :class:`HeldBatches`.
     """
     images = batch['inputs']
     if not is_detector(model):
@@ -135,7 +127,6 @@ def whole_outputs(model: nn.Module, batch: Any) -> Any:
     with ExitStack() as stack:
         if held.scores is not None:
             # equal scores for all classes: the host ranks places by their best class
-            handle = _scoring_layer(model).register_forward_hook(
-                lambda _, __, out: held.scores.to(out)[..., None].expand_as(out))
-            stack.callback(handle.remove)
+            stack.enter_context(_scoring_layer(model).register_forward_hook(
+                lambda _, __, out: held.scores.to(out)[..., None].expand_as(out)))
         return model(images, samples, mode='tensor')

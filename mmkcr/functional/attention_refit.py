@@ -76,22 +76,17 @@ def value_bases(columns: Tensor, covariance: Tensor,
 def fold_heads(values: Tensor, mixing: Tensor) -> Tensor:
     """Weight or bias of a projection whose heads are mixed afterwards: ``T_h (W_h x + b_h)``.
 
-    Args:
-        values (Tensor): Shape (H * d, D) or (H * d,).
-        mixing (Tensor): T, shape (H, r, d).
-
-    Returns:
-        Tensor: Shape (H * r, D) or (H * r,), of the dtype of the values.
+    Of (H * d, D) or (H * d,) by T (H, r, d): (H * r, D) or (H * r,), of the same dtype.
     """
     heads = values.to(mixing.device, torch.float64).reshape(len(mixing), mixing.shape[-1], -1)
     return (mixing.double() @ heads).reshape(-1, *values.shape[1:]).to(values)
 
 
 def rotary_pairs(width: int, layout: str) -> Tensor:
-    """The two channels of every rotary pair, int64 (d / 2, 2).
+    """The two channels of every rotary pair of d channels, int64 (d / 2, 2).
 
     Args:
-        width (int): d, even.
+        width (int): d.
         layout (str): 'half' for pairs (i, i + d / 2), 'interleaved' for (2 i, 2 i + 1).
 
     Raises:
@@ -105,12 +100,9 @@ def rotary_pairs(width: int, layout: str) -> Tensor:
 
 
 def channels_of_pairs(pairs: Tensor, width: int, layout: str) -> Tensor:
-    """Channels of some pairs, in the order that the narrower head has them, int64 (2 k,).
+    """Channels of some pairs (k,), in the order that the narrower head has them, int64 (2 k,).
 
-    Args:
-        pairs (Tensor): Indices of the pairs, ascending, (k,).
-        width (int): Channels d of the wide head.
-        layout (str): See :func:`rotary_pairs`.
+    The other arguments are those of :func:`rotary_pairs`, of the wide head.
     """
     found = rotary_pairs(width, layout).to(pairs.device)[pairs]
     return (found.T if layout == 'half' else found).flatten()

@@ -36,10 +36,7 @@ class MomentAccumulator:
 
     @torch.no_grad()
     def add(self, features: Tensor) -> 'MomentAccumulator':
-        """Adds a batch.
-
-        Args:
-            features (Tensor): (B, d), any floating dtype and device.
+        """Add a batch (B, d) of any floating dtype and device; returns itself.
 
         Raises:
             ValueError: The features are not (B, d).
@@ -85,11 +82,6 @@ def moment_of(features: Tensor) -> Tensor:
 def truncation_rank(n: int, d: int, ratio: float) -> int:
     """Rank of the truncation, ``ceil(ratio * min(n, d))`` (gamma0 of KCR section 3.2).
 
-    Args:
-        n (int): Number of training samples.
-        d (int): Feature width.
-        ratio (float): gamma0 in (0, 1].
-
     Raises:
         ValueError: The ratio asks for a rank of zero or above ``min(n, d)``.
     """
@@ -113,14 +105,9 @@ def spectrum(moment: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def leading_basis(moment: Tensor, rank: int) -> Tensor:
-    """Leading eigenvectors of a second moment; that of the landmarks gives the V of fact 1.
+    """The r leading eigenvectors (d, r) of a second moment (d, d), orthonormal, fp64.
 
-    Args:
-        moment (Tensor): (d, d), symmetric; its scale does not matter.
-        rank (int): Number of columns r.
-
-    Returns:
-        Tensor: V (d, r), orthonormal, fp64.
+    The scale of the moment does not matter; that of the landmarks gives the V of fact 1.
 
     Raises:
         ValueError: The rank is not within 1 to d.

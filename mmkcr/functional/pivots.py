@@ -32,13 +32,9 @@ MIN_RHO = 1e-8
 
 
 def ridge(covariance: Tensor, rho: float) -> Tensor:
-    """Absolute ridge: ``rho`` times the mean of the diagonal, shape (*batch,), fp64.
+    """Absolute ridge: ``rho`` times the mean of the diagonal of (*batch, d, d), (*batch,), fp64.
 
     Where all variances are 0, the mean counts as 1, so that the ridge is not 0.
-
-    Args:
-        covariance (Tensor): Shape (*batch, d, d).
-        rho (float): Relative to the mean variance, not negative.
 
     Raises:
         ValueError: ``rho`` is negative or not finite.
@@ -68,14 +64,11 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
 
     Args:
         covariance (Tensor): C of the units' channels, shape (d, d); or (L, d, d), one for each of
-            L consumers, each with its own view of the same units. Their errors are summed.
-        gram (Tensor): G of the consumers, shape as C. Its scale is the consumer's weight in the
-            sum.
+            L consumers, whose errors are summed.
+        gram (Tensor): G of the consumers, shape as C.
         groups (int): s, the number of contiguous channels that make a unit. Defaults to 1.
-        rho (float): Ridge, relative to the mean variance of every consumer. Values below
-            :data:`MIN_RHO` are raised to it. Defaults to 1e-3.
-        extra (Tensor, optional): Additional error of losing a unit, shape (n,), not negative.
-            Defaults to None.
+        rho (float): Ridge, see :func:`ridge`; at least :data:`MIN_RHO`. Defaults to 1e-3.
+        extra (Tensor, optional): Additional error of losing a unit, (n,). Defaults to none.
         method (str): 'forward' or 'backward'. Defaults to 'backward'.
 
     Returns:
@@ -107,9 +100,7 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
 def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
     """Solve ``matrix X = right``; the least-squares X of least norm if the matrix is singular.
 
-    Args:
-        matrix (Tensor): Positive semidefinite, shape (*batch, k, k), fp64.
-        right (Tensor): Shape (*batch, k, m), in the range of the matrix.
+    The matrix is positive semidefinite, (*batch, k, k), fp64; right (*batch, k, m) is in its range.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
