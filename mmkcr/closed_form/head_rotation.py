@@ -174,18 +174,25 @@ class NarrowHeads(Units):
         return [*super().changes(order), self._narrower_keys(order)]
 
     def _narrower_keys(self, order: Tensor) -> WeightChange:
-        """Keys without some channels: the logits are those without these channels of both.
+        """Keys without some units: the logits are those without these channels of both.
 
-        The softmax does not see what is the same for all keys, so the mean does not matter.
+        The bias goes, too. The softmax does not see it, nor any mean, but behind a rotation.
         """
         part = head_parts(self.site)[1]
         layer = self.site.module(part.path)
         keys = layer.weight.detach()[part.rows]  # of a projection that may be fused
+        bias = self.site.host.get_parameter(part.bias).detach()[part.entries] if part.bias else \
+            keys.new_zeros(len(keys))
+        keys = torch.cat([keys, bias[:, None]], 1)
         deltas = keys.new_zeros(len(self.probed()), *keys.shape)
         for delta, count in zip(deltas, self.probed()):
-            lost = order[count:].to(delta.device)
+            lost = self._channels(order[count:].cpu())
             delta[lost] = -keys[lost]
-        return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, outputs=part.rows)
+        return WeightChange(layer, keys.new_zeros(keys.shape[1] - 1), deltas, part.rows)
+
+    def _channels(self, units: Tensor) -> Tensor:
+        """Channels of queries and keys that are some units."""
+        return units
 
 
 def _share(lost: Tensor) -> Tensor:

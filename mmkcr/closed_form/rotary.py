@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import rotary_order, rotary_pairs
 from mmkcr.functional.moments import Moments
-from .calibration import WeightChange
-from .head_rotation import NarrowHeads, head_parts
+from .head_rotation import NarrowHeads
 from .readers import pick
 
 
@@ -56,19 +55,7 @@ class RotaryHeads(NarrowHeads):
                   for error in (found.errors.cpu(), lost.sum(0)[::2].cpu())]
         return order, torch.stack(errors).mean(0), values
 
-    def _narrower_keys(self, order: Tensor) -> WeightChange:
-        """Keys without some pairs. The bias goes, too: it is rotated, so the softmax sees it."""
-        site, view, part = self.site, self.site.view, head_parts(self.site)[1]
-        layer = site.module(part.path)
-        keys = layer.weight.detach()[part.rows]
-        bias = site.host.get_parameter(part.bias).detach()[part.entries] if part.bias else \
-            keys.new_zeros(len(keys))
-        # the bias is one more column: (H, d, inputs + 1)
-        keys = torch.cat([keys, bias[:, None]], 1).unflatten(0, (view.heads, view.width))
-        pairs = rotary_pairs(view.width, view.rotary.layout).to(keys.device)
-        deltas = keys.new_zeros(len(self.probed()), *keys.shape)
-        for delta, count in zip(deltas, self.probed()):
-            lost = pairs[order[count:].to(keys.device)].flatten()
-            delta[:, lost] = -keys[:, lost]
-        return WeightChange(layer, keys.new_zeros(keys.shape[-1] - 1), deltas.flatten(1, 2),
-                            part.rows)
+    def _channels(self, units: Tensor) -> Tensor:
+        view = self.site.view
+        pairs = rotary_pairs(view.width, view.rotary.layout)[units].flatten()
+        return (torch.arange(view.heads)[:, None] * view.width + pairs).flatten()
