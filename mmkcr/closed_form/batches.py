@@ -134,10 +134,6 @@ def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
 
     All images are read once for it, which is little beside a pass through a network.
 
-    Args:
-        batches (Sequence): Calibration batches.
-        held_out (Sequence): Held-out batches.
-
     Raises:
         ValueError: All calibration batches are the same.
     """

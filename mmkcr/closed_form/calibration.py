@@ -22,14 +22,7 @@ from .readers import MOST_ROWS, Rows, count_rows, input_rows, output_rows, pick,
 
 
 class ReaderMoments:
-    """Moments of a reader's inputs, and of the gradients with respect to its outputs.
-
-    Args:
-        layer (nn.Module): The reader.
-        name (str): For messages.
-        rows (Rows): Rows of an image that are taken in.
-        sensitive (bool): Also collect the gradients of the outputs.
-    """
+    """Moments of a reader's inputs and, if ``sensitive``, of the gradients of its outputs."""
 
     def __init__(self, layer: nn.Module, name: str, rows: Rows, sensitive: bool) -> None:
         outputs, inputs = weight_matrix(layer).shape
@@ -76,19 +69,15 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         batches (Iterable): What ``forward`` takes.
         forward (Callable): Takes model and batch; returns tensors, nested.
         layers (Mapping[str, nn.Module]): Readers by name.
-        rows (Rows): Rows of an image that enter the moments. Defaults to at most 4096.
+        rows (Rows): Rows of an image that enter the moments.
         logits (bool, optional): Whether the outputs are class scores (B, C). If so, their error is
             measured as a Kullback-Leibler divergence, otherwise relative to the outputs' size.
             Defaults to None: no gradients.
         seed (int): Seed of the random projections. Defaults to 0.
-        scales (Sequence[float], optional): The outputs' sizes, see :func:`output_scales`. Defaults
-            to None: those of each batch.
-        others (Mapping[str, nn.Module], optional): Layers by name of which only the inputs are
-            needed. Defaults to none.
+        scales (Sequence[float], optional): See :func:`output_scales`. Defaults to None: those of
+            each batch.
+        others (Mapping[str, nn.Module], optional): Layers of which only the inputs are needed.
         backward (float): Number of images that are run backward, the first ones. Defaults to all.
-
-    Returns:
-        dict[str, ReaderMoments]: By name.
     """
     # gradients are collected only for `layers`
     both = {**layers, **(others or {})}
@@ -101,19 +90,14 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
 
 
 class WeightChange(NamedTuple):
-    """Trial changes of a layer's weights: its outputs change by ``delta (x - mean)``.
-
-    Args:
-        layer (nn.Module): A reader, or another layer with weights.
-        mean (Tensor): Mean of x, (d,).
-        deltas (Tensor): Changes of the weights, (tries, m, d); or with those of the bias as one
-            more column, (tries, m, d + 1).
-        outputs (slice): Which m of the layer's outputs change. Defaults to all.
-    """
+    """Trial changes of a layer's weights: its outputs change by ``delta (x - mean)``."""
 
     layer: nn.Module
+    #: Of x, (d,).
     mean: Tensor
+    #: (tries, m, d); or with changes of the bias as one more column, (tries, m, d + 1).
     deltas: Tensor
+    #: Which m of the layer's outputs change.
     outputs: slice = slice(None)
 
 
@@ -137,8 +121,7 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
             Other arguments are those of :func:`collect`.
 
     Returns:
-        dict[str, Tensor]: Mean squares over images, (tries,), fp64, in the unit of the gradients
-        of :func:`collect`.
+        dict[str, Tensor]: Mean squares over images, (tries,), in the unit of :func:`collect`.
     """
     # per try; all changes of a name have equally many
     sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
@@ -178,13 +161,8 @@ def _passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     Activation checkpointing runs layers again in the backward pass. Before, one form ran them
     without gradients, the other with them. Of both runs the first with gradients counts.
 
-    Args:
-        hooks (Sequence): Layers, and what is called behind them: with the numbers of the batch's
-            images, the layer, its arguments and its output. Other arguments are those of
-            :func:`collect`.
-
-    Yields:
-        range: Numbers of the batch's images, after its passes.
+    ``hooks`` are layers, and what is called behind them: with the numbers of the batch's images,
+    the layer, its arguments and its output. After its passes these numbers are yielded.
     """
     sensed = again = False
     seen: set[nn.Module] = set()

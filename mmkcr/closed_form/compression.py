@@ -203,13 +203,7 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
              profiles: Mapping[str, SiteProfile]) -> CompressResult:
     """The result of a compression: sizes are noted in the structure, and outputs are compared.
 
-    Args:
-        networks (Pair): Dense and slim, refitted.
-        structure (Structure): Of the slim network; changed in place.
-        macs (MacsModel): MACs of the dense network.
-        calibration (Calibration): Of the compression.
-        profiles (Mapping[str, SiteProfile]): By site. The other arguments are those of
-            :func:`compress`.
+    The structure is changed in place; ``macs`` are of the dense network.
     """
     dense, slim = networks
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
@@ -251,11 +245,7 @@ def called(network: nn.Module, batch: Any) -> Any:
 
 def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
                part: str | None) -> MacsModel:
-    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes.
-
-    Raises:
-        ValueError: A module that does not take an image of this shape.
-    """
+    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes."""
     task = hasattr(model, 'data_preprocessor')
     counted = counted_part(model, part) if task else model
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
@@ -269,8 +259,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
     Args:
         dense (nn.Module): The reference.
         subnet (nn.Module): The network to compare.
-        batches (Sequence): What ``forward`` takes.
-        forward (Callable): See :func:`compress`.
+        batches (Sequence): What ``forward`` takes, see :func:`compress`.
         logits (bool): Whether outputs are class scores. Defaults to False.
         size (int): Images of a batch. Defaults to 1.
         seen (int): How many of these images the calibration used. Defaults to 0.

@@ -118,7 +118,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     Args:
         student (nn.Module): The compressed network. It is not changed.
         teacher (nn.Module): The dense one. It is not changed.
-        images (Tensor | Sequence): As of :func:`~mmkcr.apis.compression.compress`.
+        images (Tensor | Sequence): As of :func:`~mmkcr.closed_form.compression.compress`.
         length (str | int): Number of steps, or a time such as ``'30min'``, ``'2h'`` or ``'90s'``:
             as many steps as that takes at the speed of the first ones.
         forward (Callable, optional): Takes a network and a batch; returns the outputs that are to
@@ -165,10 +165,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
 
 
 def read_length(length: str | int) -> int | float:
-    """Steps as an integer, or a time in seconds as a float.
-
-    Args:
-        length (str | int): Such as ``2000``, ``'2000'`` or ``'30min'``.
+    """Steps as an integer, or a time such as ``'30min'`` in seconds as a float.
 
     Raises:
         ValueError: It is neither, or not positive.
@@ -185,7 +182,6 @@ class DistilModel(BaseModel):
     """A student with the average of its weights, and its teacher, whose weights are not saved.
 
     All are copies, in the mode ``eval``: nothing is dropped, and batch norms keep their statistics.
-    Arguments are those of :func:`distil`.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module, forward: Forward,
@@ -297,10 +293,7 @@ class _Draws(Dataset):
 def augmented(batch: Any, draw: torch.Generator) -> Any:
     """A batch with its images cropped, mirrored and recoloured; every other batch is mixed.
 
-    Args:
-        batch (Tensor | dict | Any): Images (N, C, H, W), or a dict with these under ``'inputs'``;
-            others are left as they are.
-        draw (torch.Generator): Of the CPU.
+    Images are (N, C, H, W), or under ``'inputs'`` of a dict; other batches are left as they are.
     """
     if isinstance(batch, Mapping) and isinstance(batch.get('inputs'), Tensor):
         return dict(batch, inputs=augmented(batch['inputs'], draw))

@@ -24,18 +24,15 @@ from .units import Units
 
 
 class HeadPart(NamedTuple):
-    """Location of the weights that project to queries, keys or values of a layer.
+    """Location of the weights that project to queries, keys or values of a layer."""
 
-    Args:
-        path (str): Path of the projection.
-        rows (slice): Rows of its weight.
-        bias (str): Path of the bias, or '' if there is none.
-        entries (slice): Entries of the bias.
-    """
-
+    #: Path of the projection.
     path: str
+    #: Rows of its weight.
     rows: slice
+    #: Path of the bias, or '' if there is none.
     bias: str
+    #: Entries of the bias.
     entries: slice
 
 
@@ -126,10 +123,8 @@ class NarrowHeads(Units):
                        places: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mix the values of every head, and have the output projection undo it.
 
-        Args:
-            moments (Mapping[str, Moments]): See :meth:`rotate`.
-            places (Tensor, optional): Channel of a head that the best mixture gets, then that of
-                the second best, and so on, (d,). Defaults to ascending channels.
+        ``places`` are the channel of a head that the best mixture gets, then that of the second
+        best, and so on, (d,), by default ascending.
 
         Returns:
             tuple[Tensor, Tensor]: The mixing, see :meth:`rotate`, and the output energy that is

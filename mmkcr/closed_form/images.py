@@ -74,14 +74,9 @@ class CalibrationImages(ImageBatches):
 
 def calibration_images(config: Config, model: nn.Module, folder: str | None = None,
                        count: int = 512, seed: int = 0) -> CalibrationImages:
-    """Draw images from a config's training set, or from a folder.
+    """Draw at most ``count`` images from a config's training set, or from a folder at any depth.
 
-    Args:
-        config (Config): With the test transforms, and the training set if there is no folder.
-        model (nn.Module): Task model.
-        folder (str, optional): Folder that is searched for images at any depth. Defaults to None.
-        count (int): Maximum number of images. Defaults to 512.
-        seed (int): Seed of the draw. Defaults to 0.
+    They go through the config's test transforms.
 
     Raises:
         FileNotFoundError: There is no such folder.

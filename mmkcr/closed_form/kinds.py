@@ -80,11 +80,7 @@ def _reasons(host: nn.Module) -> str:
 
 
 def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
-    """Refuse a whole model if none of its necks and heads has an adapter.
-
-    Raises:
-        ValueError: All sites are in the backbone.
-    """
+    """Refuse a whole model if none of its necks and heads has an adapter."""
     sites = find_sites(model, kinds) if kinds else {}
     if not all(site.path.startswith('backbone.') for site in sites.values()) or not sites:
         return
@@ -99,9 +95,6 @@ def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
 
 def check_kinds(sites: Sequence[KindConfig]) -> None:
     """Refuse kinds of site that cannot be refitted.
-
-    Args:
-        sites (Sequence[str | dict]): Kinds of site.
 
     Raises:
         ValueError: One has no closed form.

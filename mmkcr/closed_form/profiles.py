@@ -27,13 +27,8 @@ _FORMS = {HeadChannels: NarrowHeads, RotaryPairs: RotaryHeads}
 def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward for a group of sites.
 
-    Heads that may become narrower are then rotated to other bases, which does not change the
-    network's function.
-
-    Args:
-        calibration (Calibration): Of the dense network, whose attention is rotated in place. Its
-            progress gives the profiles of an earlier call, and gets those of each group.
-        space (SearchSpace): Search space of the network.
+    Heads that may become narrower are then rotated to other bases, in place, which does not change
+    the network's function. Progress gives the profiles of an earlier call, and gets each group's.
 
     Raises:
         ValueError: A site is not reached, an activation is not finite, or the outputs depend on

@@ -28,10 +28,9 @@ class CompressProgress:
 
     Args:
         folder (str | Path): What it holds of another compression is emptied at the first write.
-        key (Mapping): Identity of the compression: config, checkpoint, images, options. Stored as
-            JSON.
-        shared (CompressProgress, optional): Holds the profiles, for other compressions too, see
-            :func:`kept_profiles`. Defaults to None: they are in this folder.
+        key (Mapping): Identity of the compression: config, checkpoint, images, options.
+        shared (CompressProgress, optional): Holds the profiles, see :func:`kept_profiles`. Defaults
+            to None: they are in this folder.
     """
 
     def __init__(self, folder: str | Path, key: Mapping[str, Any],

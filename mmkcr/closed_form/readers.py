@@ -145,18 +145,13 @@ def output_energy(layer: nn.Module, inputs: Moments) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """How many rows of an image enter the moments of a layer.
+    """How many rows of an image enter the moments of a layer."""
 
-    Args:
-        most (int): For layers of up to 256 inputs; fewer for wider ones, as a row costs inputs^2.
-            Defaults to 4096.
-        enough (float): Rows per input that are to come of all images, whatever ``most``. Defaults
-            to 0.
-        images (int): Number of images. Defaults to 1.
-    """
-
+    #: For layers of up to 256 inputs; fewer for wider ones, as a row costs inputs^2.
     most: int = 4096
+    #: Rows per input that are to come of all images, whatever ``most``.
     enough: float = 0.
+    #: Number of images.
     images: int = 1
 
     def of(self, inputs: int) -> int:
@@ -172,13 +167,8 @@ MOST_ROWS = Rows()
 def pick(rows: int, most: int, images: Sequence[int] = range(1)) -> Tensor | None:
     """At most ``most`` rows of each image of a batch, at random; None for all.
 
-    What is picked of an image does not depend on the batch that it comes in.
-
-    Args:
-        rows (int): Rows of the batch, image by image. If they do not divide evenly, as those of
-            regions may not, the batch counts as one image.
-        most (int): Rows of an image.
-        images (Sequence[int]): Numbers of the batch's images among all. Defaults to one image.
+    What is picked of an image depends on its number among all, not on its batch. If the rows do not
+    divide evenly into images, as those of regions may not, the batch counts as one image.
     """
     images = images if rows % len(images) == 0 else images[:1]
     each = rows // len(images)

@@ -109,11 +109,7 @@ def _enough(space: SearchSpace, structure: Structure,
 class Refits:
     """Refits layers of a slim network to the dense network, in the block that both have entered.
 
-    Args:
-        runs (Pair): :class:`ResumableForward` of both networks.
-        settings (CompressOptions): Options of the compression.
-        rows (Rows): Rows of an image that a refit takes.
-        paths (Sequence[str]): All layers that will be refitted, of all blocks.
+    ``runs`` are the :class:`ResumableForward` of both, ``paths`` all layers that will be refitted.
     """
 
     def __init__(self, runs: Pair, settings: CompressOptions, rows: Rows,

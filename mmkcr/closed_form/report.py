@@ -28,10 +28,7 @@ def size_table(structure: Structure, rows: Sequence[tuple[str, float, float]] = 
                metrics: Sequence[Mapping[str, float]] = ()) -> str:
     """The networks side by side: dense, slim, and fine-tuned if there are metrics of a third.
 
-    Args:
-        structure (Structure): With MACs and parameters.
-        rows (Sequence): Other sizes: name, dense value, slim value. Defaults to none.
-        metrics (Sequence[Mapping]): Metrics of each of the networks. Defaults to none.
+    ``rows`` are other sizes than MACs and parameters: name, dense value, slim value.
     """
     tuned = ['tuned'] * (len(metrics) > 2)
     sizes = (('MACs (G)', structure.macs['dense'] / 1e9, structure.macs['subnet'] / 1e9),
@@ -92,12 +89,7 @@ def result_text(result: Any) -> str:
 
 
 def plan(calibration: Calibration, layers: Sequence[nn.Module]) -> str:
-    """What a compression is about to do, and how long it takes.
-
-    Args:
-        calibration (Calibration): Of the compression.
-        layers (Sequence[nn.Module]): Those that may be refitted.
-    """
+    """What a compression is about to do, and how long it takes; layers may be refitted."""
     looked, settings = calibration.looked, calibration.settings
     there, held = count_images(calibration.batches), count_images(calibration.held_out)
     used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))

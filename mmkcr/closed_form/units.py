@@ -23,12 +23,7 @@ PROBES = (0.25, 0.5, 0.75)
 
 
 class Units:
-    """Units that are removed, and whose readers are refitted: hidden units, heads, channels.
-
-    Args:
-        site (HostSite): Of the dense network.
-        settings (CompressOptions): Options of the compression.
-    """
+    """Units that are removed, and whose readers are refitted: hidden units, heads, channels."""
 
     def __init__(self, site: HostSite, settings: CompressOptions) -> None:
         self.site, self.settings = site, settings
