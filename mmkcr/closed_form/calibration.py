@@ -79,7 +79,7 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         others (Mapping[str, nn.Module], optional): Layers of which only the inputs are needed.
         backward (float): Number of images that are run backward, the first ones. Defaults to all.
     """
-    # gradients are collected only for `layers`
+    # gradients are collected only for `layers`, some of which may be among the others, too
     both = {**layers, **(others or {})}
     found = {name: ReaderMoments(layer, name, rows, logits is not None and name in layers)
              for name, layer in both.items()}

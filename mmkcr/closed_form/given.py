@@ -99,6 +99,7 @@ def taken(model: nn.Module, images: Any, held_out: Any, forward: Forward,
                        count_seen(batches, held_out))
 
 
+@torch.no_grad()
 def look_at(calibration: Calibration) -> None:
     """Run the first batch of each kind, and refuse what nothing can be learned from.
 
@@ -106,23 +107,20 @@ def look_at(calibration: Calibration) -> None:
         ValueError: It says what was found, and what would work.
     """
     for batches in (calibration.batches, calibration.held_out):
-        _look_at(calibration.dense, batches[0], calibration.forward)
-
-
-@torch.no_grad()
-def _look_at(model: nn.Module, batch: Any, forward: Forward) -> None:
-    try:
-        outputs = forward(model, batch)
-    except Exception as error:
-        raise ValueError(f'expected a `{type(model).__name__}` that takes the first batch, '
-                         f'{_told(batch)}, found that it raised {type(error).__name__} '
-                         f'({" ".join(str(error).split()):.300}): give images (N, 3, H, W) of the '
-                         "weights' type, such as `[images for images, *_ in loader]`, or a "
-                         '`forward` that takes such a batch') from error
-    if not any(tensor.numel() for tensor in flat_tensors(outputs)):
-        raise ValueError('expected outputs with tensors of floating point, found '
-                         f'{_told(outputs)}: give `forward=lambda model, batch: ...` that returns '
-                         'those that matter')
+        model, batch = calibration.dense, batches[0]
+        try:
+            outputs = calibration.forward(model, batch)
+        except Exception as error:
+            raise ValueError(
+                f'expected a `{type(model).__name__}` that takes the first batch, {_told(batch)}, '
+                f'found that it raised {type(error).__name__} '
+                f'({" ".join(str(error).split()):.300}): give images (N, 3, H, W) of the weights\' '
+                'type, such as `[images for images, *_ in loader]`, or a `forward` that takes such '
+                'a batch') from error
+        if not any(tensor.numel() for tensor in flat_tensors(outputs)):
+            raise ValueError('expected outputs with tensors of floating point, found '
+                             f'{_told(outputs)}: give `forward=lambda model, batch: ...` that '
+                             'returns those that matter')
 
 
 def _told(value: Any) -> str:

@@ -93,9 +93,7 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
         bar = shown_images(itertools.chain.from_iterable(parts), f'Orders of units{part}',
                            settings, count_images(batches))
         found = collect(dense, bar, calibration.forward, layers, rows, settings.logits,
-                        settings.seed, looked.scales, {
-                            key: layer for key, layer in projections.items()
-                            if key not in layers}, backward)
+                        settings.seed, looked.scales, projections, backward)
     profiles = {}
     for one in group:
         one.moments = {path: found[f'{one.site.name}:{path}']
