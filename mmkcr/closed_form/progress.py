@@ -36,7 +36,7 @@ class CompressProgress:
     def __init__(self, folder: str | Path, key: Mapping[str, Any],
                  shared: 'CompressProgress | None' = None) -> None:
         self.folder, self._shared = Path(folder), shared or self
-        self._key = json.dumps(key, indent=1, sort_keys=True, default=str)
+        self.key = json.dumps(key, indent=1, sort_keys=True, default=str)
         remove_stale(self.folder)
         self._continued = self._has(_KEY)
 
@@ -85,7 +85,7 @@ class CompressProgress:
     def _has(self, name: str) -> bool:
         """Whether there is such a file, and it is of this compression."""
         mark = self.folder / _KEY
-        return mark.is_file() and mark.read_bytes() == self._key.encode() and \
+        return mark.is_file() and mark.read_bytes() == self.key.encode() and \
             (self.folder / name).is_file()
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -108,7 +108,7 @@ class CompressProgress:
         if not self._has(_KEY):  # the key first: files without it belong to nobody
             self.remove()
             with atomic_write(self.folder / _KEY) as path:
-                path.write_text(self._key)
+                path.write_text(self.key)
 
     def _save(self, name: str, content: dict[str, Any]) -> None:
         self._mark()
@@ -136,17 +136,14 @@ def kept_profiles(folder: str | Path, key: Mapping[str, Any],
                if name not in _SHARING}
     key = {name: value for name, value in key.items() if name not in _ANY_TARGET}
     key = dict(key, sites=sites, options=options)
+    place = CompressProgress(Path(folder if given is None else given) / PROFILES, key)
     if given is not None:
-        _check_profiles(Path(given), json.loads(json.dumps(key, default=str)))
-    return CompressProgress(Path(folder if given is None else given) / PROFILES, key)
-
-
-def _check_profiles(folder: Path, key: Mapping[str, Any]) -> None:
-    wanted = 'expected profiles of this config, checkpoint, images and sites in'
-    mark = folder / PROFILES / _KEY
-    if not mark.is_file() or not (mark.parent / _PROFILES).is_file():
-        raise ValueError(f'{wanted} `{folder}`, found none')
-    found = json.loads(mark.read_text())
-    other = sorted(name for name in {*key, *found} if key.get(name) != found.get(name))
-    if other:
-        raise ValueError(f'{wanted} `{folder}`, found those of others ({", ".join(other)})')
+        wanted = f'expected profiles of this config, checkpoint, images and sites in `{given}`'
+        mark = place.folder / _KEY
+        if not mark.is_file() or not (place.folder / _PROFILES).is_file():
+            raise ValueError(f'{wanted}, found none')
+        key, found = json.loads(place.key), json.loads(mark.read_text())
+        other = sorted(name for name in {*key, *found} if key.get(name) != found.get(name))
+        if other:
+            raise ValueError(f'{wanted}, found those of others ({", ".join(other)})')
+    return place

@@ -1,6 +1,7 @@
 """Sharing a budget among sites: how many units each keeps, for the least total loss."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -133,9 +134,8 @@ def uniform_sizes(offered: Mapping[str, list[int]], macs: CostModel, target: int
         return {name: max([size for size in options if size <= share * options[-1] + 1e-9]
                           or options[:1]) for name, options in offered.items()}
 
-    low, high = 0., 1.
-    # invariant: `low` fits the budget, or no share does
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if macs(at(middle)) <= target else (low, middle)
-    return at(1.) if macs(at(1.)) <= target else at(low)
+    if macs(at(1.)) <= target:
+        return at(1.)
+    shares = sorted({size / options[-1] for options in offered.values() for size in options})
+    fitting = bisect_right(shares, target, key=lambda share: macs(at(share)))
+    return at(shares[max(fitting - 1, 0)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
-from .batches import images_of
+from .batches import numbered
 from .calibration import gradients_of_activations, output_scales
 from .options import Forward
 from .readers import count_rows, weight_matrix
@@ -74,7 +74,8 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
     """
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
-    rows, squares, images, sizes = dict.fromkeys(layers, 0.), [], 0, []
+    rows, squares, sizes = dict.fromkeys(layers, 0.), [], []
+    looked = list(numbered(batches[:IMAGES]))
 
     def count(layer: nn.Module, args: tuple, out: Tensor) -> None:
         rows[layer] += count_rows(layer, args[0], out)
@@ -82,20 +83,18 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
     with ExitStack() as stack, torch.no_grad():
         for layer in layers:
             stack.enter_context(layer.register_forward_hook(count))
-        for place in range(min(IMAGES, len(batches))):
-            batch = batches[place]
-            own = images_of(batch)
-            images += own
+        for batch, images in looked:
             sizes += [tuple(value.shape[-3:]) for value in flat_tensors(batch)[:1]]
             start = time.perf_counter()
             outputs = flat_tensors(forward(model, batch))
-            spent = (time.perf_counter() - start) / own
-            squares.append([scale**2 * own for scale in output_scales(outputs, own)])
-    scales = [(sum(own) / images)**0.5 for own in zip(*squares)]
-    taken, later = _backward(model, layers, batches[0], forward) if backward else (0, 0.)
-    return Survey({layer: value / images for layer, value in rows.items()}, scales,
-                  taken // images_of(batches[0]), (spent, later / images_of(batches[0])),
-                  list(dict.fromkeys(sizes)))
+            spent = (time.perf_counter() - start) / len(images)
+            squares.append([scale**2 * len(images)
+                            for scale in output_scales(outputs, len(images))])
+    scales = [(sum(own) / images.stop)**0.5 for own in zip(*squares)]
+    first, own = looked[0]
+    taken, later = _backward(model, layers, first, forward) if backward else (0, 0.)
+    return Survey({layer: value / images.stop for layer, value in rows.items()}, scales,
+                  taken // len(own), (spent, later / len(own)), list(dict.fromkeys(sizes)))
 
 
 def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
