@@ -18,7 +18,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.functional.moments import Moments
 from .batches import numbered
 from .options import Forward
-from .readers import MOST_ROWS, Rows, count_rows, input_rows, output_rows, pick, weight_matrix
+from .readers import Rows, count_rows, input_rows, output_rows, pick, weight_matrix
 
 
 class ReaderMoments:
@@ -52,7 +52,7 @@ class ReaderMoments:
 
 
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
-            layers: Mapping[str, nn.Module], rows: Rows = MOST_ROWS,
+            layers: Mapping[str, nn.Module], rows: Rows = Rows(),  # noqa: B008 (a tuple)
             logits: bool | None = None, seed: int = 0,
             scales: Sequence[float] | None = None,
             others: Mapping[str, nn.Module] | None = None,

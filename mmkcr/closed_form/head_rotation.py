@@ -63,9 +63,7 @@ def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def width_order(site: HeadChannels) -> list[int]:
     """Units in the order of widths: the first channels of all heads, then the second ones, …"""
-    width = site.view.width
-    return [head * width + channel for channel in range(width)
-            for head in range(site.total // width)]
+    return torch.arange(site.total).view(-1, site.view.width).T.flatten().tolist()
 
 
 class NarrowHeads(Units):

@@ -99,11 +99,9 @@ def input_rows(layer: nn.Module, x: Tensor, chosen: Tensor | None = None) -> Ten
 
     Of ``chosen`` rows no others are computed.
     """
-    if isinstance(layer, nn.ConvTranspose2d):
-        return _rows(x.movedim(1, -1), chosen)
-    if not isinstance(layer, nn.Conv2d):
+    if not isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
         return _rows(x, chosen)
-    if layer.kernel_size == (1, 1) and layer.stride == (1, 1):
+    if isinstance(layer, nn.ConvTranspose2d) or layer.kernel_size == (1, 1) == layer.stride:
         return _rows(x.movedim(1, -1), chosen)
     padding = layer.padding
     if isinstance(padding, str) or layer.padding_mode != 'zeros':
@@ -158,10 +156,6 @@ class Rows(NamedTuple):
         """Rows of an image, for a layer with so many inputs."""
         return max(math.ceil(self.enough * inputs / self.images),
                    min(self.most, self.most * 256 // inputs), 1)
-
-
-#: 4096 of every image.
-MOST_ROWS = Rows()
 
 
 def pick(rows: int, most: int, images: Sequence[int] = range(1)) -> Tensor | None:

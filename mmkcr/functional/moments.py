@@ -117,11 +117,7 @@ class Moments:
         mixing = mixing.to(self._mean)
         found = Moments(mixing.shape[-2], 0, self.batch, self._mean.device, self.name)
         found.count, found._mean = self.count, (mixing @ self._mean.unsqueeze(-1)).squeeze(-1)
-        values, vectors = torch.linalg.eigh(self.covariance * self.count)
-        least = torch.finfo(values.dtype).eps * values[..., -1:]
-        # T S T^T by way of a root of S, so that rounding gives no negative eigenvalues
-        root = mixing @ vectors * torch.where(values > least, values, 0.).sqrt().unsqueeze(-2)
-        found._scatter = root @ root.mT
+        found._scatter = mixing @ (self.covariance * self.count) @ mixing.mT
         return found
 
     @property
