@@ -40,7 +40,7 @@ from .batches import of_size, split_batches
 from .compression import called
 from .options import Forward
 
-BEST, LENGTH = 'best.pth', 'steps.txt'
+BEST = 'best.pth'
 #: Unit of the rate of a tensor of zeros.
 ZEROS = 0.01
 
@@ -222,8 +222,8 @@ class DistilModel(BaseModel):
 
         with ExitStack() as stack:
             for path in self._between:
-                stack.callback(network.get_submodule(path).register_forward_hook(
-                    lambda _, __, out, path=path: catch(path, out)).remove)
+                stack.enter_context(network.get_submodule(path).register_forward_hook(
+                    lambda _, __, out, path=path: catch(path, out)))
             outputs = flat_tensors(self._run(network, batch))
         return [tensor for path in self._between for tensor in caught.get(path, [])] + outputs
 
@@ -365,7 +365,7 @@ class _Teacher(Hook):
                            f'held-out images{", the best" if better else ""}')
         if better and is_main_process():
             with atomic_write(self._folder / BEST) as path:
-                torch.save(dict(state_dict=model.average.state_dict(), step=step), path)
+                torch.save(dict(state_dict=model.average.state_dict(), steps=self._steps), path)
 
 
 def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
@@ -387,8 +387,8 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
     """Number of steps, those of the first call if a call is repeated."""
     if isinstance(length, int):
         return length
-    if (folder / LENGTH).is_file() and (folder / 'last_checkpoint').is_file():
-        return int((folder / LENGTH).read_text())
+    if (folder / BEST).is_file() and (folder / 'last_checkpoint').is_file():
+        return torch.load(folder / BEST, map_location='cpu')['steps']
     for position in range(2):  # the second one counts
         began = time.perf_counter()
         loss = sum(model(model.data_preprocessor(draws[position])).values())
@@ -402,9 +402,6 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
     if steps < 1:
         raise ValueError(f'expected a time in which a step of {took:.3g} s and '
                          f'{settings.judged + 1} judgements fit, found {length:.0f} s')
-    if is_main_process():
-        with atomic_write(folder / LENGTH) as path:
-            path.write_text(str(steps))
     return steps
 
 
