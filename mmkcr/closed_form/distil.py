@@ -28,7 +28,6 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.runner import Runner
-from mmengine.utils import apply_to
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -39,6 +38,7 @@ from mmkcr.models.tasks import unwrap
 from .batches import of_size, split_batches
 from .compression import called
 from .options import Forward
+from .replay import map_tensors
 
 BEST = 'best.pth'
 #: Unit of the rate of a tensor of zeros.
@@ -218,7 +218,7 @@ class DistilModel(BaseModel):
 
         def catch(path: str, out: Any) -> Any:
             caught[path] = flat_tensors(out)[:1]
-            return apply_to(out, torch.is_tensor, Tensor.detach) if cut else None
+            return map_tensors(out, Tensor.detach) if cut else None
 
         with ExitStack() as stack:
             for path in self._between:

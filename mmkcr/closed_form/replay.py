@@ -1,13 +1,12 @@
 """Running a network repeatedly over the same images, each time from a later block on."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
 
 import torch
-from mmengine.utils import apply_to
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -214,9 +213,20 @@ class ResumableForward:
         self._block, self._inputs, self._outputs = '', None, {}
 
 
+def map_tensors(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A nest of tuples, lists and dicts with other tensors."""
+    if isinstance(out, Tensor):
+        return function(out)
+    if type(out) in (tuple, list):
+        return type(out)(map_tensors(part, function) for part in out)
+    if type(out) is dict:
+        return {key: map_tensors(part, function) for key, part in out.items()}
+    return out
+
+
 def _copied(out: Any) -> Any:
     """Copies, because many hosts run an activation in place behind a layer."""
-    return apply_to(out, torch.is_tensor, lambda tensor: tensor.detach().clone())
+    return map_tensors(out, lambda tensor: tensor.detach().clone())
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -230,8 +240,8 @@ def _unknown(out: Any) -> Any:
 
     Masks, indices and sizes stay: hosts hand them on to all blocks.
     """
-    return apply_to(out, lambda part: torch.is_tensor(part) and part.is_floating_point(),
-                    lambda tensor: tensor.new_full((), float('nan')).expand(tensor.shape))
+    return map_tensors(out, lambda tensor: tensor.new_full((), float('nan')).expand(tensor.shape)
+                       if tensor.is_floating_point() else tensor)
 
 
 Calls = list[tuple[Tensor, Any]]

@@ -9,8 +9,7 @@ the images.
 import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,7 @@ from mmkcr.models.tasks import is_detector, tensor_outputs
 from mmkcr.models.two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """The dense network's choices for a batch.
 
     Args:
