@@ -111,7 +111,7 @@ class NarrowHeads(Units):
         for part, basis in zip((query, key), bases):
             self._fold(part, basis)
         values, lost = self._rotate_values(moments)
-        errors = _share(tails(logits.square())) + _share(lost)
+        errors = lost_share(tails(logits.square())) + lost_share(lost)
         # exact where all heads have the same width, linear in between
         widths = np.arange(site.view.width + 1) * site.view.heads
         errors = np.interp(np.arange(site.total + 1), widths, errors.cpu().numpy() / 2)
@@ -188,8 +188,8 @@ class NarrowHeads(Units):
         return units
 
 
-def _share(lost: Tensor) -> Tensor:
-    """Share of all heads' energy that is lost, (n + 1,), from (H, n + 1)."""
+def lost_share(lost: Tensor) -> Tensor:
+    """Share of all heads' energy that is lost, (n + 1,), from that of each, (H, n + 1)."""
     return lost.sum(0) / lost[:, 0].sum().clamp(min=1e-30)
 
 

@@ -121,16 +121,12 @@ class ResumableForward:
     def record(self, paths: Sequence[str]) -> None:
         """Run once for the :meth:`outputs` of a module, the first, and of others within it."""
         once = [path for path in reversed(paths) if self.once(path)]
-        found: list[dict[str, Any]] = []
-        for batch in range(len(self.batches)) if paths[0] in once else ():
-            calls = caught(self, batch, once)
-            found.append({path: outs[0][1] for path, outs in calls.items() if outs})
-            if not self._fits(found):
-                break
-        whole = len(found) == len(self.batches)
+        found = self._of_all_batches(lambda batch: {
+            path: calls[0][1] for path, calls in caught(self, batch, once).items() if calls}
+        ) if paths[0] in once else None
         # what is behind the first module was not reached
         self._outputs = {path: [outputs[path] for outputs in found]
-                         if whole and path in found[0] else None for path in paths}
+                         if found and path in found[0] else None for path in paths}
 
     def _finish(self, path: str) -> None:
         """Have a block give the outputs that it has now, if they are to be had."""
@@ -150,10 +146,15 @@ class ResumableForward:
 
         block.forward = give
 
-    def _fits(self, found: list[Any]) -> bool:
-        """Whether as much as was found in the first batches may be kept of all batches."""
-        size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(found))
-        return size * len(self.batches) <= self.most_bytes * len(found)
+    def _of_all_batches(self, record: Callable[[int], Any]) -> list[Any] | None:
+        """What is recorded of each batch; None if it does not fit in memory."""
+        found: list[Any] = []
+        for batch in range(len(self.batches)):
+            found.append(record(batch))
+            size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(found))
+            if size * len(self.batches) > self.most_bytes * len(found):
+                return None
+        return found
 
     def _reads_what_is_known(self, block: str) -> bool:
         """Whether a block gets, in the first batch, what it gets if all blocks compute."""
@@ -181,11 +182,8 @@ class ResumableForward:
 
     def _inputs_of(self, path: str) -> list[tuple] | None:
         """What a block gets in all batches; None if it is of no use, or does not fit in memory."""
-        inputs: list[tuple] = []
-        for batch in range(len(self.batches)) if self.once(path) else ():
-            inputs.append(self._input_of(path, batch))
-            if not self._fits(inputs):
-                return None
+        inputs = self._of_all_batches(
+            lambda batch: self._input_of(path, batch)) if self.once(path) else None
         return inputs if inputs and self._alone(path, inputs) else None
 
     def _alone(self, path: str, inputs: list[tuple]) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import rotary_order, rotary_pairs
 from mmkcr.functional.moments import Moments
-from .head_rotation import NarrowHeads
+from .head_rotation import NarrowHeads, lost_share
 from .readers import pick
 
 
@@ -51,9 +51,8 @@ class RotaryHeads(NarrowHeads):
         places = rotary_pairs(view.width, view.rotary.layout)[order].flatten()  # best pair first
         values, lost = self._rotate_values(moments, places)
         # a pair is two channels: every second of the d + 1 energies of the values
-        errors = [error / error[0].clamp(min=1e-30)
-                  for error in (found.errors.cpu(), lost.sum(0)[::2].cpu())]
-        return order, torch.stack(errors).mean(0), values
+        errors = lost_share(found.errors[None]) + lost_share(lost[:, ::2])
+        return order, errors.cpu() / 2, values
 
     def _channels(self, units: Tensor) -> Tensor:
         view = self.site.view
