@@ -13,11 +13,9 @@ from mmkcr.core.forward import flat_tensors
 
 
 class ImageBatches(Sequence):
-    """Images in batches of any size; only neighbours of one kind come into one.
+    """Images in batches of at most some size; only neighbours of one kind come into one.
 
-    Args:
-        images (Sequence): Images in memory, (1, C, H, W) each; derived classes load others.
-        size (int): Maximum number of images per batch. Defaults to 1.
+    Images are in memory, (1, C, H, W) each; derived classes load others.
     """
 
     def __init__(self, images: Sequence[Any], size: int = 1) -> None:

@@ -85,18 +85,13 @@ class DistilOptions:
 
 @dataclass
 class DistilResult:
-    """Result of :func:`distil`.
+    """Result of :func:`distil`."""
 
-    Args:
-        model (nn.Module): The best network on held-out images; the student itself if none was
-            better.
-        steps (int): Steps of the run.
-        errors (dict[int, float]): Distance to the teacher on held-out images by step; step 0 is
-            the network that it began with.
-    """
-
+    #: The best network on held-out images; the student itself if none was better.
     model: nn.Module
+    #: Of the run.
     steps: int
+    #: Distance to the teacher on held-out images by step; step 0 is what it began with.
     errors: dict[int, float]
 
     @property

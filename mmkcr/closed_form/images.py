@@ -33,7 +33,7 @@ class CalibrationImages(ImageBatches):
             one, gives the images' files.
         indices (Sequence[int]): Indices of the images.
         model (nn.Module): Task model; its data preprocessor makes the batches.
-        size (int): Maximum number of images per batch. Defaults to 1.
+        size (int): Of a batch, at most. Defaults to 1.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int], model: nn.Module,

@@ -40,8 +40,7 @@ def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: see
             :func:`default_kinds`.
         scope (str): One of :data:`SCOPES`. Defaults to ``'backbone'``.
-        masks (Sequence[str | dict]): Masks on queries and keys that are put on it, with their
-            initial values. Defaults to none.
+        masks (Sequence[str | dict]): Masks on queries and keys that are put on it, as they begin.
 
     Raises:
         ValueError: A backbone without an adapter, or one that is not dense.

@@ -33,8 +33,7 @@ class ResumableForward:
     Args:
         model (nn.Module): In evaluation mode. Restored by :meth:`close`.
         host (nn.Module): Its backbone; paths of blocks start here.
-        batches (Sequence): What ``forward`` takes.
-        forward (Callable): Takes model and batch.
+        batches (Sequence): What ``forward`` takes, with the model.
         most_bytes (int): Limit for each of the inputs and the outputs of a block that are kept.
             Defaults to 2 GiB.
     """

@@ -85,11 +85,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
     they grow while there is room, at each step the one with the largest gain per cost. If the steps
     are too coarse to use the rest of the budget, one site makes room for others.
 
-    Args:
-        sizes (Mapping[str, int]): Sizes to start from, by site.
-        offered (Mapping[str, list[int]]): Sizes that a site may have, ascending.
-        losses (Mapping[str, Tensor]): Loss of a site with k units, k = 0 … total.
-        macs (CostModel): Cost as a function of the sites' sizes, at most ``target``.
+    By site, ``offered`` are its sizes, ascending, and ``losses`` those with k units, k = 0 … total.
     """
     def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
         now, found = macs(sizes), []

@@ -19,24 +19,18 @@ from mmkcr.models.two_stage import MASKS, most_proposals, refined_boxes, two_sta
 
 
 class Held(NamedTuple):
-    """The dense network's choices for a batch.
+    """The dense network's choices for a batch."""
 
-    Args:
-        boxes (list[list[Tensor]], optional): Proposals by stage and image, (P, 4), equally many;
-            one stage, but for a cascade.
-        scores (Tensor, optional): Scores of the places where queries may start, (N, places).
-    """
-
+    #: Proposals by stage and image, (P, 4), equally many; one stage, but for a cascade.
     boxes: list[list[Tensor]] | None = None
+    #: Scores of the places where queries may start, (N, places).
     scores: Tensor | None = None
 
 
 class HeldBatches(Sequence):
-    """Batches of a detector's images, with the choices of the dense network under ``'held'``.
+    """Batches of a detector's data preprocessor, with the dense network's choices as ``'held'``.
 
-    Args:
-        batches (Sequence[dict]): Outputs of the model's data preprocessor.
-        dense (nn.Module): Task model. It chooses for a batch when the batch is first asked for.
+    It chooses for a batch when the batch is first asked for.
     """
 
     def __init__(self, batches: Sequence[Any], dense: nn.Module) -> None:
@@ -84,12 +78,8 @@ def some_proposals(boxes: Tensor, count: int, images: Tensor) -> Tensor:
     """Some of an image's proposals: half of them the best, the others from the whole ranking.
 
     Most of the proposals that a box head sees are background. The best ones are objects, and a head
-    must not be fitted to objects alone.
-
-    Args:
-        boxes (Tensor): Proposals (P, 4), the best first. If there are none, the whole image is one.
-        count (int): Number of boxes to return; if there are fewer, they are repeated.
-        images (Tensor): For the size of the image.
+    must not be fitted to objects alone. Proposals are (P, 4), the best first; fewer than ``count``
+    are repeated, and if there are none, the whole image is one.
     """
     if not len(boxes):
         height, width = images.shape[-2:]
