@@ -109,7 +109,10 @@ def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
     poor = (diagonal.square() < 1e-12 * matrix.diagonal(dim1=-2, dim2=-1)).any(-1) | (failed > 0)
     if not poor.any():
         return torch.cholesky_solve(right, factor)
-    return torch.linalg.pinv(matrix, rtol=1e-13, hermitian=True) @ right
+    values, vectors = torch.linalg.eigh(matrix)
+    floor = 1e-13 * values[..., -1:].clamp(min=0)  # pseudo-inverse: smaller eigenvalues count as 0
+    inverse = torch.where(values > floor, 1 / values, 0.)
+    return vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ right))
 
 
 def others(kept: Tensor, width: int) -> Tensor:
