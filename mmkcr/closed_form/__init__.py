@@ -3,10 +3,11 @@
 Read in this order:
 
 1. ``compression.py``: :func:`compress`, the whole way in one function.
-2. ``kinds.py``: which sites a model has; ``options.py``: what can be set, and ``Pair``.
+2. ``given.py``: network, images and options as one record, ``Calibration``; ``kinds.py``: which
+   sites a model has; ``options.py``: what can be set, and ``Pair``.
 3. ``survey.py``, ``profiles.py``: images go through the dense network; ``units.py`` is one site's
-   statistics, order, losses and refit. Two kinds have files of their own: ``head_rotation.py``
-   and ``rotary.py``. ``readers.py`` and ``calibration.py`` do the observing.
+   order and losses. Two kinds have files of their own: ``head_rotation.py`` and ``rotary.py``.
+   ``readers.py`` and ``calibration.py`` do the observing.
 4. ``share_out.py``: sizes of all sites for a budget.
 5. ``refit_blocks.py``: block after block is sliced and refitted; ``replay.py`` runs both networks
    from a block on.

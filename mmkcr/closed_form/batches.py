@@ -13,11 +13,9 @@ from mmkcr.core.forward import flat_tensors
 
 
 class ImageBatches(Sequence):
-    """Images in batches of any size; only neighbours of one kind come into one.
+    """Images in batches of at most some size; only neighbours of one kind come into one.
 
-    Args:
-        images (Sequence): Images in memory, (1, C, H, W) each; derived classes load others.
-        size (int): Maximum number of images per batch. Defaults to 1.
+    Images are in memory, (1, C, H, W) each; derived classes load others.
     """
 
     def __init__(self, images: Sequence[Any], size: int = 1) -> None:
@@ -56,16 +54,6 @@ class ImageBatches(Sequence):
         return self._batch(self._batches[place])
 
 
-def single_images(batches: Tensor | Sequence[Any]) -> Sequence[Any]:
-    """Batches of one image each, where batches can be taken apart: tensors, or lists of these."""
-    given = [batches] if isinstance(batches, Tensor) else batches
-    if isinstance(given, (list, tuple)) and all(
-            isinstance(batch, Tensor) and batch.ndim == 4 for batch in given):
-        return ImageBatches([image for batch in given for image in batch.split(1)
-                             if len(image)])
-    return batches
-
-
 def of_size(batches: Sequence[Any], size: int) -> Sequence[Any]:
     """The same images in batches of another size; batches that were given as such stay."""
     return batches.of_size(size) if hasattr(batches, 'of_size') else batches
@@ -102,26 +90,35 @@ def numbered(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
         first = images.stop
 
 
+def single_images(given: Any) -> Sequence[Any]:
+    """Batches of one image each, where they can be taken apart: tensors, or lists of these."""
+    if isinstance(given, Tensor):
+        if given.ndim != 4 or not given.is_floating_point():
+            raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, '
+                             f'found {tuple(given.shape)} of {given.dtype}')
+        given = [given]
+    # no arrays of numpy, whose first axis would be taken for batches, and no data sets
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise ValueError('expected images as a tensor (N, 3, H, W) or as a list of batches, '
+                         f'found a `{type(given).__name__}`: give such a tensor, or '
+                         '`[images for images, *_ in loader]`')
+    if isinstance(given, (list, tuple)) and all(
+            isinstance(batch, Tensor) and batch.ndim == 4 for batch in given):
+        return ImageBatches([image for batch in given for image in batch.split(1) if len(image)])
+    return given
+
+
 def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split into calibration batches and held-out batches, of one image each where they can be."""
-    for given in (images, *([] if held_out is None else [held_out])):
-        if isinstance(given, Tensor):
-            if given.ndim != 4 or not given.is_floating_point():
-                raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, '
-                                 f'found {tuple(given.shape)} of {given.dtype}')
-        # no arrays of numpy, whose first axis would be taken for batches, and no data sets
-        elif not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-            raise ValueError('expected images as a tensor (N, 3, H, W) or as a list of batches, '
-                             f'found a `{type(given).__name__}`: give such a tensor, or '
-                             '`[images for images, *_ in loader]`')
     batches = single_images(images)
     if not len(batches):
         raise ValueError('expected at least one calibration image, found none')
     if held_out is not None:
+        held_out = single_images(held_out)
         if not len(held_out):
             raise ValueError('expected at least one held-out image, found none: leave `held_out` '
                              'out for a tenth of the images')
-        return batches, single_images(held_out)
+        return batches, held_out
     if len(batches) < 2:
         return batches, batches
     # the last tenth
@@ -134,22 +131,18 @@ def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
 
     All images are read once for it, which is little beside a pass through a network.
 
-    Args:
-        batches (Sequence): Calibration batches.
-        held_out (Sequence): Held-out batches.
-
     Raises:
         ValueError: All calibration batches are the same.
     """
-    known = {_digest(batch) for batch in batches}
+    known = {digest(batch) for batch in batches}
     if len(known) == 1 < len(batches):
         raise ValueError(f'expected calibration images that differ, found that all {len(batches)} '
                          'batches are the same')
-    return sum(images_of(batch) for batch in held_out if _digest(batch) in known)
+    return sum(images_of(batch) for batch in held_out if digest(batch) in known)
 
 
-def _digest(batch: Any) -> bytes:
-    """Of the values of a batch."""
+def digest(batch: Any) -> bytes:
+    """SHA-256 of the values of a batch."""
     found = hashlib.sha256()
     for tensor in flat_tensors(batch, floating=False):
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -11,45 +11,37 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
 from mmkcr.functional.moments import Moments
 from .batches import numbered
 from .options import Forward
-from .readers import MOST_ROWS, Rows, count_rows, input_rows, output_rows, pick, weight_matrix
+from .readers import Rows, count_rows, input_rows, output_rows, pick, weight_matrix
 
 
 class ReaderMoments:
-    """Moments of a reader's inputs, and of the gradients with respect to its outputs.
-
-    Args:
-        layer (nn.Module): The reader.
-        name (str): For messages.
-        rows (Rows): Rows of an image that are taken in.
-        sensitive (bool): Also collect the gradients of the outputs.
-    """
+    """Moments of a reader's inputs and, if ``sensitive``, of the gradients of its outputs."""
 
     def __init__(self, layer: nn.Module, name: str, rows: Rows, sensitive: bool) -> None:
         outputs, inputs = weight_matrix(layer).shape
         device = layer.weight.device
-        self.layer, self._most, self._seen, self._count = layer, rows.of(inputs), 0, 0
-        #: Numbers of the images of the batch that runs.
-        self.images: Sequence[int] = range(1)
+        self._most, self._seen, self._count = rows.of(inputs), 0, 0
         self.inputs = Moments(inputs, device=device, name=name)
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
 
-    def hook(self, _: nn.Module, args: tuple, out: Tensor) -> None:
-        """Forward hook of the layer."""
+    def hook(self, images: range, layer: nn.Module, args: tuple, out: Tensor) -> None:
+        """Take in what the layer computed of some images."""
         x = args[0].detach()
-        count = count_rows(self.layer, x, out)
-        self._seen, self._count = self._seen + count, self.images[-1] + 1
-        chosen = pick(count, self._most, self.images)
-        self.inputs.add(input_rows(self.layer, x, chosen))
+        count = count_rows(layer, x, out)
+        self._seen, self._count = self._seen + count, images.stop
+        chosen = pick(count, self._most, images)
+        self.inputs.add(input_rows(layer, x, chosen))
         if self.gradients is not None and out.requires_grad:
             # the same rows as of the inputs, so that both moments are of the same positions
             def take(gradient: Tensor) -> None:
-                self.gradients.add(output_rows(self.layer, gradient, chosen))
+                self.gradients.add(output_rows(layer, gradient, chosen))
 
             out.register_hook(take)
 
@@ -60,7 +52,7 @@ class ReaderMoments:
 
 
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
-            layers: Mapping[str, nn.Module], rows: Rows = MOST_ROWS,
+            layers: Mapping[str, nn.Module], rows: Rows = Rows(),  # noqa: B008 (a tuple)
             logits: bool | None = None, seed: int = 0,
             scales: Sequence[float] | None = None,
             others: Mapping[str, nn.Module] | None = None,
@@ -77,60 +69,35 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         batches (Iterable): What ``forward`` takes.
         forward (Callable): Takes model and batch; returns tensors, nested.
         layers (Mapping[str, nn.Module]): Readers by name.
-        rows (Rows): Rows of an image that enter the moments. Defaults to at most 4096.
+        rows (Rows): Rows of an image that enter the moments.
         logits (bool, optional): Whether the outputs are class scores (B, C). If so, their error is
             measured as a Kullback-Leibler divergence, otherwise relative to the outputs' size.
             Defaults to None: no gradients.
         seed (int): Seed of the random projections. Defaults to 0.
-        scales (Sequence[float], optional): The outputs' sizes, see :func:`output_scales`. Defaults
-            to None: those of each batch.
-        others (Mapping[str, nn.Module], optional): Layers by name of which only the inputs are
-            needed. Defaults to none.
+        scales (Sequence[float], optional): See :func:`output_scales`. Defaults to None: those of
+            each batch.
+        others (Mapping[str, nn.Module], optional): Layers of which only the inputs are needed.
         backward (float): Number of images that are run backward, the first ones. Defaults to all.
-
-    Returns:
-        dict[str, ReaderMoments]: By name.
     """
-    sensitive = logits is not None
-    # gradients are collected only for `layers`
+    # gradients are collected only for `layers`, some of which may be among the others, too
     both = {**layers, **(others or {})}
-    found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers)
+    found = {name: ReaderMoments(layer, name, rows, logits is not None and name in layers)
              for name, layer in both.items()}
-    runs = _FirstRuns()
-    with ExitStack() as stack:
-        if sensitive:
-            # before the readers' hooks, which run later and so see outputs that require gradients
-            stack.enter_context(gradients_of_activations(model, layers.values()))
-        for name, layer in both.items():
-            hook = runs.hook(found[name].hook)
-            stack.callback(layer.register_forward_hook(hook).remove)
-        for batch, images in numbered(batches):
-            for moments in found.values():
-                moments.images = images
-            sensed = sensitive and images.start < backward
-            with torch.set_grad_enabled(sensed):
-                runs.start(sensed)
-                outputs = flat_tensors(forward(model, batch))
-                if sensed:
-                    runs.backward(outputs, _projection(outputs, logits, images, seed, scales))
+    hooks = [(layer, found[name].hook) for name, layer in both.items()]
+    for _ in _passes(model, batches, forward, hooks, logits, seed, scales, backward):
+        pass
     return found
 
 
 class WeightChange(NamedTuple):
-    """Trial changes of a layer's weights: its outputs change by ``delta (x - mean)``.
-
-    Args:
-        layer (nn.Module): A reader, or another layer with weights.
-        mean (Tensor): Mean of x, (d,).
-        deltas (Tensor): Changes of the weights, (tries, m, d).
-        rows (Callable): Takes layer and input, returns x as rows (n, d). Defaults to the inputs.
-        outputs (slice): Which m of the layer's outputs change. Defaults to all.
-    """
+    """Trial changes of a layer's weights: its outputs change by ``delta (x - mean)``."""
 
     layer: nn.Module
+    #: Of x, (d,).
     mean: Tensor
+    #: (tries, m, d); or with changes of the bias as one more column, (tries, m, d + 1).
     deltas: Tensor
-    rows: Callable[[nn.Module, Tensor], Tensor] = input_rows
+    #: Which m of the layer's outputs change.
     outputs: slice = slice(None)
 
 
@@ -154,22 +121,21 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
             Other arguments are those of :func:`collect`.
 
     Returns:
-        dict[str, Tensor]: Mean squares over images, (tries,), fp64, in the unit of the gradients
-        of :func:`collect`.
+        dict[str, Tensor]: Mean squares over images, (tries,), in the unit of :func:`collect`.
     """
     # per try; all changes of a name have equally many
     sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
             for name, tried in changes.items()}
-    count, runs = 0, _FirstRuns()
+    count = 0
     #: By name, dz of every image: calls of one layer, and changes made together, add up in it
     #: before it is squared.
     moved: dict[str, Any] = {}
 
-    def catch(name: str, change: WeightChange, layer: nn.Module, args: tuple, out: Tensor) -> None:
+    def catch(name: str, change: WeightChange, images: range, layer: nn.Module, args: tuple,
+              out: Tensor) -> None:
         x = args[0].detach()
-        # a copy where `input_rows` is made later: hosts may go on in place
-        x = change.rows(layer, x) if change.rows is not input_rows else \
-            x if isinstance(layer, nn.Linear) else x.clone()
+        # rows are made later, and hosts may go on in place
+        x = x if isinstance(layer, nn.Linear) else x.clone()
         kept = [x]  # let go with the layer's gradient, not with the whole graph
 
         def take(gradient: Tensor) -> None:
@@ -177,80 +143,82 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
 
         out.register_hook(take)
 
-    with ExitStack() as stack:
-        stack.enter_context(gradients_of_activations(
-            model, [change.layer for tried in changes.values() for change in tried]))
-        for name, tried in changes.items():
-            for change in tried:
-                stack.callback(change.layer.register_forward_hook(
-                    runs.hook(partial(catch, name, change))).remove)
-        stack.enter_context(torch.enable_grad())
-        for batch, images in numbered(batches):
-            outputs = flat_tensors(forward(model, batch))
-            runs.backward(outputs, _projection(outputs, logits, images, seed, scales))
-            for name, change in moved.items():
-                sums[name] += change.square().sum(0)
-            moved.clear()
-            count += len(images)
+    hooks = [(change.layer, partial(catch, name, change))
+             for name, tried in changes.items() for change in tried]
+    for images in _passes(model, batches, forward, hooks, logits, seed, scales):
+        for name, change in moved.items():
+            sums[name] += change.square().sum(0)
+        moved.clear()
+        count += len(images)
     return {name: total / max(count, 1) for name, total in sums.items()}
 
 
-class _FirstRuns:
-    """Forward hooks that leave out what activation checkpointing runs again.
+def _passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
+            hooks: Sequence[tuple[nn.Module, Callable]], logits: bool | None, seed: int,
+            scales: Sequence[float] | None, backward: float = math.inf) -> Iterator[range]:
+    """Run batches forward, and backward from a random projection of the outputs.
 
-    It runs layers again in the backward pass. Before, one form ran them without gradients, the
-    other with them. Of both runs the first with gradients counts.
+    Activation checkpointing runs layers again in the backward pass. Before, one form ran them
+    without gradients, the other with them. Of both runs the first with gradients counts.
+
+    ``hooks`` are layers, and what is called behind them: with the numbers of the batch's images,
+    the layer, its arguments and its output. After its passes these numbers are yielded.
     """
+    sensed = again = False
+    seen: set[nn.Module] = set()
 
-    def __init__(self) -> None:
-        self._again, self._backward, self._seen = False, True, set()
+    def once(hook: Callable, layer: nn.Module, args: tuple, out: Tensor) -> None:
+        if not sensed or torch.is_grad_enabled() and not (again and layer in seen):
+            seen.update(() if again else (layer, ))
+            hook(images, layer, args, out)
 
-    def start(self, backward: bool) -> None:
-        """Announce a forward, and whether it is run backward: otherwise nothing runs again."""
-        self._backward = backward
+    with ExitStack() as stack:
+        if logits is not None:
+            # before the hooks, which run later and so see outputs that require gradients
+            stack.enter_context(gradients_of_activations(model, [layer for layer, _ in hooks]))
+        for layer, hook in hooks:
+            stack.enter_context(layer.register_forward_hook(partial(once, hook)))
+        for batch, images in numbered(batches):
+            sensed = logits is not None and images.start < backward
+            with torch.set_grad_enabled(sensed):
+                outputs = flat_tensors(forward(model, batch))
+                again = True
+                if sensed:
+                    _backward(outputs, _projection(outputs, logits, images, seed, scales))
+            again = False
+            seen.clear()
+            yield images
 
-    def hook(self, hook: Callable) -> Callable:
-        """The hook without the further runs."""
-        def call(layer: nn.Module, *rest: Any) -> None:
-            if not self._backward:
-                hook(layer, *rest)
-            elif torch.is_grad_enabled() and not (self._again and layer in self._seen):
-                self._seen.update(() if self._again else (layer, ))
-                hook(layer, *rest)
 
-        return call
-
-    def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """The backward pass of a forward that called the hooks."""
-        self._again = True
-        pairs = [pair for pair in zip(outputs, gradients) if pair[0].requires_grad]
-        if pairs:
-            torch.autograd.backward(*zip(*pairs))
-        self._again, self._seen = False, set()
+def _backward(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    pairs = [pair for pair in zip(outputs, gradients) if pair[0].requires_grad]
+    if pairs:
+        torch.autograd.backward(*zip(*pairs))
 
 
 def _moved(change: WeightChange, x: Tensor, gradient: Tensor, images: Sequence[int]) -> Tensor:
     """``<delta, S>`` of a call for every image and try, (images, tries), fp64.
 
-    ``x`` is what :attr:`WeightChange.rows` gave, or the layer's input. Rows that do not divide
-    evenly into images (such as regions) count as one image.
+    Rows that do not divide evenly into images (such as regions) count as one image.
     """
-    given = change.rows is not input_rows
-    rows = len(x) if given else count_rows(change.layer, x, gradient)
+    rows = count_rows(change.layer, x, gradient)
     count = len(images) if rows % len(images) == 0 else 1
     each, inputs = rows // count, change.mean.numel()
     # autocast gives gradients and inputs of different precision
     dtype = torch.promote_types(torch.promote_types(x.dtype, gradient.dtype), torch.float32)
     deltas = change.deltas.to(x.device, dtype).flatten(1)  # (tries, m d)
     mean, most, found = change.mean.to(x.device, dtype), max(1, _AT_ONCE // inputs), []
+    biased = change.deltas.shape[2] > inputs  # the last column reads an input of ones
     with torch.autocast(x.device.type, enabled=False):
         for first in range(0, rows, max(each, 1)):
             # S = sum over the image's positions of gradient x^T, (m, n) @ (n, d)
             seen = 0.
             for some in torch.arange(first, first + each, device=x.device).split(most):
-                taken = x[some] if given else input_rows(change.layer, x, some)
+                centred = input_rows(change.layer, x, some).to(dtype) - mean
                 out = output_rows(change.layer, gradient, some)[:, change.outputs]
-                seen = seen + out.to(dtype).mT @ (taken.to(dtype) - mean)
+                if biased:
+                    centred = F.pad(centred, (0, 1), value=1.)
+                seen = seen + out.to(dtype).mT @ centred
             found.append(deltas @ seen.flatten())
     return torch.stack(found).double().cpu() if found else torch.zeros(1, len(deltas)).double()
 
@@ -265,30 +233,26 @@ def gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> I
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
     first = next(module for module in model.modules()
                  if isinstance(module, (nn.Conv2d, nn.Linear)))
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    handles = [layer.register_forward_hook(
-        lambda _, __, out: out.requires_grad_().clone()
-        if torch.is_grad_enabled() and not out.requires_grad else out)
-        # the first layer's output starts the graph: no parameter and no image requires a gradient
-        for layer in {first: None, **dict.fromkeys(layers)}]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
         for parameter, before in wanted.items():
-            parameter.requires_grad_(before)
+            stack.callback(parameter.requires_grad_, before)
+            parameter.requires_grad_(False)
+        # the first layer's output starts the graph: no parameter and no image requires a gradient
+        for layer in dict.fromkeys([first, *layers]):
+            stack.enter_context(layer.register_forward_hook(
+                lambda _, __, out: out.requires_grad_().clone()
+                if torch.is_grad_enabled() and not out.requires_grad else out))
+        yield
 
 
 def output_scales(outputs: Sequence[Tensor], images: int = 1) -> list[float]:
     """Sizes of an image's outputs: the root of the mean of their summed squares."""
     # the squares of a map would overflow in half precision
-    return [float((out.detach().double().square().sum() / _parts(out, images)).sqrt())
+    return [float((out.detach().double().square().sum() / images_in(out, images)).sqrt())
             for out in outputs]
 
 
-def _parts(out: Tensor, images: int) -> int:
+def images_in(out: Tensor, images: int) -> int:
     """How many images an output is of: 1 if its first axis does not divide evenly into them."""
     return images if out.ndim and len(out) % images == 0 else 1
 
@@ -315,7 +279,7 @@ def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], 
     found = []
     for out, scale in zip(outputs, scales):
         # random signs s have E s s^T = I: E (s . dz)^2 / scale^2 is the squared relative error
-        parts = _parts(out, len(images))
+        parts = images_in(out, len(images))
         shape = (len(out) // parts, *out.shape[1:]) if out.ndim else ()
         signs = torch.cat([torch.randint(0, 2, shape, generator=draw, dtype=torch.int8)
                            for draw in draws[:parts]]) if out.ndim else out.new_ones(())

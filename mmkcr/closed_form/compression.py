@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.core.forward import flat_tensors
-from mmkcr.core.machine import free_memory, naming_remedy
+from mmkcr.core.machine import naming_remedy
 from mmkcr.models.costs import cost_model
 from mmkcr.models.counting import check_built, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
@@ -32,18 +32,18 @@ from mmkcr.models.tasks import (
     kept_randomness,
     task_forward,
 )
-from .batches import count_seen, numbered, of_size
-from .given import look_at, taken
+from .batches import numbered, of_size
+from .calibration import images_in
+from .given import Calibration, look_at, taken
 from .head_rotation import take_weights
 from .kinds import SCOPES, searched
-from .options import CompressOptions, Forward, Pair, SiteProfile
+from .options import Forward, Pair, SiteProfile
 from .profiles import profile_sites
 from .progress import CompressProgress
 from .readers import readers
 from .refit_blocks import refit_along
 from .report import plan, result_text
-from .share_out import check_reach, share_out
-from .survey import Spread, Survey, survey
+from .share_out import shared_sizes, size_options, uniform_sizes
 from .whole import HeldBatches, whole_outputs
 
 
@@ -151,38 +151,38 @@ def compress(model: nn.Module,
     if scope == 'model' and latency is not None:
         raise ValueError('expected another target to compress a whole model, found a time: '
                          'tables of latencies are about backbones')
-    dense, batches, held_out = taken(model, images, held_out)
-    settings = with_memory(CompressOptions(**options), dense)
     forward = forward or (whole_outputs if scope == 'model' else called)
-    seen = count_seen(batches, held_out)
+    calibration = taken(model, images, held_out, forward, done, options)
+    dense, settings = calibration.dense, calibration.settings
     if scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
         chooser = copy.deepcopy(dense)
-        batches, held_out = (HeldBatches(one, chooser) for one in (batches, held_out))
+        calibration.batches = HeldBatches(calibration.batches, chooser)
+        calibration.held_out = HeldBatches(calibration.held_out, chooser)
     networks = Pair(dense, copy.deepcopy(dense))
     spaces = Pair(*(searched(network, sites, scope) for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
-    for given in (batches, held_out):
-        look_at(dense, given, forward)
+    look_at(calibration)
     macs = macs_model(networks.slim, spaces.slim, input_shape, part)
     budget = cost_model(cost, macs, latency)
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
     wanted = budget.parse_target(target)
-    check_reach(spaces.slim, budget, wanted, settings)
-    looked = survey(dense, batches, forward)
+    offered = {name: size_options(site, settings) for name, site in spaces.slim.sites.items()}
+    budget.check_target(wanted, {name: options[0] for name, options in offered.items()})
     if settings.progress:
-        layers = [site.module(reader.path) for site in spaces.dense.sites.values()
-                  for reader in readers(site)]
-        print(plan(looked, layers, batches, held_out, settings), file=sys.stderr, flush=True)
+        layers = [reader.layer for site in spaces.dense.sites.values() for reader in readers(site)]
+        print(plan(calibration, layers), file=sys.stderr, flush=True)
     if profiles:
         _check_profiles(profiles, spaces.slim)
     else:
-        profiles = profile_sites(dense, spaces.dense, batches, forward, settings, looked, done)
+        profiles = profile_sites(calibration, spaces.dense)
     # rotated heads: both networks compute the same as before, and units are now single channels
     for profile in profiles.values():
         for space in spaces:
             take_weights(space.host, profile.rotated)
-    sizes = share_out(spaces.slim, profiles, budget, wanted, settings)
+    losses = {name: profiles[name].losses for name in offered}
+    sizes = uniform_sizes(offered, budget, wanted) if settings.uniform else shared_sizes(
+        offered, losses, budget, wanted)
     structure = _structure_of(spaces.slim, profiles, sizes)
     structure.provenance.update(target=str(target), asked=dict(
         cost=cost if latency is None else 'latency', sites=sites, scope=scope, part=part,
@@ -190,29 +190,20 @@ def compress(model: nn.Module,
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
     promised = [promise(sizes) for promise in promises]
-    refit_along(networks, structure, batches, forward, settings, looked, done)
+    refit_along(networks, structure, calibration)
     check_built(promises, promised, input_shape)
-    result = finished(networks, structure, macs, input_shape, part, held_out, forward, settings,
-                      looked, profiles, seen)
+    result = finished(networks, structure, macs, input_shape, part, calibration, profiles)
     if ordinary:
         leave_ordinary(result.model)
     return result
 
 
 def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape: Sequence[int],
-             part: str | None, held_out: Sequence[Any], forward: Forward,
-             settings: CompressOptions, looked: Survey,
-             profiles: Mapping[str, SiteProfile] | None = None,
-             seen: int = 0) -> CompressResult:
+             part: str | None, calibration: Calibration,
+             profiles: Mapping[str, SiteProfile]) -> CompressResult:
     """The result of a compression: sizes are noted in the structure, and outputs are compared.
 
-    Args:
-        networks (Pair): Dense and slim, refitted.
-        structure (Structure): Of the slim network; changed in place.
-        macs (MacsModel): MACs of the dense network.
-        profiles (Mapping[str, SiteProfile]): By site. Defaults to none.
-        seen (int): Held-out images that the refit saw. Defaults to 0. The other arguments are
-            those of :func:`compress`.
+    The structure is changed in place; ``macs`` are of the dense network.
     """
     dense, slim = networks
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
@@ -220,8 +211,9 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
     if hasattr(slim, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
         note_backbone_macs(structure, slim, part)
     structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
-    return CompressResult(slim, structure, dict(profiles or {}), agreement(
-        dense, slim, held_out, forward, settings.logits, looked.batch(settings.memory), seen))
+    return CompressResult(slim, structure, dict(profiles), agreement(
+        dense, slim, calibration.held_out, calibration.forward, calibration.settings.logits,
+        calibration.size, calibration.seen))
 
 
 def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> None:
@@ -251,20 +243,9 @@ def called(network: nn.Module, batch: Any) -> Any:
     return network(batch)
 
 
-def with_memory(settings: CompressOptions, model: nn.Module) -> CompressOptions:
-    """The options with the memory that they leave open: half of what is free."""
-    if settings.memory is not None:
-        return settings
-    return dataclasses.replace(settings, memory=free_memory(next(model.parameters()).device) // 2)
-
-
 def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
                part: str | None) -> MacsModel:
-    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes.
-
-    Raises:
-        ValueError: A module that does not take an image of this shape.
-    """
+    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes."""
     task = hasattr(model, 'data_preprocessor')
     counted = counted_part(model, part) if task else model
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
@@ -278,8 +259,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
     Args:
         dense (nn.Module): The reference.
         subnet (nn.Module): The network to compare.
-        batches (Sequence): What ``forward`` takes.
-        forward (Callable): See :func:`compress`.
+        batches (Sequence): What ``forward`` takes, see :func:`compress`.
         logits (bool): Whether outputs are class scores. Defaults to False.
         size (int): Images of a batch. Defaults to 1.
         seen (int): How many of these images the calibration used. Defaults to 0.
@@ -288,14 +268,15 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
         dict[str, float]: ``error``, the root of the summed squared difference over the summed
         squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
         first class, and of a segmentor ``pixels``, that of pixels; ``images``, their number;
-        ``spread``, the share of the dense outputs' energy that differs between images; ``seen``,
+        ``spread``, half of the dense outputs' squared distances to those of the first image, over
+        the summed squares (about the share of them that differs between images); ``seen``,
         how many of the images the calibration used, if any.
 
     Raises:
         ValueError: Outputs are not finite.
     """
-    lost = energy = same = total = 0.
-    spread, count, maps = Spread(), 0, is_segmentor(dense)
+    lost = energy = apart = same = total = 0.
+    first, count, maps = None, 0, is_segmentor(dense)
     for batch, images in numbered(of_size(batches, size)):
         # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
@@ -311,8 +292,14 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
             same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
             total += ours[-1].numel() / ours[-1].shape[1]
         count = images.stop
-        spread.add(theirs, len(images))
-    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count, spread=spread.share())
+        parts = [images_in(out, len(images)) for out in theirs]
+        rows = [out.reshape(part, out.numel() // part) for out, part in zip(theirs, parts)]
+        first = [row[:1] for row in rows] if first is None else first
+        # images of several sizes are not alike
+        apart += sum(_square(row - one) / 2 if row.shape[1] == one.shape[1] else math.inf
+                     for row, one in zip(rows, first))
+    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
+                 spread=min(apart / max(energy, 1e-30), 1.))
     if total:
         found['pixels' if maps else 'top1'] = same / total
     return dict(found, seen=seen) if seen else found

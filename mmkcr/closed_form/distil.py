@@ -40,7 +40,7 @@ from .compression import called
 from .options import Forward
 from .replay import map_tensors
 
-BEST, LENGTH = 'best.pth', 'steps.txt'
+BEST = 'best.pth'
 #: Unit of the rate of a tensor of zeros.
 ZEROS = 0.01
 
@@ -85,18 +85,13 @@ class DistilOptions:
 
 @dataclass
 class DistilResult:
-    """Result of :func:`distil`.
+    """Result of :func:`distil`."""
 
-    Args:
-        model (nn.Module): The best network on held-out images; the student itself if none was
-            better.
-        steps (int): Steps of the run.
-        errors (dict[int, float]): Distance to the teacher on held-out images by step; step 0 is
-            the network that it began with.
-    """
-
+    #: The best network on held-out images; the student itself if none was better.
     model: nn.Module
+    #: Of the run.
     steps: int
+    #: Distance to the teacher on held-out images by step; step 0 is what it began with.
     errors: dict[int, float]
 
     @property
@@ -118,7 +113,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     Args:
         student (nn.Module): The compressed network. It is not changed.
         teacher (nn.Module): The dense one. It is not changed.
-        images (Tensor | Sequence): As of :func:`~mmkcr.apis.compression.compress`.
+        images (Tensor | Sequence): As of :func:`~mmkcr.closed_form.compression.compress`.
         length (str | int): Number of steps, or a time such as ``'30min'``, ``'2h'`` or ``'90s'``:
             as many steps as that takes at the speed of the first ones.
         forward (Callable, optional): Takes a network and a batch; returns the outputs that are to
@@ -165,10 +160,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
 
 
 def read_length(length: str | int) -> int | float:
-    """Steps as an integer, or a time in seconds as a float.
-
-    Args:
-        length (str | int): Such as ``2000``, ``'2000'`` or ``'30min'``.
+    """Steps as an integer, or a time such as ``'30min'`` in seconds as a float.
 
     Raises:
         ValueError: It is neither, or not positive.
@@ -185,7 +177,6 @@ class DistilModel(BaseModel):
     """A student with the average of its weights, and its teacher, whose weights are not saved.
 
     All are copies, in the mode ``eval``: nothing is dropped, and batch norms keep their statistics.
-    Arguments are those of :func:`distil`.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module, forward: Forward,
@@ -226,8 +217,8 @@ class DistilModel(BaseModel):
 
         with ExitStack() as stack:
             for path in self._between:
-                stack.callback(network.get_submodule(path).register_forward_hook(
-                    lambda _, __, out, path=path: catch(path, out)).remove)
+                stack.enter_context(network.get_submodule(path).register_forward_hook(
+                    lambda _, __, out, path=path: catch(path, out)))
             outputs = flat_tensors(self._run(network, batch))
         return [tensor for path in self._between for tensor in caught.get(path, [])] + outputs
 
@@ -297,10 +288,7 @@ class _Draws(Dataset):
 def augmented(batch: Any, draw: torch.Generator) -> Any:
     """A batch with its images cropped, mirrored and recoloured; every other batch is mixed.
 
-    Args:
-        batch (Tensor | dict | Any): Images (N, C, H, W), or a dict with these under ``'inputs'``;
-            others are left as they are.
-        draw (torch.Generator): Of the CPU.
+    Images are (N, C, H, W), or under ``'inputs'`` of a dict; other batches are left as they are.
     """
     if isinstance(batch, Mapping) and isinstance(batch.get('inputs'), Tensor):
         return dict(batch, inputs=augmented(batch['inputs'], draw))
@@ -372,7 +360,7 @@ class _Teacher(Hook):
                            f'held-out images{", the best" if better else ""}')
         if better and is_main_process():
             with atomic_write(self._folder / BEST) as path:
-                torch.save(dict(state_dict=model.average.state_dict(), step=step), path)
+                torch.save(dict(state_dict=model.average.state_dict(), steps=self._steps), path)
 
 
 def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
@@ -394,8 +382,8 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
     """Number of steps, those of the first call if a call is repeated."""
     if isinstance(length, int):
         return length
-    if (folder / LENGTH).is_file() and (folder / 'last_checkpoint').is_file():
-        return int((folder / LENGTH).read_text())
+    if (folder / BEST).is_file() and (folder / 'last_checkpoint').is_file():
+        return torch.load(folder / BEST, map_location='cpu')['steps']
     for position in range(2):  # the second one counts
         began = time.perf_counter()
         loss = sum(model(model.data_preprocessor(draws[position])).values())
@@ -409,9 +397,6 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
     if steps < 1:
         raise ValueError(f'expected a time in which a step of {took:.3g} s and '
                          f'{settings.judged + 1} judgements fit, found {length:.0f} s')
-    if is_main_process():
-        with atomic_write(folder / LENGTH) as path:
-            path.write_text(str(steps))
     return steps
 
 

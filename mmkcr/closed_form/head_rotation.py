@@ -6,40 +6,33 @@ the first r channels of a head are the best r: for the logits by the truncated S
 ``Mq^(1/2) K^(1/2)``, for the output by that of ``W_h C_h^(1/2)``. So a narrower head is a slice.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmkcr.functional.attention_refit import (
-    fold_heads,
-    logit_bases,
-    singular_tails,
-    value_bases,
-)
+from mmkcr.functional.attention_refit import fold_heads, logit_bases, value_bases
+from mmkcr.functional.kernel import tails
 from mmkcr.functional.moments import Moments
 from mmkcr.models.sites.attention_width import AttentionWidth
 from mmkcr.models.sites.heads import HeadChannels
 from .calibration import WeightChange
-from .options import SiteProfile
+from .options import CompressOptions, SiteProfile
 from .units import Units
 
 
 class HeadPart(NamedTuple):
-    """Location of the weights that project to queries, keys or values of a layer.
+    """Location of the weights that project to queries, keys or values of a layer."""
 
-    Args:
-        path (str): Path of the projection.
-        rows (slice): Rows of its weight.
-        bias (str): Path of the bias, or '' if there is none.
-        entries (slice): Entries of the bias.
-    """
-
+    #: Path of the projection.
     path: str
+    #: Rows of its weight.
     rows: slice
+    #: Path of the bias, or '' if there is none.
     bias: str
+    #: Entries of the bias.
     entries: slice
 
 
@@ -60,98 +53,6 @@ def head_parts(site: AttentionWidth) -> list[HeadPart]:
     return parts
 
 
-class HeadRotation(NamedTuple):
-    """New weights of a layer's projections, and the errors of narrower heads.
-
-    Args:
-        state (dict[str, Tensor]): Weights and biases, by their path in the host.
-        order (Tensor): The units, the best first.
-        errors (Tensor): Share of the energy that is lost with the first k units, mean of the
-            logits' and of the outputs' share; k = 0 … total, fp64.
-        values (Tensor): Mixing of the values, block-diagonal over the heads, (H * d, H * d), fp64.
-    """
-
-    state: dict[str, Tensor]
-    order: Tensor
-    errors: Tensor
-    values: Tensor
-
-
-def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
-                 rho: float = 1e-3) -> HeadRotation:
-    """Compute the bases of one attention layer; its weights are not changed here.
-
-    Args:
-        site (HeadChannels): Site of a dense layer with H heads of d channels.
-        moments (Mapping[str, Moments]): Of the inputs of
-            :meth:`NarrowHeads.projections`, by path.
-        rho (float): Relative ridge of the moments. Defaults to 1e-3.
-    """
-    heads, parts, state = site.view.heads, head_parts(site), {}
-    # keys are centred, as the softmax does not see what is the same for all keys; queries are not
-    queries, keys = (_second_moment(site, part, moments[part.path], heads, centred)
-                     for part, centred in ((parts[0], False), (parts[1], True)))
-    query, key, logits = logit_bases(queries, keys, rho)
-    fold(site, state, parts[0], query)
-    fold(site, state, parts[1], key)
-    values, lost = rotate_values(site, state, moments[site.view.output], rho)
-    errors = _share(singular_tails(logits)) + _share(lost)
-    # exact where all heads have the same width, linear in between
-    widths = np.arange(site.view.width + 1) * heads
-    errors = np.interp(np.arange(site.total + 1), widths, errors.cpu().numpy() / 2)
-    return HeadRotation(state, torch.tensor(width_order(site)), torch.from_numpy(errors), values)
-
-
-def rotate_values(site: AttentionWidth, state: dict[str, Tensor], moments: Moments, rho: float,
-                  places: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Write to ``state`` mixed values of every head, and the output projection that undoes it.
-
-    Args:
-        site (AttentionWidth): Site of a dense layer.
-        state (dict[str, Tensor]): Gets the new weights.
-        moments (Moments): Of the output projection's inputs.
-        rho (float): Relative ridge.
-        places (Tensor, optional): Channel of a head that the best mixture gets, then that of the
-            second best, and so on, (d,). Defaults to ascending channels.
-
-    Returns:
-        tuple[Tensor, Tensor]: :attr:`HeadRotation.values`, and the output energy that is lost with
-        the r best mixtures, (H, d + 1), fp64.
-    """
-    heads, output = site.view.heads, site.module(site.view.output)
-    columns = output.weight.detach().double().unflatten(1, (heads, -1)).transpose(0, 1)  # (H, m, d)
-    value, back, values = value_bases(columns, _own(moments.covariance, heads), rho)
-    if places is not None:
-        # inverse permutation: the mixture of each channel
-        order = places.argsort().to(value.device)
-        value, back = value[:, order], back[..., order]
-    fold(site, state, head_parts(site)[2], value)
-    # (H, m, d) -> (m, H d)
-    state[f'{site.view.output}.weight'] = back.transpose(0, 1).flatten(1).to(output.weight)
-    return torch.block_diag(*value), singular_tails(values)
-
-
-def fold(site: AttentionWidth, state: dict[str, Tensor], part: HeadPart, mixing: Tensor) -> None:
-    """Mix the channels of queries, keys or values in ``state``, see :func:`fold_heads`."""
-    # queries, keys and values of one fused projection are folded into one copy, one after the other
-    def entry(path: str) -> Tensor:
-        if path not in state:
-            state[path] = site.host.get_parameter(path).detach().clone()
-        return state[path]
-
-    weight, bias = entry(f'{part.path}.weight'), entry(part.bias) if part.bias else None
-    folded, shifted = fold_heads(weight[part.rows], None if bias is None else bias[part.entries],
-                                 mixing)
-    weight[part.rows] = folded
-    if bias is not None:
-        bias[part.entries] = shifted
-
-
-def _share(lost: Tensor) -> Tensor:
-    """Share of all heads' energy that is lost, (n + 1,), from (H, n + 1)."""
-    return lost.sum(0) / lost[:, 0].sum().clamp(min=1e-30)
-
-
 def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy the weights of a rotation into a dense host, in place."""
     parameters = dict(host.named_parameters())
@@ -162,23 +63,134 @@ def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def width_order(site: HeadChannels) -> list[int]:
     """Units in the order of widths: the first channels of all heads, then the second ones, …"""
-    width = site.view.width
-    return [head * width + channel for channel in range(width)
-            for head in range(site.total // width)]
+    return torch.arange(site.total).view(-1, site.view.width).T.flatten().tolist()
 
 
-def _second_moment(site: HeadChannels, part: HeadPart, moments: Moments, heads: int,
-                   centred: bool) -> Tensor:
-    """Moment (H, d, d) of queries or keys, from the moments of the projection's inputs."""
-    weight = site.module(part.path).weight.detach()[part.rows].to(moments.covariance)
-    # cov(W x + b) = W C W^T; a bias moves only the mean
-    moment = weight @ moments.covariance @ weight.T
-    if not centred:
-        mean = weight @ moments.mean
-        if part.bias:
-            mean = mean + site.host.get_parameter(part.bias).detach()[part.entries].to(mean)
-        moment = moment + torch.outer(mean, mean)
-    return _own(moment, heads)
+class NarrowHeads(Units):
+    """Heads that may become narrower, in their new bases: H heads of d channels."""
+
+    def __init__(self, site: AttentionWidth, settings: CompressOptions) -> None:
+        super().__init__(site, settings)
+        #: Weights and biases that were mixed, by their path in the host.
+        self.rotated: dict[str, Tensor] = {}
+
+    def projections(self) -> dict[str, nn.Module]:
+        """The layers of queries, keys, values and the output, by path."""
+        paths = (*(part.path for part in head_parts(self.site)), self.site.view.output)
+        return {path: self.site.module(path) for path in paths}
+
+    def profile(self) -> SiteProfile:
+        """Rotate the layer, and the moments of its output projection; losses of the new units.
+
+        Losses are in the unit of the output's errors.
+        """
+        found = {path: self.moments[path] for path in self.projections()}
+        self.check_reached(*found.values())
+        order, errors, values = self.rotate({path: entry.inputs for path, entry in found.items()})
+        output = self.moments[self.site.view.output]
+        output.inputs = output.inputs.mixed(values)
+        return SiteProfile(order, self.loss_of_all() * errors,
+                           {path: value.clone() for path, value in self.rotated.items()})
+
+    def rotate(self, moments: Mapping[str, Moments]) -> tuple[Tensor, Tensor, Tensor]:
+        """Change the layer's weights to the new bases.
+
+        Args:
+            moments (Mapping[str, Moments]): Of the inputs of the :meth:`projections`, by path.
+
+        Returns:
+            tuple: The units, the best first; the share of the energy that is lost with the first k
+            units, mean of the logits' and of the outputs' share, k = 0 … total, fp64; the mixing of
+            the values, block-diagonal over the heads, (H * d, H * d), fp64.
+        """
+        site, (query, key, _) = self.site, head_parts(self.site)
+        # keys are centred, as the softmax does not see what is the same for all keys; queries not
+        *bases, logits = logit_bases(self._moment_of(query, moments, centred=False),
+                                     self._moment_of(key, moments, centred=True),
+                                     self.settings.rho)
+        for part, basis in zip((query, key), bases):
+            self._fold(part, basis)
+        values, lost = self._rotate_values(moments)
+        errors = lost_share(tails(logits.square())) + lost_share(lost)
+        # exact where all heads have the same width, linear in between
+        widths = np.arange(site.view.width + 1) * site.view.heads
+        errors = np.interp(np.arange(site.total + 1), widths, errors.cpu().numpy() / 2)
+        return torch.tensor(width_order(site)), torch.from_numpy(errors), values
+
+    def _rotate_values(self, moments: Mapping[str, Moments],
+                       places: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mix the values of every head, and have the output projection undo it.
+
+        ``places`` are the channel of a head that the best mixture gets, then that of the second
+        best, and so on, (d,), by default ascending.
+
+        Returns:
+            tuple[Tensor, Tensor]: The mixing, see :meth:`rotate`, and the output energy that is
+            lost with the r best mixtures, (H, d + 1), fp64.
+        """
+        heads, path = self.site.view.heads, self.site.view.output
+        weight = self.site.module(path).weight.detach()
+        columns = weight.double().unflatten(1, (heads, -1)).transpose(0, 1)  # (H, m, d)
+        value, back, values = value_bases(columns, _own(moments[path].covariance, heads),
+                                          self.settings.rho)
+        if places is not None:
+            # inverse permutation: the mixture of each channel
+            order = places.argsort().to(value.device)
+            value, back = value[:, order], back[..., order]
+        self._fold(head_parts(self.site)[2], value)
+        weight.copy_(back.transpose(0, 1).flatten(1))  # (H, m, d) -> (m, H d)
+        self.rotated[f'{path}.weight'] = weight
+        return torch.block_diag(*value), tails(values.square())
+
+    def _fold(self, part: HeadPart, mixing: Tensor) -> None:
+        """Mix the channels of queries, keys or values, see :func:`fold_heads`."""
+        for path, places in ((f'{part.path}.weight', part.rows), (part.bias, part.entries)):
+            if path:
+                value = self.rotated[path] = self.site.host.get_parameter(path).detach()
+                value[places] = fold_heads(value[places], mixing)
+
+    def _moment_of(self, part: HeadPart, moments: Mapping[str, Moments], centred: bool) -> Tensor:
+        """Moment (H, d, d) of queries or keys, from the moments of the projection's inputs."""
+        site, inputs = self.site, moments[part.path]
+        weight = site.module(part.path).weight.detach()[part.rows].to(inputs.covariance)
+        # cov(W x + b) = W C W^T; a bias moves only the mean
+        moment = weight @ inputs.covariance @ weight.T
+        if not centred:
+            mean = weight @ inputs.mean
+            if part.bias:
+                mean = mean + site.host.get_parameter(part.bias).detach()[part.entries].to(mean)
+            moment = moment + torch.outer(mean, mean)
+        return _own(moment, site.view.heads)
+
+    def changes(self, order: Tensor) -> list[WeightChange]:
+        """Changes of the output projection, and of the keys."""
+        return [*super().changes(order), self._narrower_keys(order)]
+
+    def _narrower_keys(self, order: Tensor) -> WeightChange:
+        """Keys without some units: the logits are those without these channels of both.
+
+        The bias goes, too. The softmax does not see it, nor any mean, but behind a rotation.
+        """
+        part = head_parts(self.site)[1]
+        layer = self.site.module(part.path)
+        keys = layer.weight.detach()[part.rows]  # of a projection that may be fused
+        bias = self.site.host.get_parameter(part.bias).detach()[part.entries] if part.bias else \
+            keys.new_zeros(len(keys))
+        keys = torch.cat([keys, bias[:, None]], 1)
+        deltas = keys.new_zeros(len(self.probed()), *keys.shape)
+        for delta, count in zip(deltas, self.probed()):
+            lost = self._channels(order[count:].cpu())
+            delta[lost] = -keys[lost]
+        return WeightChange(layer, keys.new_zeros(keys.shape[1] - 1), deltas, part.rows)
+
+    def _channels(self, units: Tensor) -> Tensor:
+        """Channels of queries and keys that are some units."""
+        return units
+
+
+def lost_share(lost: Tensor) -> Tensor:
+    """Share of all heads' energy that is lost, (n + 1,), from that of each, (H, n + 1)."""
+    return lost.sum(0) / lost[:, 0].sum().clamp(min=1e-30)
 
 
 def _own(matrix: Tensor, heads: int) -> Tensor:
@@ -186,51 +198,3 @@ def _own(matrix: Tensor, heads: int) -> Tensor:
     blocks = matrix.unflatten(0, (heads, -1)).unflatten(2, (heads, -1))  # (H, d, H, d)
     # diagonal() appends the heads: (d, d, H)
     return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-
-
-class NarrowHeads(Units):
-    """Heads that may become narrower, in their new bases."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._rotation: HeadRotation | None = None
-
-    def projections(self) -> dict[str, nn.Module]:
-        """The layers of queries, keys, values and the output, by path."""
-        paths = (*(part.path for part in head_parts(self.site)), self.site.view.output)
-        return {path: self.site.module(path) for path in paths}
-
-    def prepare(self) -> None:
-        """Rotate the layer, and the moments of its output projection, to the new bases."""
-        found = {path: self.moments[path] for path in self.projections()}
-        self.check_reached(*found.values())
-        self._rotation = self._rotated({path: entry.inputs for path, entry in found.items()})
-        take_weights(self.site.host, self._rotation.state)
-        output = self.moments[self.site.view.output]
-        output.inputs = output.inputs.mixed(self._rotation.values)
-
-    def _rotated(self, moments: Mapping[str, Moments]) -> HeadRotation:
-        return rotate_heads(self.site, moments, self.settings.rho)
-
-    def profile(self) -> SiteProfile:
-        """Units of the bases; losses in the unit of the output's errors."""
-        losses = self.loss_of_all() * self._rotation.errors
-        return SiteProfile(self._rotation.order, losses, self._rotation.state)
-
-    def changes(self, order: Tensor, counts: Sequence[int]) -> list[WeightChange]:
-        """Changes of the output projection, and of the keys."""
-        return [*super().changes(order, counts), self._narrower_keys(order, counts)]
-
-    def _narrower_keys(self, order: Tensor, counts: Sequence[int]) -> WeightChange:
-        """Keys without some channels: the logits are those without these channels of both.
-
-        The softmax does not see what is the same for all keys, so the mean does not matter.
-        """
-        part = head_parts(self.site)[1]
-        layer = self.site.module(part.path)
-        keys = layer.weight.detach()[part.rows]  # of a projection that may be fused
-        deltas = keys.new_zeros(len(counts), *keys.shape)
-        for delta, count in zip(deltas, counts):
-            lost = order[count:].to(delta.device)
-            delta[lost] = -keys[lost]
-        return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, outputs=part.rows)

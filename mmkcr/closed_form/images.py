@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, default_collate, pseudo_collate
 from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
+from torch.utils.data import Dataset
 
-from mmkcr.core.forward import flat_tensors
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import preprocessed, with_pipeline
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.models.tasks import find_task, is_dense_task, is_self_supervised
-from .batches import ImageBatches
+from .batches import ImageBatches, digest
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
@@ -29,18 +29,16 @@ class CalibrationImages(ImageBatches):
     Images of detectors and segmentors differ in size: each of them is a batch of its own.
 
     Args:
-        load (Callable): Takes an index; returns the result of the host's test transforms.
+        dataset (Sequence): Results of the host's test transforms. Its ``get_data_info``, if it has
+            one, gives the images' files.
         indices (Sequence[int]): Indices of the images.
         model (nn.Module): Task model; its data preprocessor makes the batches.
-        size (int): Maximum number of images per batch. Defaults to 1.
-        path_of (Callable, optional): Takes an index; returns the path of its file, or None.
+        size (int): Of a batch, at most. Defaults to 1.
     """
 
-    def __init__(self, load: Callable[[int], dict[str, Any]], indices: Sequence[int],
-                 model: nn.Module, size: int = 1,
-                 path_of: Callable[[int], str | None] | None = None) -> None:
-        self._load, self._model = load, model
-        self._path_of = path_of or (lambda index: None)
+    def __init__(self, dataset: Any, indices: Sequence[int], model: nn.Module,
+                 size: int = 1) -> None:
+        self._dataset, self._model = dataset, model
         self._dense = is_dense_task(find_task(model))
         super().__init__(indices, size)
 
@@ -55,16 +53,16 @@ class CalibrationImages(ImageBatches):
         images have no local files (CIFAR, a remote storage), these two batches must do.
         """
         found = hashlib.sha256()
-        for path in map(self._path_of, self._images):
+        for index in self._images if hasattr(self._dataset, 'get_data_info') else ():
+            path = self._dataset.get_data_info(index).get('img_path')
             if path and Path(path).is_file():
                 found.update(hashlib.sha256(Path(path).read_bytes()).digest())
         for batch in (self[0], self[-1]) if len(self) else ():
-            for tensor in flat_tensors(batch['inputs']):
-                found.update(tensor.cpu().contiguous().numpy().tobytes())
+            found.update(digest(batch['inputs']))
         return found.hexdigest()
 
     def _batch(self, images: list[int]) -> Any:
-        samples = [self._load(index) for index in images]
+        samples = [self._dataset[index] for index in images]
         if not all('inputs' in sample for sample in samples):
             raise ValueError('expected test transforms that load an image file, found none, as of '
                              'data sets that hold their images (CIFAR, MNIST): calibrate on the '
@@ -76,14 +74,9 @@ class CalibrationImages(ImageBatches):
 
 def calibration_images(config: Config, model: nn.Module, folder: str | None = None,
                        count: int = 512, seed: int = 0) -> CalibrationImages:
-    """Draw images from a config's training set, or from a folder.
+    """Draw at most ``count`` images from a config's training set, or from a folder at any depth.
 
-    Args:
-        config (Config): With the test transforms, and the training set if there is no folder.
-        model (nn.Module): Task model.
-        folder (str, optional): Folder that is searched for images at any depth. Defaults to None.
-        count (int): Maximum number of images. Defaults to 512.
-        seed (int): Seed of the draw. Defaults to 0.
+    They go through the config's test transforms.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -97,46 +90,48 @@ def calibration_images(config: Config, model: nn.Module, folder: str | None = No
                                  'images instead (`--calibration FOLDER`)')
         train = DATASETS.build(copy.deepcopy(config.train_dataloader.dataset))
         dataset = with_pipeline(train, Compose(pipeline_config(config.test_dataloader.dataset)))
-        total, load = len(dataset), dataset.__getitem__
-
-        def path_of(index: int) -> str | None:
-            return dataset.get_data_info(index).get('img_path') if hasattr(
-                dataset, 'get_data_info') else None
     else:
-        total, load, path_of = _folder(config, folder)
-    drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
-    return CalibrationImages(load, drawn, model, path_of=path_of)
+        dataset = _Folder(config, folder)
+    draw = torch.Generator().manual_seed(seed)
+    drawn = torch.randperm(len(dataset), generator=draw)[:count].tolist()
+    return CalibrationImages(dataset, drawn, model)
 
 
-def _folder(config: Config, folder: str) -> tuple[int, Callable[[int], dict[str, Any]],
-                                                  Callable[[int], str]]:
-    """Number of images below a folder, a function that loads one and one that names its file."""
-    if Path(folder).is_file():
-        raise ValueError(f'expected a folder of calibration images, found the single file '
-                         f'`{folder}`: give the folder that it is in, or one with more images')
-    if not Path(folder).is_dir():
-        raise FileNotFoundError(f'expected a folder of calibration images at `{folder}`, found '
-                                'none')
-    paths = sorted(path for path in Path(folder).rglob('*')
-                   if path.suffix.lower() in SUFFIXES and path.is_file())  # no pipe, which waits
-    if not paths:
-        raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below `{folder}`, '
-                         'found none')
-    steps = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
-    if not steps:
-        raise ValueError('expected a config with `test_dataloader`, whose transforms the images '
-                         f'of `{folder}` go through, found none')
-    # plain images have no annotations to load
-    transform = Compose([step for step in steps if step['type'].split('.')[-1]
-                         not in _WITHOUT_LABELS])
+class _Folder(Dataset):
+    """The images below a folder, after the test transforms of a config."""
 
-    def load(index: int) -> dict[str, Any]:
+    def __init__(self, config: Config, folder: str) -> None:
+        if Path(folder).is_file():
+            raise ValueError(f'expected a folder of calibration images, found the single file '
+                             f'`{folder}`: give the folder that it is in, or one with more images')
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(f'expected a folder of calibration images at `{folder}`, found '
+                                    'none')
+        self._paths = sorted(path for path in Path(folder).rglob('*')  # no pipe, which waits
+                             if path.suffix.lower() in SUFFIXES and path.is_file())
+        if not self._paths:
+            raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below '
+                             f'`{folder}`, found none')
+        steps = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
+        if not steps:
+            raise ValueError('expected a config with `test_dataloader`, whose transforms the '
+                             f'images of `{folder}` go through, found none')
+        # plain images have no annotations to load
+        self._transform = Compose([step for step in steps if step['type'].split('.')[-1]
+                                   not in _WITHOUT_LABELS])
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def get_data_info(self, index: int) -> dict[str, Any]:
+        """What the transforms begin with."""
+        return dict(img_path=str(self._paths[index]), img_id=index)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
         try:
-            return transform(dict(img_path=str(paths[index]), img_id=index))
+            return self._transform(self.get_data_info(index))
         except UnreadableImageError:  # names the file
             raise
         except Exception as error:  # of whatever transforms images
-            raise ValueError(f'expected an image that can be read, found `{paths[index]}` '
+            raise ValueError(f'expected an image that can be read, found `{self._paths[index]}` '
                              f'({error})') from error
-
-    return len(paths), load, lambda index: str(paths[index])

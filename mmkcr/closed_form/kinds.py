@@ -40,8 +40,7 @@ def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: see
             :func:`default_kinds`.
         scope (str): One of :data:`SCOPES`. Defaults to ``'backbone'``.
-        masks (Sequence[str | dict]): Masks on queries and keys that are put on it, with their
-            initial values. Defaults to none.
+        masks (Sequence[str | dict]): Masks on queries and keys that are put on it, as they begin.
 
     Raises:
         ValueError: A backbone without an adapter, or one that is not dense.
@@ -80,11 +79,7 @@ def _reasons(host: nn.Module) -> str:
 
 
 def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
-    """Refuse a whole model if none of its necks and heads has an adapter.
-
-    Raises:
-        ValueError: All sites are in the backbone.
-    """
+    """Refuse a whole model if none of its necks and heads has an adapter."""
     sites = find_sites(model, kinds) if kinds else {}
     if not all(site.path.startswith('backbone.') for site in sites.values()) or not sites:
         return
@@ -99,9 +94,6 @@ def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
 
 def check_kinds(sites: Sequence[KindConfig]) -> None:
     """Refuse kinds of site that cannot be refitted.
-
-    Args:
-        sites (Sequence[str | dict]): Kinds of site.
 
     Raises:
         ValueError: One has no closed form.

@@ -87,10 +87,10 @@ class CompressOptions:
                 raise ValueError(f'expected `{name}` within [{least}, {most:g}], found {value!r}')
 
 
-#: Shares of the memory: statistics of the sites that are profiled together, changed weights that
-#: are tried in one pass, and each kind of activations that a refit keeps of all images. The rest is
-#: for the activations of a batch and for what is computed from statistics.
-STATISTICS, CHANGES, ACTIVATIONS = 1 / 4, 1 / 8, 1 / 8
+#: Shares of the memory: statistics of the sites that are profiled together with the changed weights
+#: that are tried, and each kind of activations that a refit keeps of all images. The rest is for
+#: the activations of a batch and for what is computed from statistics.
+STATISTICS, ACTIVATIONS = 3 / 8, 1 / 8
 
 
 @dataclasses.dataclass

@@ -1,55 +1,50 @@
 """Profiles of every site of a dense network, measured on calibration images."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmkcr.models.search_space import SearchSpace
+from mmkcr.models.sites.heads import HeadChannels
+from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from mmkcr.visualization.progress import shown
 from .batches import count_images, first_images, images_of, last_images, of_size
 from .calibration import collect, output_changes
-from .forms import form_of
-from .head_rotation import take_weights
-from .options import CHANGES, STATISTICS, CompressOptions, Forward, SiteProfile
-from .progress import CompressProgress
+from .given import Calibration
+from .head_rotation import NarrowHeads, take_weights
+from .options import STATISTICS, CompressOptions, SiteProfile
 from .readers import Rows
-from .survey import Survey
+from .rotary import RotaryHeads
 from .units import Units
 
+#: Kinds of site whose units are in bases of their own.
+_FORMS = {HeadChannels: NarrowHeads, RotaryPairs: RotaryHeads}
 
-def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
-                  settings: CompressOptions, looked: Survey,
-                  done: CompressProgress | None = None) -> dict[str, SiteProfile]:
+
+def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward for a group of sites.
 
-    Heads that may become narrower are then rotated to other bases, which does not change the
-    network's function.
-
-    Args:
-        dense (nn.Module): The network; its attention is rotated in place.
-        space (SearchSpace): Search space of its backbone.
-        batches (Sequence): Calibration batches for ``forward``.
-        settings (CompressOptions): With a number for ``memory``.
-        looked (Survey): Of the network.
-        done (CompressProgress, optional): Has profiles of an earlier call, and gets those of each
-            group. Defaults to None.
+    Heads that may become narrower are then rotated to other bases, in place, which does not change
+    the network's function. Progress gives the profiles of an earlier call, and gets each group's.
 
     Raises:
         ValueError: A site is not reached, an activation is not finite, or the outputs depend on
             no site.
     """
+    done, settings = calibration.done, calibration.settings
     profiles = {} if done is None else done.profiles()
     for profile in profiles.values():
         take_weights(space.host, profile.rotated)
-    groups = _groups([form_of(site, settings, plain=settings.choose is not None)
+    forms = _FORMS if settings.choose is None else {}  # for a control's order nothing is rotated
+    groups = _groups([forms.get(type(site), Units)(site, settings)
                       for name, site in space.sites.items() if name not in profiles],
                      int(STATISTICS * settings.memory))
     for number, group in enumerate(groups, 1):
         part = f' ({number} of {len(groups)})' if len(groups) > 1 else ''
-        profiles.update(_profile_group(dense, group, batches, forward, settings, looked, part))
+        profiles.update(_profile_group(calibration, group, part))
         if done is not None:
             done.save_profiles(profiles)
     if settings.choose is None and profiles and not any(
@@ -73,71 +68,56 @@ def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:
     return groups
 
 
-def _profile_group(dense: nn.Module, group: Sequence[Units], batches: Sequence[Any],
-                   forward: Forward, settings: CompressOptions, looked: Survey, part: str
-                   ) -> dict[str, SiteProfile]:
+def _profile_group(calibration: Calibration, group: Sequence[Units],
+                   part: str) -> dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
+    dense, looked, settings = calibration.dense, calibration.looked, calibration.settings
     # by `site:path`, as two sites may share a layer
     layers = {f'{one.site.name}:{path}': layer for one in group
               for path, layer in one.layers().items()}
     projections = {f'{one.site.name}:{path}': layer for one in group
                    for path, layer in one.projections().items()}
-    size, enough = looked.batch(settings.memory), settings.per_unit[0]
-    probes = of_size(last_images(batches, settings.probe_images), size)
-    batches = first_images(batches, looked.needed({**layers, **projections}.values(), enough,
-                                                  settings.least_images))
+    enough = settings.per_unit[0]
+    batches = first_images(calibration.batches, looked.needed(
+        {**layers, **projections}.values(), enough, settings.least_images))
     rows = Rows(settings.rows, enough, count_images(batches))
     backward = looked.needed(layers.values(), enough, settings.backward_images, gradients=True)
     # no batch has images of both kinds: its size, which is of the free memory, changes nothing
     edge = len(first_images(batches, backward))
-    parts = (of_size(part, size) for part in (batches[:edge], batches[edge:]) if len(part))
+    parts = (of_size(part, calibration.size)
+             for part in (batches[:edge], batches[edge:]) if len(part))
     # one pass: orders and bases of heads use the same activations
     with ExitStack() as stack:
         for one in group:
             stack.enter_context(one.observing())
         bar = shown_images(itertools.chain.from_iterable(parts), f'Orders of units{part}',
                            settings, count_images(batches))
-        found = collect(dense, bar, forward, layers, rows, settings.logits, settings.seed,
-                        looked.scales, {key: layer for key, layer in projections.items()
-                                        if key not in layers}, backward)
+        found = collect(dense, bar, calibration.forward, layers, rows, settings.logits,
+                        settings.seed, looked.scales, projections, backward)
+    profiles = {}
     for one in group:
         one.moments = {path: found[f'{one.site.name}:{path}']
                        for path in {**one.layers(), **one.projections()}}
-        one.prepare()  # from here on the network and the moments of rotated heads are in new bases
-    profiles = {one.site.name: one.profile() for one in group}
+        profiles[one.site.name] = one.profile()  # here the network's heads are rotated
     # so far positions count as independent; probes measure the real loss at some sizes
-    if settings.choose is None and settings.probe_images:
-        _measure(dense, group, profiles, probes, forward, settings, looked)
+    changes = {one.site.name: one.changes(profiles[one.site.name].order) for one in group
+               if one.site.total > 1 and settings.choose is None and settings.probe_images}
+    if changes:
+        probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
+        measured = output_changes(
+            dense, shown_images(probes, 'Losses of sizes', settings), calibration.forward, changes,
+            settings.logits, settings.seed, looked.scales)
+        for one in group:
+            if one.site.name in measured:
+                _fit_to_measured(profiles[one.site.name], one.probed(), measured[one.site.name])
     return profiles
 
 
-def _measure(dense: nn.Module, group: Sequence[Units], profiles: Mapping[str, SiteProfile],
-             batches: Sequence[Any], forward: Forward, settings: CompressOptions,
-             looked: Survey) -> None:
-    """Scale the sites' losses, in place, to the measured change of the outputs at some sizes.
+def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
+    """Scale a site's losses, in place, to the measured change of the outputs at some sizes.
 
     Between two measured sizes the loss rises as that of the moments does, from one to the other.
     """
-    # a few sites at a time: one forward of the dense network serves all their changes
-    waiting = [one for one in group if one.site.total > 1]
-    while waiting:
-        changes, size = {}, 0
-        # at least one site, whatever its size
-        while waiting and (not changes or size < CHANGES * settings.memory):
-            one = waiting.pop(0)
-            name = one.site.name
-            changes[name] = one.changes(profiles[name].order, one.probed())
-            size += sum(change.deltas.numel() * 4 for change in changes[name])
-        bar = shown_images(batches, 'Losses of sizes', settings)
-        found = output_changes(dense, bar, forward, changes, settings.logits, settings.seed,
-                               looked.scales)
-        for one in group:
-            if one.site.name in found:
-                _fit_to_measured(profiles[one.site.name], one.probed(), found[one.site.name])
-
-
-def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
-    """Correct a curve by measurements, ascending in size; its shape between them stays."""
     losses, last = profile.losses, len(profile.losses) - 1
     # the loss of all units is 0; measured ones never grow with the size
     known = measured.to(losses).flip(0).cummax(0).values.flip(0).tolist()

@@ -28,36 +28,30 @@ class CompressProgress:
 
     Args:
         folder (str | Path): What it holds of another compression is emptied at the first write.
-        key (Mapping): Identity of the compression: config, checkpoint, images, options. Stored as
-            JSON.
-        shared (CompressProgress, optional): Holds the profiles, for other compressions too, see
-            :func:`kept_profiles`. Defaults to None: they are in this folder.
+        key (Mapping): Identity of the compression: config, checkpoint, images, options.
+        shared (CompressProgress, optional): Holds the profiles, see :func:`kept_profiles`. Defaults
+            to None: they are in this folder.
     """
 
     def __init__(self, folder: str | Path, key: Mapping[str, Any],
                  shared: 'CompressProgress | None' = None) -> None:
-        self.folder, self._shared = Path(folder), shared
-        self._key = json.dumps(key, indent=1, sort_keys=True, default=str)
+        self.folder, self._shared = Path(folder), shared or self
+        self.key = json.dumps(key, indent=1, sort_keys=True, default=str)
         remove_stale(self.folder)
         self._continued = self._has(_KEY)
 
     def profiles(self) -> dict[str, SiteProfile]:
         """The sites' profiles that were stored so far."""
-        if self._shared is not None:
-            return self._shared.profiles()
-        stored = self._read(_PROFILES) or {}
+        stored = self._shared._read(_PROFILES) or {}
         try:
             return {site: SiteProfile(**found) for site, found in stored.items()}
         except (AttributeError, TypeError):  # tensors of something else, as of other code
-            (self.folder / _PROFILES).unlink()
+            (self._shared.folder / _PROFILES).unlink()
             return {}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
         """Write profiles, by site, in place of those stored so far."""
-        if self._shared is not None:
-            self._shared.save_profiles(profiles)
-        else:
-            self._save(_PROFILES, {name: vars(found) for name, found in profiles.items()})
+        self._shared._save(_PROFILES, {name: vars(found) for name, found in profiles.items()})
 
     def read_block(self, block: str) -> dict[str, dict[str, Any]] | None:
         """The refitted weights of a block by layer, or None if they were not stored."""
@@ -91,7 +85,7 @@ class CompressProgress:
     def _has(self, name: str) -> bool:
         """Whether there is such a file, and it is of this compression."""
         mark = self.folder / _KEY
-        return mark.is_file() and mark.read_bytes() == self._key.encode() and \
+        return mark.is_file() and mark.read_bytes() == self.key.encode() and \
             (self.folder / name).is_file()
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -114,7 +108,7 @@ class CompressProgress:
         if not self._has(_KEY):  # the key first: files without it belong to nobody
             self.remove()
             with atomic_write(self.folder / _KEY) as path:
-                path.write_text(self._key)
+                path.write_text(self.key)
 
     def _save(self, name: str, content: dict[str, Any]) -> None:
         self._mark()
@@ -142,17 +136,14 @@ def kept_profiles(folder: str | Path, key: Mapping[str, Any],
                if name not in _SHARING}
     key = {name: value for name, value in key.items() if name not in _ANY_TARGET}
     key = dict(key, sites=sites, options=options)
+    place = CompressProgress(Path(folder if given is None else given) / PROFILES, key)
     if given is not None:
-        _check_profiles(Path(given), json.loads(json.dumps(key, default=str)))
-    return CompressProgress(Path(folder if given is None else given) / PROFILES, key)
-
-
-def _check_profiles(folder: Path, key: Mapping[str, Any]) -> None:
-    wanted = 'expected profiles of this config, checkpoint, images and sites in'
-    mark = folder / PROFILES / _KEY
-    if not mark.is_file() or not (mark.parent / _PROFILES).is_file():
-        raise ValueError(f'{wanted} `{folder}`, found none')
-    found = json.loads(mark.read_text())
-    other = sorted(name for name in {*key, *found} if key.get(name) != found.get(name))
-    if other:
-        raise ValueError(f'{wanted} `{folder}`, found those of others ({", ".join(other)})')
+        wanted = f'expected profiles of this config, checkpoint, images and sites in `{given}`'
+        mark = place.folder / _KEY
+        if not mark.is_file() or not (place.folder / _PROFILES).is_file():
+            raise ValueError(f'{wanted}, found none')
+        key, found = json.loads(place.key), json.loads(mark.read_text())
+        other = sorted(name for name in {*key, *found} if key.get(name) != found.get(name))
+        if other:
+            raise ValueError(f'{wanted}, found those of others ({", ".join(other)})')
+    return place

@@ -12,49 +12,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmkcr.core import Axis
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import patches
 from mmkcr.models.sites.base import HostSite
 
 
 class Reader(NamedTuple):
-    """A layer that reads the units of a site.
-
-    Args:
-        path (str): Path of the layer, from the host.
-        inner (int): Consecutive input channels of one unit.
-        span (tuple[int, int]): The site's range among the input channels of the dense layer.
-        repeats (int): How often the sequence of all units occurs in that range. Defaults to 1.
-    """
+    """A layer that reads the units of a site: its path from the host, and its axis of inputs."""
 
     path: str
-    inner: int = 1
-    span: tuple[int, int] = (0, 0)
-    repeats: int = 1
+    axis: Axis
 
-    def each(self, layer: nn.Module) -> int:
+    @property
+    def layer(self) -> nn.Module:
+        """The layer."""
+        return self.axis.module
+
+    @property
+    def each(self) -> int:
         """Columns of the weight matrix that belong to one unit."""
-        return self.repeats * self.inner * kernel_area(layer)
+        return self.axis.repeats * self.axis.inner * kernel_area(self.layer)
 
-    def of_units(self, layer: nn.Module, units: Tensor, total: int) -> Tensor:
-        """Columns of the given of ``total`` units, relative to :meth:`columns`, (n, each)."""
-        inner = self.inner * kernel_area(layer)
-        # a repeat holds all units one after the other, so repeats are total * inner columns apart
-        blocks = torch.arange(self.repeats, device=units.device) * total * inner
-        places = torch.arange(inner, device=units.device)
-        # (n, 1, 1) + (repeats, 1) + (inner,) -> (n, repeats, inner)
-        return (units[:, None, None] * inner + blocks[:, None] + places).flatten(1)
-
-    def columns(self, layer: nn.Module) -> slice:
-        """The site's part of the columns of :func:`weight_matrix`."""
-        return slice(*(place * kernel_area(layer) for place in self.span))
+    def columns(self, units: Tensor) -> Tensor:
+        """Columns of :func:`weight_matrix` by unit, (n * each,), of some of the present units."""
+        # (repeats, n, inner) -> (n, repeats, inner), and the kernel's area of columns for each
+        inputs = self.axis.entries(units).view(self.axis.repeats, len(units), -1).transpose(0, 1)
+        area = kernel_area(self.layer)
+        return (inputs[..., None] * area + torch.arange(area).to(units)).flatten()
 
 
 def readers(site: HostSite) -> list[Reader]:
     """The layers whose input channels are a site's units."""
     paths = {module: path for path, module in site.host.named_modules()}
-    return [Reader(paths[axis.module], axis.inner, axis.span, axis.repeats)
+    return [Reader(paths[axis.module], axis)
             for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)]
+
+
+def refitted(site: HostSite) -> list[str]:
+    """Paths of the layers that are refitted: the readers, and those that lose outputs."""
+    return [*(reader.path for reader in readers(site)), *site.lost_outputs()]
 
 
 def _reads(layer: nn.Module, dim: int) -> bool:
@@ -70,7 +67,7 @@ def ordering_readers(site: HostSite) -> list[Reader]:
     Units are ordered by these readers alone. The loss at each size is measured with all readers.
     """
     found = readers(site)
-    forms = [reader.each(site.module(reader.path)) for reader in found]
+    forms = [reader.each for reader in found]
     # of two that are as common, the smaller form
     most = max(forms, key=lambda form: (forms.count(form), -form))
     return [reader for reader, form in zip(found, forms) if form == most]
@@ -102,11 +99,9 @@ def input_rows(layer: nn.Module, x: Tensor, chosen: Tensor | None = None) -> Ten
 
     Of ``chosen`` rows no others are computed.
     """
-    if isinstance(layer, nn.ConvTranspose2d):
-        return _rows(x.movedim(1, -1), chosen)
-    if not isinstance(layer, nn.Conv2d):
+    if not isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
         return _rows(x, chosen)
-    if layer.kernel_size == (1, 1) and layer.stride == (1, 1):
+    if isinstance(layer, nn.ConvTranspose2d) or layer.kernel_size == (1, 1) == layer.stride:
         return _rows(x.movedim(1, -1), chosen)
     padding = layer.padding
     if isinstance(padding, str) or layer.padding_mode != 'zeros':
@@ -148,18 +143,13 @@ def output_energy(layer: nn.Module, inputs: Moments) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """How many rows of an image enter the moments of a layer.
+    """How many rows of an image enter the moments of a layer."""
 
-    Args:
-        most (int): For layers of up to 256 inputs; fewer for wider ones, as a row costs inputs^2.
-            Defaults to 4096.
-        enough (float): Rows per input that are to come of all images, whatever ``most``. Defaults
-            to 0.
-        images (int): Number of images. Defaults to 1.
-    """
-
+    #: For layers of up to 256 inputs; fewer for wider ones, as a row costs inputs^2.
     most: int = 4096
+    #: Rows per input that are to come of all images, whatever ``most``.
     enough: float = 0.
+    #: Number of images.
     images: int = 1
 
     def of(self, inputs: int) -> int:
@@ -168,20 +158,11 @@ class Rows(NamedTuple):
                    min(self.most, self.most * 256 // inputs), 1)
 
 
-#: 4096 of every image.
-MOST_ROWS = Rows()
-
-
 def pick(rows: int, most: int, images: Sequence[int] = range(1)) -> Tensor | None:
     """At most ``most`` rows of each image of a batch, at random; None for all.
 
-    What is picked of an image does not depend on the batch that it comes in.
-
-    Args:
-        rows (int): Rows of the batch, image by image. If they do not divide evenly, as those of
-            regions may not, the batch counts as one image.
-        most (int): Rows of an image.
-        images (Sequence[int]): Numbers of the batch's images among all. Defaults to one image.
+    What is picked of an image depends on its number among all, not on its batch. If the rows do not
+    divide evenly into images, as those of regions may not, the batch counts as one image.
     """
     images = images if rows % len(images) == 0 else images[:1]
     each = rows // len(images)

@@ -14,14 +14,12 @@ from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
-from .batches import count_seen
-from .compression import CompressResult, called, finished, macs_model, with_memory
+from .compression import CompressResult, called, finished, macs_model
 from .given import look_at, taken
 from .kinds import searched
-from .options import CompressOptions, Forward, Pair
+from .options import Forward, Pair
 from .progress import CompressProgress
 from .refit_blocks import refit_along
-from .survey import survey
 
 
 def refit_structure(model: nn.Module,
@@ -54,16 +52,12 @@ def refit_structure(model: nn.Module,
             ``compress`` that keeps channels of rotated bases.
     """
     wanted = Structure.load(structure)
-    dense, batches, held_out = taken(model, images, held_out)
-    settings = with_memory(CompressOptions(**options), dense)
-    seen = count_seen(batches, held_out)
-    forward = forward or called
-    for given in (batches, held_out):
-        look_at(dense, given, forward)
-    networks = Pair(dense, copy.deepcopy(dense))
+    calibration = taken(model, images, held_out, forward or called, done, options)
+    look_at(calibration)
+    networks = Pair(calibration.dense, copy.deepcopy(calibration.dense))
     kinds, masks = _kinds(wanted)
     with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(calibration.settings.seed)
         space = searched(networks.slim, kinds, masks=masks)
     check_ties(networks.slim, space.sites)
     searched(networks.dense, kinds)
@@ -80,10 +74,8 @@ def refit_structure(model: nn.Module,
     sliced = search_space(copy.deepcopy(networks.slim))
     sliced.slice_to(found)
     check_recorded(sliced.host, wanted)  # before the images are run
-    looked = survey(dense, batches, forward)
-    refit_along(networks, found, batches, forward, settings, looked, done)
-    return finished(networks, found, macs, input_shape, part, held_out, forward, settings, looked,
-                    seen=seen)
+    refit_along(networks, found, calibration)
+    return finished(networks, found, macs, input_shape, part, calibration, {})
 
 
 def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:

@@ -1,8 +1,8 @@
 """Running a network repeatedly over the same images, each time from a later block on."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
 
@@ -33,8 +33,7 @@ class ResumableForward:
     Args:
         model (nn.Module): In evaluation mode. Restored by :meth:`close`.
         host (nn.Module): Its backbone; paths of blocks start here.
-        batches (Sequence): What ``forward`` takes.
-        forward (Callable): Takes model and batch.
+        batches (Sequence): What ``forward`` takes, with the model.
         most_bytes (int): Limit for each of the inputs and the outputs of a block that are kept.
             Defaults to 2 GiB.
     """
@@ -55,8 +54,8 @@ class ResumableForward:
         self.calls: Counter = Counter()
         with ExitStack() as stack:
             for module in model.modules():
-                stack.callback(module.register_forward_hook(
-                    lambda module, *_: self.calls.update([module])).remove)
+                stack.enter_context(module.register_forward_hook(
+                    lambda module, *_: self.calls.update([module])))
             self.run(0)
 
     @cached_property
@@ -80,13 +79,10 @@ class ResumableForward:
             return self.forward(self.model, self._shapes[batch])
 
     def enter(self, block: str) -> None:
-        """Go on to a block; the one before is finished and changes no more.
+        """Go on to a block, in the order of the forward; the one before changes no more.
 
         Within most backbones a block's output is all that the next block reads. A neck or a head
         reads several outputs of the backbone, so there the outputs of the whole part are kept.
-
-        Args:
-            block (str): Path in the host. Blocks are entered in the order of the forward.
         """
         before, parts = self._block, [path.partition('.')[0] for path in (self._block, block)]
         if before and (parts == ['backbone', 'backbone'] or not isinstance(
@@ -107,27 +103,29 @@ class ResumableForward:
     def outputs(self, path: str) -> list[Any] | None:
         """Outputs of a module for every batch, as the weights of the block are at the first call.
 
-        Returns:
-            list, optional: None if they do not fit in memory, or if a forward does not call the
-            module once.
+        None if they do not fit in memory, or if a forward does not call the module once.
         """
         if path not in self._outputs:
             self.record([path])
         return self._outputs[path]
 
+    def outputs_of(self, batch: int, paths: Sequence[str]) -> dict[str, list[Any]]:
+        """Outputs of some modules in a batch, one for each call; the last of them ends the run."""
+        known = {path: self.outputs(path) for path in paths}
+        if None in known.values():
+            calls = caught(self, batch, paths)
+            return {path: [out for _, out in calls[path]] for path in paths}
+        return {path: [outputs[batch]] for path, outputs in known.items()}
+
     def record(self, paths: Sequence[str]) -> None:
         """Run once for the :meth:`outputs` of a module, the first, and of others within it."""
-        modules = {path: self.host.get_submodule(path) for path in paths if self.once(path)}
-        found: list[dict[str, Any]] = []
-        for batch in range(len(self.batches)) if paths[0] in modules else ():
-            calls = caught(self, batch, modules, modules[paths[0]])
-            found.append({path: outs[0][1] for path, outs in calls.items()})
-            if not self._fits(found):
-                break
-        whole = len(found) == len(self.batches)
+        once = [path for path in reversed(paths) if self.once(path)]
+        found = self._of_all_batches(lambda batch: {
+            path: calls[0][1] for path, calls in caught(self, batch, once).items() if calls}
+        ) if paths[0] in once else None
         # what is behind the first module was not reached
         self._outputs = {path: [outputs[path] for outputs in found]
-                         if whole and path in found[0] else None for path in paths}
+                         if found and path in found[0] else None for path in paths}
 
     def _finish(self, path: str) -> None:
         """Have a block give the outputs that it has now, if they are to be had."""
@@ -147,10 +145,15 @@ class ResumableForward:
 
         block.forward = give
 
-    def _fits(self, found: list[Any]) -> bool:
-        """Whether as much as was found in the first batches may be kept of all batches."""
-        size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(found))
-        return size * len(self.batches) <= self.most_bytes * len(found)
+    def _of_all_batches(self, record: Callable[[int], Any]) -> list[Any] | None:
+        """What is recorded of each batch; None if it does not fit in memory."""
+        found: list[Any] = []
+        for batch in range(len(self.batches)):
+            found.append(record(batch))
+            size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(found))
+            if size * len(self.batches) > self.most_bytes * len(found):
+                return None
+        return found
 
     def _reads_what_is_known(self, block: str) -> bool:
         """Whether a block gets, in the first batch, what it gets if all blocks compute."""
@@ -172,21 +175,14 @@ class ResumableForward:
             inputs.extend(_copied(given))
             raise Reached
 
-        handle = block.register_forward_pre_hook(catch, with_kwargs=True)
-        try:
-            with suppress(Reached):
-                self.run(batch, block)
-        finally:
-            handle.remove()
+        with block.register_forward_pre_hook(catch, with_kwargs=True):
+            self.run(batch, block)
         return tuple(inputs)
 
     def _inputs_of(self, path: str) -> list[tuple] | None:
         """What a block gets in all batches; None if it is of no use, or does not fit in memory."""
-        inputs: list[tuple] = []
-        for batch in range(len(self.batches)) if self.once(path) else ():
-            inputs.append(self._input_of(path, batch))
-            if not self._fits(inputs):
-                return None
+        inputs = self._of_all_batches(
+            lambda batch: self._input_of(path, batch)) if self.once(path) else None
         return inputs if inputs and self._alone(path, inputs) else None
 
     def _alone(self, path: str, inputs: list[tuple]) -> bool:
@@ -198,8 +194,7 @@ class ResumableForward:
         others = [batch for batch, found in enumerate(shapes) if found != shapes[0]]
         if not others:
             return True
-        block = self.host.get_submodule(path)
-        expected = caught(self, 0, {path: block}, block)[path][0][1]
+        block, expected = self.host.get_submodule(path), caught(self, 0, [path])[path][0][1]
         args, named = _copied(inputs[0])
         self.run(others[0], block)
         with torch.no_grad():
@@ -232,16 +227,9 @@ def _copied(out: Any) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two nests of tensors and other values are the same."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    return one is other or bool(one == other)
+    """Whether the tensors of two nests are the same."""
+    one, other = (flat_tensors(nest, floating=False) for nest in (one, other))
+    return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
 def _unknown(out: Any) -> Any:
@@ -250,28 +238,25 @@ def _unknown(out: Any) -> Any:
     Masks, indices and sizes stay: hosts hand them on to all blocks.
     """
     return map_tensors(out, lambda tensor: tensor.new_full((), float('nan')).expand(tensor.shape)
-                   if tensor.is_floating_point() else tensor)
+                       if tensor.is_floating_point() else tensor)
 
 
 Calls = list[tuple[Tensor, Any]]
 
 
-def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
-           last: nn.Module) -> dict[str, Calls]:
-    """Inputs and outputs of some modules in one forward up to ``last``, one pair per call.
+def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, Calls]:
+    """Inputs and outputs of some modules in one forward up to the last of them, a pair per call.
 
-    ``last`` is the last of them. Only the first positional input is recorded. All tensors are
-    copies: many hosts run an activation in place behind a layer, which would change the layer's
-    recorded outputs.
+    Only the first positional input is recorded. All tensors are copies: many hosts run an
+    activation in place behind a layer, which would change the layer's recorded outputs.
     """
-    found: dict[str, Calls] = {}
+    found: dict[str, Calls] = {path: [] for path in paths}
     with ExitStack() as stack:
-        for name, module in modules.items():
-            handle = module.register_forward_hook(
-                lambda _, args, out, name=name: found.setdefault(name, []).append(
-                    _copied((args[0] if args else None, out))))
-            stack.callback(handle.remove)
-        run.run(batch, last)
+        for path in paths:
+            stack.enter_context(run.host.get_submodule(path).register_forward_hook(
+                lambda _, args, out, path=path: found[path].append(
+                    _copied((args[0] if args else None, out)))))
+        run.run(batch, run.host.get_submodule(paths[-1]))
     return found
 
 
@@ -285,10 +270,6 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
 
     The mean of such a norm can take what the layer has no bias for. It is found by experiment, with
     one batch: the norm's input *is* the layer's output, and neither is called again.
-
-    Args:
-        run (ResumableForward): The network, in evaluation mode.
-        layers (Iterable[str]): Paths of layers in the host.
     """
     bare = {path: layer for path in layers if (layer := run.host.get_submodule(path)).bias is None}
     norms = {path: module for path, module in run.host.named_modules()
@@ -306,38 +287,32 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
 
     with ExitStack() as stack:
         for path, layer in bare.items():
-            stack.callback(layer.register_forward_hook(
-                lambda _, __, out, path=path: layer_ran(path, out)).remove)
+            stack.enter_context(layer.register_forward_hook(
+                lambda _, __, out, path=path: layer_ran(path, out)))
         for path, norm in norms.items():
-            stack.callback(norm.register_forward_pre_hook(
-                lambda _, args, path=path: norm_runs(path, args[0])).remove)
+            stack.enter_context(norm.register_forward_pre_hook(
+                lambda _, args, path=path: norm_runs(path, args[0])))
         run.run(0)
     return {path: norm for path, norm in found.items() if run.once(path) and run.once(norm)}
 
 
 def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
-    """Factor per channel with which a layer's outputs enter its block's outputs, or None.
+    """Factors (outputs,) with which a layer's outputs enter its block's; 1 except with layer scale.
 
-    It is found by experiment: the layer's outputs are shifted at random, and the change of the
+    They are found by experiment: the layer's outputs are shifted at random, and the change of the
     block's outputs is compared with the shift. None means that the relation is not such a factor.
-
-    Returns:
-        Tensor, optional: The factors, (outputs,); 1 except with layer scale.
     """
-    module, layer = (run.host.get_submodule(name) for name in (block, path))
-    if module is layer or isinstance(layer, nn.ConvTranspose2d):
+    layer = run.host.get_submodule(path)
+    if path == block or isinstance(layer, nn.ConvTranspose2d):
         return None
-    before = caught(run, 0, {'block': module, 'layer': layer}, module)
-    if [len(before.get(name, ())) for name in ('block', 'layer')] != [1, 1]:
+    before = caught(run, 0, [path, block])
+    if [len(calls) for calls in before.values()] != [1, 1]:
         return None  # a layer that is shared, or not reached
-    rows, out = block_rows(layer, before['block'][0][1]), before['layer'][0][1]
+    rows, out = block_rows(layer, before[block][0][1]), before[path][0][1]
     # as large as the outputs themselves, so that rounding does not matter
     step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
-    handle = layer.register_forward_hook(lambda _, __, found: found + step)
-    try:
-        moved = caught(run, 0, {'block': module}, module)['block'][0][1]
-    finally:
-        handle.remove()
+    with layer.register_forward_hook(lambda _, __, found: found + step):
+        moved = caught(run, 0, [block])[block][0][1]
     step = output_rows(layer, step)
     if rows.shape != step.shape:
         return None

@@ -9,8 +9,7 @@ from torch import nn
 from mmkcr.core import Structure
 from mmkcr.visualization import format_table
 from .batches import count_images
-from .options import CompressOptions
-from .survey import Survey
+from .given import Calibration
 
 #: Rows per input of a layer below which a refit is reported as uncertain.
 LEAST_PER_INPUT = 4
@@ -29,10 +28,7 @@ def size_table(structure: Structure, rows: Sequence[tuple[str, float, float]] = 
                metrics: Sequence[Mapping[str, float]] = ()) -> str:
     """The networks side by side: dense, slim, and fine-tuned if there are metrics of a third.
 
-    Args:
-        structure (Structure): With MACs and parameters.
-        rows (Sequence): Other sizes: name, dense value, slim value. Defaults to none.
-        metrics (Sequence[Mapping]): Metrics of each of the networks. Defaults to none.
+    ``rows`` are other sizes than MACs and parameters: name, dense value, slim value.
     """
     tuned = ['tuned'] * (len(metrics) > 2)
     sizes = (('MACs (G)', structure.macs['dense'] / 1e9, structure.macs['subnet'] / 1e9),
@@ -92,18 +88,10 @@ def result_text(result: Any) -> str:
                       'Next: `.model` is the network, `.structure.save(FILE)` says what it keeps.'])
 
 
-def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
-         held_out: Sequence[Any], settings: CompressOptions) -> str:
-    """What a compression is about to do, and how long it takes.
-
-    Args:
-        looked (Survey): Of the dense network.
-        layers (Sequence[nn.Module]): Those that may be refitted.
-        batches (Sequence): Of calibration.
-        held_out (Sequence): Of agreement.
-        settings (CompressOptions): Of the compression.
-    """
-    there, held = count_images(batches), count_images(held_out)
+def plan(calibration: Calibration, layers: Sequence[nn.Module]) -> str:
+    """What a compression is about to do, and how long it takes; layers may be refitted."""
+    looked, settings = calibration.looked, calibration.settings
+    there, held = count_images(calibration.batches), count_images(calibration.held_out)
     used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))
     forward, backward = looked.seconds
     probes = min(there, settings.probe_images)
@@ -115,6 +103,5 @@ def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
     enough = min(looked.needed(layers, max(settings.per_unit), 32), there)
     time = f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'
     more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
-    return (f'Calibration: {used} of {there} images of {sizes}, {looked.batch(settings.memory)} at '
-            f'a time, {held} for the comparison; passes take about {time}, '
-            f'statistics come on top{more}.')
+    return (f'Calibration: {used} of {there} images of {sizes}, {calibration.size} at a time, '
+            f'{held} for the comparison; passes take about {time}, statistics come on top{more}.')

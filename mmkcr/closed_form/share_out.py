@@ -1,6 +1,7 @@
 """Sharing a budget among sites: how many units each keeps, for the least total loss."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -9,9 +10,8 @@ from mmkcr.core import CostModel
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.cost import useful_options, useful_sizes
-from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
-from .options import CompressOptions, SiteProfile
+from .options import CompressOptions
 
 #: Least share of a budget that an allocation uses if the sites' sizes allow it.
 FILLED = 0.97
@@ -26,38 +26,6 @@ def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
     least = max(1, round(settings.min_share * total))
     sizes = allowed_sizes(total, least, divisor)
     return [size * site.rows for size in sizes]
-
-
-def check_reach(space: SearchSpace, macs: CostModel, target: int,
-                settings: CompressOptions) -> None:
-    """Refuse a target that no sizes of the sites can meet; arguments as of :func:`share_out`.
-
-    Raises:
-        ValueError: The target is unreachable; the message gives the range.
-    """
-    least = {name: size_options(site, settings)[0] for name, site in space.sites.items()}
-    macs.check_target(target, least)
-
-
-def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: CostModel,
-              target: int, settings: CompressOptions) -> dict[str, int]:
-    """Find sizes of all sites with the least sum of losses within the budget.
-
-    Args:
-        space (SearchSpace): Search space of the dense backbone.
-        profiles (Mapping[str, SiteProfile]): By site.
-        macs (CostModel): Cost as a function of the sites' sizes.
-        target (int): Maximum cost, within reach.
-        settings (CompressOptions): Determine the sizes on offer, and whether shares are uniform.
-
-    Returns:
-        dict[str, int]: Size by site.
-    """
-    offered = {name: size_options(site, settings) for name, site in space.sites.items()}
-    if settings.uniform:
-        return uniform_sizes(offered, macs, target)
-    losses = {name: profiles[name].losses for name in offered}
-    return shared_sizes(offered, losses, macs, target)
 
 
 def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
@@ -86,7 +54,7 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
     """Sizes on offer with the least sum of losses within a budget that can be met.
 
     The costs of a site are taken at the other sites' sizes of the previous round, until nothing
-    changes.
+    changes. Arguments are those of :func:`fitted_sizes`.
     """
     # steps from one size to the next would stop at one that is slower than the sizes around it
     offered = useful_options(macs, offered)
@@ -117,11 +85,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
     they grow while there is room, at each step the one with the largest gain per cost. If the steps
     are too coarse to use the rest of the budget, one site makes room for others.
 
-    Args:
-        sizes (Mapping[str, int]): Sizes to start from, by site.
-        offered (Mapping[str, list[int]]): Sizes that a site may have, ascending.
-        losses (Mapping[str, Tensor]): Loss of a site with k units, k = 0 … total.
-        macs (CostModel): Cost as a function of the sites' sizes, at most ``target``.
+    By site, ``offered`` are its sizes, ascending, and ``losses`` those with k units, k = 0 … total.
     """
     def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
         now, found = macs(sizes), []
@@ -166,9 +130,8 @@ def uniform_sizes(offered: Mapping[str, list[int]], macs: CostModel, target: int
         return {name: max([size for size in options if size <= share * options[-1] + 1e-9]
                           or options[:1]) for name, options in offered.items()}
 
-    low, high = 0., 1.
-    # invariant: `low` fits the budget, or no share does
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if macs(at(middle)) <= target else (low, middle)
-    return at(1.) if macs(at(1.)) <= target else at(low)
+    if macs(at(1.)) <= target:
+        return at(1.)
+    shares = sorted({size / options[-1] for options in offered.values() for size in options})
+    fitting = bisect_right(shares, target, key=lambda share: macs(at(share)))
+    return at(shares[max(fitting - 1, 0)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
-from .batches import images_of
+from .batches import numbered
 from .calibration import gradients_of_activations, output_scales
 from .options import Forward
 from .readers import count_rows, weight_matrix
@@ -24,31 +24,24 @@ ACTIVATIONS = 1 / 4
 
 
 class Survey(NamedTuple):
-    """What the first images tell of a network.
+    """What the first images tell of a network."""
 
-    Args:
-        rows (dict[nn.Module, float]): Rows of an image that each layer with weights gets.
-        scales (list[float]): See :func:`~mmkcr.closed_form.calibration.output_scales`.
-        bytes (int): What a pass of an image forward and backward keeps at a time.
-        seconds (tuple[float, float]): An image's forward pass, and its backward pass.
-        sizes (list[tuple[int, ...]]): Different shapes (C, H, W) of the images.
-    """
-
+    #: Rows of an image that each layer with weights gets.
     rows: dict[nn.Module, float]
+    #: See :func:`~mmkcr.closed_form.calibration.output_scales`.
     scales: list[float]
+    #: What a pass of an image forward and backward keeps at a time.
     bytes: int
+    #: Of an image's forward pass, and of its backward pass.
     seconds: tuple[float, float]
+    #: Different shapes (C, H, W) of the images.
     sizes: list[tuple[int, ...]]
 
     def needed(self, layers: Iterable[nn.Module], enough: float, least: int,
                gradients: bool = False) -> int:
-        """Number of images with enough rows for the moments of some layers.
+        """Number of images, at least ``least``, with enough rows for the moments of some layers.
 
-        Args:
-            layers (Iterable[nn.Module]): Of this network.
-            enough (float): Rows per input.
-            least (int): Number in any case.
-            gradients (bool): Count the layers' outputs instead. Defaults to False.
+        Enough is a number of rows per input of a layer; with ``gradients`` per output.
         """
         side = 0 if gradients else 1
         return max([least, *(self.images_for(layer, enough * weight_matrix(layer).shape[side])
@@ -73,72 +66,35 @@ class Survey(NamedTuple):
         return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
 
 
-class Spread:
-    """How much outputs differ between images: the share of their energy beyond that of the mean."""
-
-    def __init__(self) -> None:
-        self._sums: list[Tensor] | None = None
-        self._energy, self._count, self._sizes = 0., 0, False
-
-    def add(self, outputs: Sequence[Tensor], images: int) -> None:
-        """Take the outputs of a batch in."""
-        if images > 1 and any(out.ndim == 0 or len(out) % images for out in outputs):
-            images = 1
-        sums = [(out.double().unflatten(0, (images, -1)) if out.ndim else out.double()[None]).sum(0)
-                for out in outputs]
-        self._energy += sum(float(torch.linalg.vector_norm(out, dtype=torch.float64))**2
-                            for out in outputs)
-        self._count += images
-        if self._sums is None:
-            self._sums = sums
-        elif [total.shape for total in self._sums] != [value.shape for value in sums]:
-            self._sizes = True  # images of other sizes are not alike
-        else:
-            for total, value in zip(self._sums, sums):
-                total += value
-
-    def share(self) -> float:
-        """The share, 0 to 1; 1 if images have several sizes or there is none."""
-        if self._sizes or self._sums is None or not self._energy:
-            return 1.
-        mean = sum(float(total.square().sum()) for total in self._sums) / self._count
-        return max(1 - mean / self._energy, 0.)
-
-
 def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
            backward: bool = True) -> Survey:
-    """Run the first images of a network, the first of them backward, too.
+    """Run the first images of a network in eval mode, the first of them backward, too.
 
-    Args:
-        model (nn.Module): In eval mode.
-        batches (Sequence): Of one image each, unless they are given as they are.
-        forward (Callable): Takes model and batch.
-        backward (bool): Measure memory and time of a pass backward. Defaults to True.
+    Without ``backward`` neither memory nor time of a pass backward are measured.
     """
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
-    rows, squares, images, sizes = dict.fromkeys(layers, 0.), [], 0, []
+    rows, squares, sizes = dict.fromkeys(layers, 0.), [], []
+    looked = list(numbered(batches[:IMAGES]))
 
     def count(layer: nn.Module, args: tuple, out: Tensor) -> None:
         rows[layer] += count_rows(layer, args[0], out)
 
     with ExitStack() as stack, torch.no_grad():
         for layer in layers:
-            stack.callback(layer.register_forward_hook(count).remove)
-        for place in range(min(IMAGES, len(batches))):
-            batch = batches[place]
-            own = images_of(batch)
-            images += own
+            stack.enter_context(layer.register_forward_hook(count))
+        for batch, images in looked:
             sizes += [tuple(value.shape[-3:]) for value in flat_tensors(batch)[:1]]
             start = time.perf_counter()
             outputs = flat_tensors(forward(model, batch))
-            spent = (time.perf_counter() - start) / own
-            squares.append([scale**2 * own for scale in output_scales(outputs, own)])
-    scales = [(sum(own) / images)**0.5 for own in zip(*squares)]
-    taken, later = _backward(model, layers, batches[0], forward) if backward else (0, 0.)
-    return Survey({layer: value / images for layer, value in rows.items()}, scales,
-                  taken // images_of(batches[0]), (spent, later / images_of(batches[0])),
-                  list(dict.fromkeys(sizes)))
+            spent = (time.perf_counter() - start) / len(images)
+            squares.append([scale**2 * len(images)
+                            for scale in output_scales(outputs, len(images))])
+    scales = [(sum(own) / images.stop)**0.5 for own in zip(*squares)]
+    first, own = looked[0]
+    taken, later = _backward(model, layers, first, forward) if backward else (0, 0.)
+    return Survey({layer: value / images.stop for layer, value in rows.items()}, scales,
+                  taken // len(own), (spent, later / len(own)), list(dict.fromkeys(sizes)))
 
 
 def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
@@ -157,8 +113,8 @@ def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
         stack.enter_context(gradients_of_activations(model, ()))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value))
         for layer in layers:  # their inputs are kept until their gradients come
-            stack.callback(layer.register_forward_hook(
-                lambda _, args, __: [keep(args[0].detach())] and None).remove)
+            stack.enter_context(layer.register_forward_hook(
+                lambda _, args, __: [keep(args[0].detach())] and None))
         outputs = [out for out in flat_tensors(forward(model, batch)) if out.requires_grad]
         # outputs, their gradients, and gradients on their way
         rest = 2 * sum(map(Tensor.nelement, outputs)) * 4 + 3 * max(kept.values(), default=0)

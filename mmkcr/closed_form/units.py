@@ -1,13 +1,11 @@
-"""Closed form of a site: what it observes, the order of its units, its losses, and its refit.
+"""Profile of a site: what it observes, the order of its units, and their losses.
 
 :class:`Units` is that of most kinds of site. Kinds that differ derive from it in files of their own
 (:mod:`.head_rotation`, :mod:`.rotary`).
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -18,49 +16,38 @@ from mmkcr.functional.refit import refit
 from mmkcr.models.sites.base import HostSite
 from .calibration import ReaderMoments, WeightChange
 from .options import CompressOptions, SiteProfile
-from .readers import ordering_readers, output_energy, readers, weight_matrix
+from .readers import ordering_readers, output_energy, readers, refitted, weight_matrix
 
 #: Shares of a site's units at which its loss is measured.
 PROBES = (0.25, 0.5, 0.75)
 
 
 class Units:
-    """Units that are removed, and whose readers are refitted: hidden units, heads, channels.
-
-    Args:
-        site (HostSite): Of the dense network for a profile, of the slim one for a refit.
-        settings (CompressOptions): Options of the compression.
-    """
+    """Units that are removed, and whose readers are refitted: hidden units, heads, channels."""
 
     def __init__(self, site: HostSite, settings: CompressOptions) -> None:
         self.site, self.settings = site, settings
         #: What the pass collected of each of the layers, by path.
         self.moments: dict[str, ReaderMoments] = {}
 
-    # ---- profile --------------------------------------------------------------------------------
-
     def layers(self) -> dict[str, nn.Module]:
         """Layers whose inputs and gradients of outputs are observed, by path."""
-        paths = (*(reader.path for reader in readers(self.site)), *self.site.lost_outputs())
-        return {path: self.site.module(path) for path in paths}
+        return {path: self.site.module(path) for path in refitted(self.site)}
 
     def projections(self) -> dict[str, nn.Module]:
         """Layers of which the inputs alone are observed, by path."""
         return {}
 
     def bytes(self) -> int:
-        """Bytes of the statistics, in fp64."""
-        return 8 * (sum(side**2 for layer in self.layers().values()
-                        for side in weight_matrix(layer).shape) +
-                    sum(weight_matrix(layer).shape[1]**2 for layer in self.projections().values()))
+        """Bytes of the statistics, in fp64, and of the :meth:`changes`."""
+        shapes = [weight_matrix(layer).shape for layer in self.layers().values()]
+        return sum(8 * (rows**2 + columns**2) + 4 * len(PROBES) * rows * columns
+                   for rows, columns in shapes) + \
+            sum(8 * weight_matrix(layer).shape[1]**2 for layer in self.projections().values())
 
-    @contextmanager
-    def observing(self) -> Iterator[None]:
+    def observing(self) -> AbstractContextManager:
         """Within the block the running network is observed, besides its layers."""
-        yield
-
-    def prepare(self) -> None:
-        """Compute what the profile needs, from the moments."""
+        return nullcontext()
 
     def profile(self) -> SiteProfile:
         """Units in the order in which they are kept, and the loss at every number of them.
@@ -90,26 +77,23 @@ class Units:
         covariances, grams, _ = self._seen_by_readers()
         return sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
 
-    def _seen_by_readers(self) -> tuple[list[Tensor], list[Tensor], Any]:
+    def _seen_by_readers(self) -> tuple[list[Tensor], list[Tensor], int]:
         """The covariance C of every reader's inputs, and the Gram matrix G of its columns.
 
         An error e of the inputs causes a loss of about ``e^T G e`` with ``G = W^T S W``, where S
         is the cost of an error of the reader's outputs at the network's outputs.
 
         Returns:
-            tuple: Covariances and Gram matrices (d, d), and the columns of each unit.
+            tuple: Covariances and Gram matrices (d, d), and the number of columns of each unit.
         """
-        covariances, grams, groups, total = [], [], 1, self.site.total
-        for reader in ordering_readers(self.site):
-            layer, moments = self.site.module(reader.path), self.moments[reader.path]
-            own = reader.columns(layer)
+        covariances, grams, found = [], [], ordering_readers(self.site)
+        for reader in found:
+            moments, own = self.moments[reader.path], reader.columns(torch.arange(self.site.total))
             self.check_reached(moments)
-            weight = weight_matrix(layer)[:, own].double()
-            covariances.append(_spread(layer, moments.inputs)[0][own, own])
+            weight = weight_matrix(reader.layer)[:, own].double()
+            covariances.append(_spread(reader.layer, moments.inputs)[0][own[:, None], own])
             grams.append(weight.T @ sensitivity(moments).to(weight) @ weight)
-            groups = reader.each(layer) if reader.repeats == 1 else reader.of_units(
-                layer, torch.arange(total), total).tolist()
-        return covariances, grams, groups
+        return covariances, grams, found[0].each
 
     def check_reached(self, *moments: ReaderMoments) -> None:
         """Refuse layers that no image reaches, or that the outputs do not depend on."""
@@ -128,42 +112,25 @@ class Units:
         return sorted({min(max(round(share * count), 1), max(count - 1, 1)) * self.site.rows
                        for share in PROBES})
 
-    def changes(self, order: Tensor, counts: Sequence[int]) -> list[WeightChange]:
-        """Changes of the readers' weights by refits to some numbers of units."""
-        site, changes = self.site, []
-        for reader in readers(site):
-            layer, moments = site.module(reader.path), self.moments[reader.path].inputs
-            weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
-            covariance, mean = _spread(layer, moments)
-            for count in counts:
-                units = order[:count].sort().values.to(weight.device)
-                columns = reader.of_units(layer, units, site.total).flatten()
+    def changes(self, order: Tensor) -> list[WeightChange]:
+        """Changes of the readers' weights by refits to the :meth:`probed` numbers of units."""
+        changes = []
+        for reader in readers(self.site):
+            weight, deltas = weight_matrix(reader.layer), []
+            own = reader.columns(torch.arange(self.site.total))
+            places = torch.arange(len(own)).view(-1, reader.each)  # in `own`, by unit
+            covariance, mean = _spread(reader.layer, self.moments[reader.path].inputs)
+            covariance = covariance[own[:, None], own]
+            for count in self.probed():
+                kept = places[order[:count].sort().values.cpu()].flatten()
                 # W' on the columns of the kept units, minus W on all columns of the site
                 delta = torch.zeros_like(weight)
                 delta[:, own] -= weight[:, own]
-                delta[:, own.start + columns] += refit(weight[:, own], None, covariance[own, own],
-                                                       mean[own], columns, self.settings.rho)[0]
+                delta[:, own[kept]] += refit(weight[:, own], None, covariance, mean[own], kept,
+                                             self.settings.rho)[0]
                 deltas.append(delta)
-            changes.append(WeightChange(layer, mean, torch.stack(deltas)))
+            changes.append(WeightChange(reader.layer, mean, torch.stack(deltas)))
         return changes
-
-    # ---- refit ----------------------------------------------------------------------------------
-
-    def refitted(self) -> list[str]:
-        """Paths of the layers that are refitted: the readers, and those that lose outputs."""
-        return [*(reader.path for reader in readers(self.site)), *self.site.lost_outputs()]
-
-    def refit(self, refits: Any, kept: Tensor) -> None:
-        """Refit the layers of the sliced site.
-
-        Args:
-            refits (Refits): Of the block that the site is in.
-            kept (Tensor): Kept units.
-        """
-        refits.fit([reader.path for reader in readers(self.site)])
-        # lost outputs depend on what was just refitted, so they come one by one after
-        for path in self.site.lost_outputs():
-            refits.fit([path])
 
 
 def sensitivity(moments: ReaderMoments) -> Tensor:

@@ -19,24 +19,18 @@ from mmkcr.models.two_stage import MASKS, most_proposals, refined_boxes, two_sta
 
 
 class Held(NamedTuple):
-    """The dense network's choices for a batch.
+    """The dense network's choices for a batch."""
 
-    Args:
-        boxes (list[list[Tensor]], optional): Proposals by stage and image, (P, 4), equally many;
-            one stage, but for a cascade.
-        scores (Tensor, optional): Scores of the places where queries may start, (N, places).
-    """
-
+    #: Proposals by stage and image, (P, 4), equally many; one stage, but for a cascade.
     boxes: list[list[Tensor]] | None = None
+    #: Scores of the places where queries may start, (N, places).
     scores: Tensor | None = None
 
 
 class HeldBatches(Sequence):
-    """Batches of a detector's images, with the choices of the dense network under ``'held'``.
+    """Batches of a detector's data preprocessor, with the dense network's choices as ``'held'``.
 
-    Args:
-        batches (Sequence[dict]): Outputs of the model's data preprocessor.
-        dense (nn.Module): Task model. It chooses for a batch when the batch is first asked for.
+    It chooses for a batch when the batch is first asked for.
     """
 
     def __init__(self, batches: Sequence[Any], dense: nn.Module) -> None:
@@ -75,11 +69,8 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
         return Held()
     scores: list[Tensor] = []
     # best class per place
-    handle = layer.register_forward_hook(lambda _, __, out: scores.append(out.max(-1)[0]))
-    try:
+    with layer.register_forward_hook(lambda _, __, out: scores.append(out.max(-1)[0])):
         dense(images, samples, mode='tensor')
-    finally:
-        handle.remove()
     return Held(scores=scores[0])
 
 
@@ -87,12 +78,8 @@ def some_proposals(boxes: Tensor, count: int, images: Tensor) -> Tensor:
     """Some of an image's proposals: half of them the best, the others from the whole ranking.
 
     Most of the proposals that a box head sees are background. The best ones are objects, and a head
-    must not be fitted to objects alone.
-
-    Args:
-        boxes (Tensor): Proposals (P, 4), the best first. If there are none, the whole image is one.
-        count (int): Number of boxes to return; if there are fewer, they are repeated.
-        images (Tensor): The batch, for the size of the image.
+    must not be fitted to objects alone. Proposals are (P, 4), the best first; fewer than ``count``
+    are repeated, and if there are none, the whole image is one.
     """
     if not len(boxes):
         height, width = images.shape[-2:]
@@ -115,14 +102,9 @@ def _scoring_layer(model: nn.Module) -> nn.Module | None:
 
 
 def whole_outputs(model: nn.Module, batch: Any) -> Any:
-    """All outputs of a task model that its losses and predictions depend on.
+    """All outputs of a task model that its losses and predictions depend on, tensors, nested.
 
-    Args:
-        model (nn.Module): Dense or slim.
-        batch (dict): A batch; for a detector one of :class:`HeldBatches`.
-
-    Returns:
-        Any: Tensors, nested.
+    For a detector the batch is one of :class:`HeldBatches`.
     """
     images = batch['inputs']
     if not is_detector(model):
@@ -133,7 +115,6 @@ def whole_outputs(model: nn.Module, batch: Any) -> Any:
     with ExitStack() as stack:
         if held.scores is not None:
             # equal scores for all classes: the host ranks places by their best class
-            handle = _scoring_layer(model).register_forward_hook(
-                lambda _, __, out: held.scores.to(out)[..., None].expand_as(out))
-            stack.callback(handle.remove)
+            stack.enter_context(_scoring_layer(model).register_forward_hook(
+                lambda _, __, out: held.scores.to(out)[..., None].expand_as(out)))
         return model(images, samples, mode='tensor')

@@ -20,18 +20,11 @@ Shapes: H heads of d channels, D channels of the stream, r new channels per head
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .pivots import UnitOrder, pivot_order, ridge
 
 ROTARY_LAYOUTS = ('half', 'interleaved')
-
-
-def singular_tails(values: Tensor) -> Tensor:
-    """``sum_{i>r} s_i^2`` for r = 0 … d of singular values (*batch, d) in descending order."""
-    tails = values.square().flip(-1).cumsum(-1).flip(-1)
-    return F.pad(tails, (0, 1))
 
 
 def logit_bases(query_moment: Tensor, key_moment: Tensor,
@@ -80,32 +73,20 @@ def value_bases(columns: Tensor, covariance: Tensor,
     return mixing, columns.double() @ torch.linalg.inv(mixing), values
 
 
-def fold_heads(weight: Tensor, bias: Tensor | None,
-               mixing: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Weights of a projection whose heads are mixed afterwards: ``T_h (W_h x + b_h)``.
+def fold_heads(values: Tensor, mixing: Tensor) -> Tensor:
+    """Weight or bias of a projection whose heads are mixed afterwards: ``T_h (W_h x + b_h)``.
 
-    Args:
-        weight (Tensor): Shape (H * d, D).
-        bias (Tensor, optional): Shape (H * d,).
-        mixing (Tensor): T, shape (H, r, d).
-
-    Returns:
-        tuple[Tensor, Tensor | None]: Shapes (H * r, D) and (H * r,), of the weight's dtype.
+    Of (H * d, D) or (H * d,) by T (H, r, d): (H * r, D) or (H * r,), of the same dtype.
     """
-    heads = mixing.double() @ weight.to(mixing.device, torch.float64).unflatten(
-        0, (len(mixing), mixing.shape[-1]))  # (H, r, d) @ (H, d, D)
-    folded = heads.flatten(0, 1).to(weight)
-    if bias is None:
-        return folded, None
-    split = bias.to(mixing.device, torch.float64).unflatten(0, (len(mixing), -1, 1))  # (H, d, 1)
-    return folded, (mixing.double() @ split).flatten().to(bias)
+    heads = values.to(mixing.device, torch.float64).reshape(len(mixing), mixing.shape[-1], -1)
+    return (mixing.double() @ heads).reshape(-1, *values.shape[1:]).to(values)
 
 
 def rotary_pairs(width: int, layout: str) -> Tensor:
-    """The two channels of every rotary pair, int64 (d / 2, 2).
+    """The two channels of every rotary pair of d channels, int64 (d / 2, 2).
 
     Args:
-        width (int): d, even.
+        width (int): d.
         layout (str): 'half' for pairs (i, i + d / 2), 'interleaved' for (2 i, 2 i + 1).
 
     Raises:
@@ -119,20 +100,17 @@ def rotary_pairs(width: int, layout: str) -> Tensor:
 
 
 def channels_of_pairs(pairs: Tensor, width: int, layout: str) -> Tensor:
-    """Channels of some pairs, in the order that the narrower head has them, int64 (2 k,).
+    """Channels of some pairs (k,), in the order that the narrower head has them, int64 (2 k,).
 
-    Args:
-        pairs (Tensor): Indices of the pairs, ascending, (k,).
-        width (int): Channels d of the wide head.
-        layout (str): See :func:`rotary_pairs`.
+    The other arguments are those of :func:`rotary_pairs`, of the wide head.
     """
     found = rotary_pairs(width, layout).to(pairs.device)[pairs]
     return (found.T if layout == 'half' else found).flatten()
 
 
-def rotary_logits(query_moment: Tensor, key_moment: Tensor,
-                  layout: str = 'half') -> tuple[Tensor, Tensor]:
-    """Second moments of the logits' parts, for :func:`pivot_order`.
+def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
+                 rho: float = 1e-3) -> UnitOrder:
+    """Order the rotary pairs by the squared error of the logits, one order for all heads.
 
     Every pair p has two parts, ``q_p . k_p`` and ``q_p . J k_p``, where J rotates by 90 degrees.
     The logit is the sum of the first parts over all pairs.
@@ -141,10 +119,10 @@ def rotary_logits(query_moment: Tensor, key_moment: Tensor,
         query_moment (Tensor): ``E q q^T`` of the *rotated* queries, shape (H, d, d).
         key_moment (Tensor): The same of the rotated keys, or their covariance.
         layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
+        rho (float): Relative ridge. Defaults to 1e-3.
 
     Returns:
-        tuple[Tensor, Tensor]: Moments of the parts, pair after pair, and the Gram matrix of their
-        sum, both (H, d, d) and fp64.
+        UnitOrder: Order of the d / 2 pairs.
     """
     pairs = rotary_pairs(query_moment.shape[-1], layout).to(query_moment.device)
     n = len(pairs)
@@ -160,24 +138,7 @@ def rotary_logits(query_moment: Tensor, key_moment: Tensor,
     moments = torch.einsum('xia,hpaqb,yjb,hqjpi->hpxqy', kinds, split(key_moment), kinds,
                            split(query_moment)).reshape(-1, 2 * n, 2 * n)
     sums = torch.tensor([1., 0.]).to(moments).repeat(n)  # (d,): the logit is sums . parts
-    return moments, torch.outer(sums, sums).expand_as(moments)
-
-
-def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
-                 rho: float = 1e-3) -> UnitOrder:
-    """Order the rotary pairs by the squared error of the logits, one order for all heads.
-
-    Args:
-        query_moment (Tensor): See :func:`rotary_logits`; so are the next two.
-        key_moment (Tensor): As there.
-        layout (str): As there. Defaults to 'half'.
-        rho (float): Relative ridge. Defaults to 1e-3.
-
-    Returns:
-        UnitOrder: Order of the d / 2 pairs.
-    """
-    moments, sums = rotary_logits(query_moment, key_moment, layout)
-    return pivot_order(moments, sums, groups=2, rho=rho)
+    return pivot_order(moments, torch.outer(sums, sums).expand_as(moments), groups=2, rho=rho)
 
 
 def _root(moment: Tensor, rho: float) -> Tensor:

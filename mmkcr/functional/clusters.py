@@ -72,8 +72,8 @@ def flat_inputs(inputs: Tensor | Sequence[Tensor]) -> Tensor:
     """Images as points: larger ones averaged down to 32 x 32 pixels, flattened.
 
     Args:
-        inputs (Tensor | Sequence[Tensor]): (B, C, H, W), as the data preprocessor
-            gives them, or B images (C, H, W); other shapes are flattened as they are.
+        inputs (Tensor | Sequence[Tensor]): (B, C, H, W), or B images (C, H, W); other shapes are
+            flattened as they are.
 
     Returns:
         Tensor: (B, C H' W'), fp32.

@@ -78,11 +78,10 @@ class InformationAccumulator:
     @torch.no_grad()
     def add(self, log_phi: Tensor, labels: Tensor,
             log_phi_inputs: Tensor | None = None) -> 'InformationAccumulator':
-        """Add a batch.
+        """Add a batch; returns itself.
 
         Args:
-            log_phi (Tensor): Log assignments of the features, (samples, A), see
-                :func:`log_assignments`.
+            log_phi (Tensor): :func:`log_assignments` of the features, (samples, A).
             labels (Tensor): (samples,), or scores (samples, C).
             log_phi_inputs (Tensor, optional): Log assignments of the inputs, (samples, B).
         """

@@ -12,6 +12,7 @@ Shapes: n samples, m landmarks, d feature width, r rank of the truncation.
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 2048
@@ -35,10 +36,7 @@ class MomentAccumulator:
 
     @torch.no_grad()
     def add(self, features: Tensor) -> 'MomentAccumulator':
-        """Adds a batch.
-
-        Args:
-            features (Tensor): (B, d), any floating dtype and device.
+        """Add a batch (B, d) of any floating dtype and device; returns itself.
 
         Raises:
             ValueError: The features are not (B, d).
@@ -84,11 +82,6 @@ def moment_of(features: Tensor) -> Tensor:
 def truncation_rank(n: int, d: int, ratio: float) -> int:
     """Rank of the truncation, ``ceil(ratio * min(n, d))`` (gamma0 of KCR section 3.2).
 
-    Args:
-        n (int): Number of training samples.
-        d (int): Feature width.
-        ratio (float): gamma0 in (0, 1].
-
     Raises:
         ValueError: The ratio asks for a rank of zero or above ``min(n, d)``.
     """
@@ -112,14 +105,9 @@ def spectrum(moment: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def leading_basis(moment: Tensor, rank: int) -> Tensor:
-    """Leading eigenvectors of a second moment; that of the landmarks gives the V of fact 1.
+    """The r leading eigenvectors (d, r) of a second moment (d, d), orthonormal, fp64.
 
-    Args:
-        moment (Tensor): (d, d), symmetric; its scale does not matter.
-        rank (int): Number of columns r.
-
-    Returns:
-        Tensor: V (d, r), orthonormal, fp64.
+    The scale of the moment does not matter; that of the landmarks gives the V of fact 1.
 
     Raises:
         ValueError: The rank is not within 1 to d.
@@ -137,9 +125,9 @@ def orthonormalise(matrix: Tensor) -> Tensor:
 
 
 def tails(energies: Tensor) -> Tensor:
-    """Tail sums after h leading terms: ``sum_{i>h} energies_i`` for h = 0 … d, (d + 1,)."""
+    """Tail sums after h leading terms (*batch, d): ``sum_{i>h} energies_i``, (*batch, d + 1)."""
     # summed from the smallest term on, so that small tails keep their digits
-    return torch.cat([energies.flip(0).cumsum(0).flip(0), energies.new_zeros(1)])
+    return F.pad(energies.flip(-1).cumsum(-1).flip(-1), (0, 1))
 
 
 def tnn(eigenvalues: Tensor, rank: int) -> Tensor:

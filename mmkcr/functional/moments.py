@@ -28,10 +28,10 @@ class Moments:
         num_features (int): d.
         num_targets (int): p, the width of a second stream that comes row by row with the first.
             Defaults to 0: none.
-        batch (Sequence[int]): Leading shape of independent streams, such as the heads. Each has
-            moments of its own. Defaults to ().
-        device (str | torch.device): Where sums live and products are computed. Defaults to 'cpu'.
-        name (str): Name of the stream in error messages. Defaults to 'Moments'.
+        batch (Sequence[int]): Leading shape of independent streams, such as the heads. Defaults to
+            ().
+        device (str | torch.device): Where sums live. Defaults to 'cpu'.
+        name (str): For error messages. Defaults to 'Moments'.
 
     Examples:
         >>> moments = Moments(3072, name='layers.0.ffn hidden')
@@ -56,16 +56,12 @@ class Moments:
 
     @torch.no_grad()
     def add(self, features: Tensor, targets: Tensor | None = None) -> 'Moments':
-        """Add some rows.
+        """Add some rows; returns itself.
 
         Args:
             features (Tensor): Shape (*batch, n, d). Without ``batch`` any (..., d), whose leading
                 axes are all rows. Any floating dtype and device.
-            targets (Tensor, optional): The same with p in the place of d. Needed if
-                ``num_targets`` is not 0.
-
-        Returns:
-            Moments: Itself.
+            targets (Tensor, optional): The same with p in the place of d, if there are targets.
 
         Raises:
             ValueError: A width is wrong, or a value is not finite. Then nothing was added.
@@ -117,22 +113,11 @@ class Moments:
         return merged
 
     def mixed(self, mixing: Tensor) -> 'Moments':
-        """Moments of linear mixtures ``T h`` of the features, without the targets.
-
-        Args:
-            mixing (Tensor): T, shape (*batch, k, d).
-
-        Returns:
-            Moments: Of k features, under the same name.
-        """
+        """Moments of linear mixtures ``T h`` of the features, T (*batch, k, d); no targets."""
         mixing = mixing.to(self._mean)
         found = Moments(mixing.shape[-2], 0, self.batch, self._mean.device, self.name)
         found.count, found._mean = self.count, (mixing @ self._mean.unsqueeze(-1)).squeeze(-1)
-        values, vectors = torch.linalg.eigh(self.covariance * self.count)
-        least = torch.finfo(values.dtype).eps * values[..., -1:]
-        # T S T^T by way of a root of S, so that rounding gives no negative eigenvalues
-        root = mixing @ vectors * torch.where(values > least, values, 0.).sqrt().unsqueeze(-2)
-        found._scatter = root @ root.mT
+        found._scatter = mixing @ (self.covariance * self.count) @ mixing.mT
         return found
 
     @property

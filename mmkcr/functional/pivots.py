@@ -19,28 +19,22 @@ memory (:mod:`mmkcr.functional.sweep`). For units of several channels the scalar
 Shapes: L consumers that share the units, d channels, n units of s channels.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .kernel import tails
 from .sweep import Sweep, after_choosing, after_dropping
 
 MIN_RHO = 1e-8
 """Least relative ridge of an order: gains of dependent units are exact to eps / MIN_RHO."""
 
-Groups = int | Sequence[Sequence[int]]
-
 
 def ridge(covariance: Tensor, rho: float) -> Tensor:
-    """Absolute ridge: ``rho`` times the mean of the diagonal, shape (*batch,), fp64.
+    """Absolute ridge: ``rho`` times the mean of the diagonal of (*batch, d, d), (*batch,), fp64.
 
     Where all variances are 0, the mean counts as 1, so that the ridge is not 0.
-
-    Args:
-        covariance (Tensor): Shape (*batch, d, d).
-        rho (float): Relative to the mean variance, not negative.
 
     Raises:
         ValueError: ``rho`` is negative or not finite.
@@ -64,22 +58,17 @@ class UnitOrder(NamedTuple):
     errors: Tensor
 
 
-def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = 1, rho: float = 1e-3,
+def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 1e-3,
                 extra: Tensor | None = None, method: str = 'backward') -> UnitOrder:
     """Order units by the error that the consumers' outputs would have without them.
 
     Args:
         covariance (Tensor): C of the units' channels, shape (d, d); or (L, d, d), one for each of
-            L consumers, each with its own view of the same units. Their errors are summed.
-        gram (Tensor): G of the consumers, shape as C. Its scale is the consumer's weight in the
-            sum.
-        groups (int | Sequence[Sequence[int]]): Channels that make a unit: a number of contiguous
-            channels (the last unit may have fewer), or one list per unit, together a partition of
-            the channels. Defaults to 1: every channel is a unit.
-        rho (float): Ridge, relative to the mean variance of every consumer. Values below
-            :data:`MIN_RHO` are raised to it. Defaults to 1e-3.
-        extra (Tensor, optional): Additional error of losing a unit, shape (n,), not negative.
-            Defaults to None.
+            L consumers, whose errors are summed.
+        gram (Tensor): G of the consumers, shape as C.
+        groups (int): s, the number of contiguous channels that make a unit. Defaults to 1.
+        rho (float): Ridge, see :func:`ridge`; at least :data:`MIN_RHO`. Defaults to 1e-3.
+        extra (Tensor, optional): Additional error of losing a unit, (n,). Defaults to none.
         method (str): 'forward' or 'backward'. Defaults to 'backward'.
 
     Returns:
@@ -97,29 +86,21 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = 1, rho: float
                          'units, found `nan` or `inf`')
     # (L,) on the diagonals: C + rho I
     noisy.diagonal(dim1=-2, dim2=-1).add_(ridge(noisy, max(rho, MIN_RHO)).unsqueeze(-1))
-    width = noisy.shape[-1]
-    if isinstance(groups, int):
-        groups = [range(start, min(start + groups, width)) for start in range(0, width, groups)]
-    members = [list(group) for group in groups]
-    extra = noisy.new_zeros(len(members)) if extra is None else extra.to(noisy)
+    extra = noisy.new_zeros(noisy.shape[-1] // groups) if extra is None else extra.to(noisy)
     forward = method == 'forward'
     sweep = Sweep(after_choosing(noisy, gram) if forward else after_dropping(noisy, gram),
-                  members, extra, -1. if forward else 1.)
+                  groups, extra, -1. if forward else 1.)
     units, changes = sweep.run()
     if not forward:  # the unit that was dropped last is the most important
         units, changes = units[::-1], changes.flip(0)
-    # error(k) is the sum of the changes from unit k on; summed from the end, so that small errors
-    # keep their digits
-    errors = torch.cat([changes.flip(0).cumsum(0).flip(0), changes.new_zeros(1)])
-    return UnitOrder(torch.tensor(units, device=noisy.device), errors)
+    # error(k) is the sum of the changes from unit k on
+    return UnitOrder(torch.tensor(units, device=noisy.device), tails(changes))
 
 
 def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
     """Solve ``matrix X = right``; the least-squares X of least norm if the matrix is singular.
 
-    Args:
-        matrix (Tensor): Positive semidefinite, shape (*batch, k, k), fp64.
-        right (Tensor): Shape (*batch, k, m), in the range of the matrix.
+    The matrix is positive semidefinite, (*batch, k, k), fp64; right (*batch, k, m) is in its range.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     diagonal = factor.diagonal(dim1=-2, dim2=-1)

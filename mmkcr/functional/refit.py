@@ -41,7 +41,7 @@ def refit(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor,
         covariance (Tensor): C of the units, shape (d, d).
         mean (Tensor): mu of the units, shape (d,).
         kept (Tensor): Indices of the kept units, (k,).
-        rho (float): Ridge, relative to the mean variance of all units. Defaults to 1e-3.
+        rho (float): See :func:`~mmkcr.functional.pivots.ridge`. Defaults to 1e-3.
 
     Returns:
         tuple[Tensor, Tensor]: W' (m, k) and b' (m,), of the weight's dtype and device. There is a
@@ -66,7 +66,7 @@ def refit_output(moments: Moments, prior: Tensor, rho: float = 1e-3,
     Args:
         moments (Moments): Moments of the new inputs, (*batch, k), with the targets, (*batch, m).
         prior (Tensor): W0, shape (*batch, m, k): the old weights of the inputs that are left.
-        rho (float): Ridge, relative to the mean variance of the inputs. Defaults to 1e-3.
+        rho (float): See :func:`~mmkcr.functional.pivots.ridge`. Defaults to 1e-3.
         biased (bool): Whether there is a bias. Without one, moments about 0 are used, and b' is 0.
             Defaults to True.
 
@@ -86,16 +86,11 @@ def refit_output(moments: Moments, prior: Tensor, rho: float = 1e-3,
 
 def patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0,
             dilation: Size = 1) -> Tensor:
-    """The patches that a convolution multiplies by its kernels.
+    """The patches of maps (B, C, H, W) that a convolution multiplies by its kernels.
 
     Flattened, they are rows for :class:`Moments`, with the taps of a channel side by side: a unit
-    of ``pivot_order(..., groups=kh * kw)`` is an input channel. A depthwise convolution needs no
-    refit: its channels leave with the units, and the consumer behind it is refitted.
-
-    Args:
-        maps (Tensor): Inputs, shape (B, C, H, W).
-        kernel_size (int | Sequence[int]): kh and kw. The other arguments are those of
-            ``nn.Conv2d`` with zero padding.
+    of ``pivot_order(..., groups=kh * kw)`` is an input channel. Arguments are those of
+    ``nn.Conv2d`` with zero padding.
 
     Returns:
         Tensor: Shape (B, rows, columns, C, kh, kw). It is a view: nothing is computed or kept but
@@ -105,11 +100,10 @@ def patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0
         (size, size) if isinstance(size, int) else tuple(size)
         for size in (kernel_size, stride, padding, dilation))
     maps = F.pad(maps, (pw, pw, ph, ph))
-    rows, columns = ((side - step * (taps - 1) - 1) // jump + 1 for side, taps, jump, step in zip(
-        maps.shape[2:], (kh, kw), (sh, sw), (dh, dw)))
-    b, c, y, x = maps.stride()
-    return maps.as_strided((len(maps), rows, columns, maps.shape[1], kh, kw),
-                           (b, sh * y, sw * x, c, dh * y, dw * x), maps.storage_offset())
+    # (B, C, H, W) -> (B, C, rows, W, kh) -> (B, C, rows, columns, kh, kw)
+    maps = maps.unfold(2, dh * (kh - 1) + 1, sh)[..., ::dh]
+    maps = maps.unfold(3, dw * (kw - 1) + 1, sw)[..., ::dw]
+    return maps.permute(0, 2, 3, 1, 4, 5)
 
 
 def _solve_right(right: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ units are removed from the matrices from time to time.
 Shapes: L pairs that share the units, m channels left, units of s channels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -54,28 +54,25 @@ def after_dropping(noisy: Tensor, gram: Tensor) -> Restart:
 
 
 class Sweep:
-    """Chooses units greedily by the smallest ``sign * (tr(A_SS^-1 B_SS) + extra)`` per channel.
+    """Chooses units greedily by the smallest ``sign * (tr(A_SS^-1 B_SS) + extra)``.
 
     ``first`` and ``second`` are A and B (L, m, m) as of the last flush, for the units in
-    ``alive``. The units are laid out one after the other; dummy channels that are coupled to
-    nothing pad each unit to s channels. ``panel`` (L, about 2 PANEL, m) holds the updates since,
-    alternately s rows of u and s rows of w. ``a`` and ``b`` (L, m / s, s, s) are the diagonal
-    blocks, always up to date.
+    ``alive``, of which those that were not chosen since are ``open``. ``panel`` (L, about 2 PANEL,
+    m) holds the updates since, alternately s rows of u and s rows of w. ``a`` and ``b``
+    (L, m / s, s, s) are the diagonal blocks, always up to date.
     """
 
-    def __init__(self, restart: Restart, members: list[list[int]], extra: Tensor,
-                 sign: float) -> None:
-        self.restart, self.members, self.extra, self.sign = restart, members, extra, sign
-        self.size = max(map(len, members))
-        self.lengths = extra.new_tensor([len(group) for group in members])
-        self.alive = list(range(len(members)))
+    def __init__(self, restart: Restart, size: int, extra: Tensor, sign: float) -> None:
+        self.restart, self.size, self.extra, self.sign = restart, size, extra, sign
+        self.alive = torch.arange(len(extra), device=extra.device)
+        self.open = torch.ones_like(self.alive, dtype=torch.bool)
         self.chosen: list[int] = []
         self.changes: list[Tensor] = []
 
     def run(self) -> tuple[list[int], Tensor]:
         """Units in the order of choice, and the change of error by each, (n,)."""
         self._start()
-        while len(self.chosen) < len(self.members):
+        while len(self.chosen) < len(self.extra):
             # the downdates cancel digits as the diagonals shrink; exact matrices restore them
             if (self._largest() < LOST * self.scales).any():
                 self._start()
@@ -86,33 +83,17 @@ class Sweep:
 
     def _start(self) -> None:
         """Compute the exact matrices of the units that are left."""
-        chosen = set(self.chosen)
-        self.alive = [unit for unit in self.alive if unit not in chosen]
-        self.first, self.second = self.restart(self._channels(self.alive),
-                                               self._channels(self.chosen))
-        if any(len(self.members[unit]) < self.size for unit in self.alive):
-            # real channels of unit i are at i s, i s + 1, …; the rest of its s places is dummies
-            places = torch.tensor([i * self.size + j for i, unit in enumerate(self.alive)
-                                   for j in range(len(self.members[unit]))])
-            width = len(self.alive) * self.size
-            # dummies take the least diagonal entry, so that `_largest` sees the real channels
-            least = self.first.diagonal(dim1=-2, dim2=-1).amin(-1)
-            first = least[:, None, None] * torch.eye(width).to(least)
-            second = torch.zeros_like(first)
-            for wide, matrix in ((first, self.first), (second, self.second)):
-                wide[:, places[:, None], places] = matrix
-            self.first, self.second = first, second
-        self.open = torch.ones(len(self.alive), dtype=torch.bool, device=self.first.device)
+        self.alive, self.open = self.alive[self.open], self.open[self.open]
+        chosen = torch.tensor(self.chosen, dtype=torch.int64, device=self.alive.device)
+        self.first, self.second = self.restart(self._channels(self.alive), self._channels(chosen))
         self._new_panel()
         self.scales = self._largest()
 
-    def _channels(self, units: Sequence[int]) -> Tensor:
-        return torch.tensor([channel for unit in units for channel in self.members[unit]],
-                            dtype=torch.int64, device=self.extra.device)
+    def _channels(self, units: Tensor) -> Tensor:
+        return (units[:, None] * self.size + torch.arange(self.size).to(units)).flatten()
 
     def _new_panel(self) -> None:
         s, m = self.size, self.first.shape[-1]
-        self.units = torch.tensor(self.alive, device=self.first.device)
         self.a, self.b = (_diagonal_blocks(matrix, s) for matrix in (self.first, self.second))
         self._close(~self.open)
         self.panel = self.first.new_empty(len(self.first), 2 * s * max(PANEL // s, 1), m)
@@ -136,15 +117,13 @@ class Sweep:
         else:
             inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.a))
             change = (inverse * self.b).sum((0, 2, 3))
-        return change.clamp(min=0) + self.extra[self.units]
+        return change.clamp(min=0) + self.extra[self.alive]
 
     def _step(self) -> None:
         """Choose one unit, and append its update to the panel."""
         s, change = self.size, self._changes_now()
-        # per channel: units may have different numbers of them
-        score = self.sign * change / self.lengths[self.units]
-        at = int(score.masked_fill(~self.open, float('inf')).argmin())
-        self.chosen.append(self.alive[at])
+        at = int((self.sign * change).masked_fill(~self.open, float('inf')).argmin())
+        self.chosen.append(int(self.alive[at]))
         self.changes.append(change[at])
         self.open[at] = False
 
@@ -183,12 +162,10 @@ class Sweep:
         # chosen units are removed once they are a tenth of all: the copy costs O(m^2)
         left = self.open.nonzero()[:, 0]
         if len(left) < 0.9 * len(self.alive):
-            self.alive = [self.alive[at] for at in left.tolist()]
-            steps = torch.arange(self.size, device=left.device)
-            places = (left[:, None] * self.size + steps).flatten()
+            places = self._channels(left)
             self.first = _block(self.first, places, places)
             self.second = _block(self.second, places, places)
-            self.open = self.open[left]
+            self.alive, self.open = self.alive[left], self.open[left]
         self._new_panel()
 
 

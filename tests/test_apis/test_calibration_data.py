@@ -29,9 +29,9 @@ def test_images_of_several_sizes_come_one_by_one():
     model.backbone = nn.Identity()
     model.data_preprocessor = SegDataPreProcessor(mean=[2.] * 3, std=[4.] * 3)
     images = [torch.randint(1, 255, (3, *size), dtype=torch.uint8) for size in SIZES]
-    batches = CalibrationImages(lambda index: dict(
-        inputs=images[index], data_samples=SegDataSample(metainfo=dict(img_shape=SIZES[index]))),
-        range(4), model).of_size(3)
+    batches = CalibrationImages([dict(
+        inputs=image, data_samples=SegDataSample(metainfo=dict(img_shape=size)))
+        for image, size in zip(images, SIZES)], range(4), model).of_size(3)
     assert len(batches) == 4
     for batch, image, size in zip(batches, images, SIZES):
         assert torch.equal(batch['inputs'][0], (image - 2.) / 4)
@@ -69,7 +69,7 @@ def test_a_masked_image_model_gets_a_batch_of_whole_images():
                                std=[4.] * 3, to_rgb=True))
     images = torch.randint(1, 255, (12, 3, 16, 16), dtype=torch.uint8)
     batches = CalibrationImages(
-        lambda index: dict(inputs=images[index], data_samples=DataSample()), range(12), model, 4)
+        [dict(inputs=image, data_samples=DataSample()) for image in images], range(12), model, 4)
     mean = torch.tensor([1., 2., 3.]).reshape(3, 1, 1)
     assert torch.equal(batches[1]['inputs'], (images[4:8].flip(1) - mean) / 4)
     found = compress(model, batches, '80%', input_shape=(3, 16, 16), progress=False,

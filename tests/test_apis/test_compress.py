@@ -552,12 +552,12 @@ def test_sites_that_are_profiled_in_groups(choose, sites, tmp_path, monkeypatch)
     monkeypatch.setattr(module, 'STATISTICS', 0)  # every site is a group
     profiled, seen = module._profile_group, []
 
-    def counted(dense, group, *args):
+    def counted(calibration, group, part):
         if len(seen) == 1:
             seen.append(None)
             raise KeyboardInterrupt
         seen.append([one.site.name for one in group])
-        return profiled(dense, group, *args)
+        return profiled(calibration, group, part)
 
     monkeypatch.setattr(module, '_profile_group', counted)
 

@@ -91,7 +91,7 @@ def test_a_limit_is_kept_from_the_first_pass_on(monkeypatch):
     assert max(sizes) == 3
     with pytest.raises(ValueError, match='expected memory for the activations of an image of 3 x'):
         compress(vit(), IMAGES, '60%', memory=taken // 2, **OPTIONS)
-    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'free_memory',
+    monkeypatch.setattr(import_module('mmkcr.closed_form.given'), 'free_memory',
                         lambda device: 2 * 10**4)
     with pytest.raises(ValueError, match='a limit of 9.3e-06 GB'):
         compress(vit(), IMAGES, '60%', **OPTIONS)

@@ -9,14 +9,9 @@ from mmpretrain.models import SwinTransformer, VisionTransformer
 from torch import nn
 
 from mmkcr.closed_form.calibration import collect
-from mmkcr.closed_form.head_rotation import (
-    NarrowHeads,
-    head_parts,
-    rotate_heads,
-    take_weights,
-    width_order,
-)
-from mmkcr.closed_form.rotary import rotate_pairs, turned_moments
+from mmkcr.closed_form.head_rotation import NarrowHeads, head_parts, width_order
+from mmkcr.closed_form.options import CompressOptions
+from mmkcr.closed_form.rotary import RotaryHeads
 from mmkcr.functional.attention_refit import logit_bases, value_bases
 from mmkcr.models.search_space import SearchSpace
 
@@ -100,12 +95,12 @@ def test_a_rotated_network_is_the_network(build):
         for site in space.sites.values():
             old = {path: layer.weight.clone()
                    for path, layer in NarrowHeads(site, None).projections().items()}
-            rotation = rotate_heads(site, {path: found[path].inputs for path in old}, rho=1e-3)
-            take_weights(model, rotation.state)
+            order, errors, _ = NarrowHeads(site, CompressOptions(rho=1e-3)).rotate(
+                {path: found[path].inputs for path in old})
             changed += all(not torch.equal(old[path], site.module(path).weight) for path in old)
-            assert rotation.errors[0] == 1 and rotation.errors[-1] == 0
-            assert (rotation.errors.diff() <= 0).all()
-            assert rotation.order.tolist() == width_order(site)
+            assert errors[0] == 1 and errors[-1] == 0
+            assert (errors.diff() <= 0).all()
+            assert order.tolist() == width_order(site)
             assert sorted(width_order(site)) == list(range(site.total))
             assert {part.rows.stop - part.rows.start for part in head_parts(site)} == {site.total}
         after = forward(model, IMAGES)
@@ -126,20 +121,19 @@ def test_values_that_no_position_touches_are_rotated(name):
     model.eval()
     before = model(IMAGES).detach()
     space = SearchSpace.of_dense(model, ['head_channels'])
-    layers = {path: layer for site in space.sites.values()
-              for path, layer in NarrowHeads(site, None).projections().items()}
+    heads = [RotaryHeads(site, CompressOptions(rows=10**6)) for site in space.sites.values()]
+    layers = {path: layer for one in heads for path, layer in one.projections().items()}
     with torch.no_grad():
         torch.testing.assert_close(model(IMAGES), before)  # opened
         with ExitStack() as stack:
-            turned = {key: stack.enter_context(turned_moments(site, 10**6))
-                      for key, site in space.sites.items()}
+            for one in heads:
+                stack.enter_context(one.observing())
             found = collect(model, [IMAGES], lambda network, images: network(images), layers)
-        for key, site in space.sites.items():
-            rotation = rotate_pairs(site, {path: found[path].inputs for path in layers},
-                                    turned[key])
-            take_weights(model, rotation.state)
-            assert rotation.errors[0] == 1 and (rotation.errors.diff() <= 0).all()
-            assert sorted(rotation.order.tolist()) == list(range(site.total))
+        for one in heads:
+            site = one.site
+            order, errors, _ = one.rotate({path: found[path].inputs for path in layers})
+            assert errors[0] == 1 and (errors.diff() <= 0).all()
+            assert sorted(order.tolist()) == list(range(site.total))
             # what turns are is lengths that stay
             part = head_parts(site)[0]
             rows = found[part.path].inputs
@@ -149,7 +143,7 @@ def test_values_that_no_position_touches_are_rotated(name):
                 mean = mean + site.host.get_parameter(part.bias)
             lengths = (weight @ rows.covariance * weight).sum(1) + mean.square()
             torch.testing.assert_close(
-                turned[key].query.second_moment.diagonal(dim1=1, dim2=2).sum(1),
+                one.turned[0].second_moment.diagonal(dim1=1, dim2=2).sum(1),
                 lengths.view(4, -1).sum(1))
         torch.testing.assert_close(model(IMAGES), before, rtol=0,
                                    atol=1e-8 * float(before.abs().max()))

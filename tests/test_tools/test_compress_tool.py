@@ -486,7 +486,7 @@ def refuse_to_begin_anew(monkeypatch):
     """``refuse_to_begin_anew()``: from then on a calibration or a refit fails."""
     def refuse():
         monkeypatch.setattr(import_module('mmkcr.closed_form.profiles'), '_profile_group', None)
-        monkeypatch.setattr(import_module('mmkcr.closed_form.refit_blocks').Refits, 'fit', None)
+        monkeypatch.setattr(import_module('mmkcr.closed_form.refit_blocks').Refits, 'refit', None)
     return refuse
 
 

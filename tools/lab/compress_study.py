@@ -30,7 +30,7 @@ def at_random(site: HostSite, moments: Moments | None, generator: torch.Generato
 
 def by_weight(site: HostSite, moments: Moments | None, generator: torch.Generator) -> Tensor:
     """Units by the norm of the weights that read them."""
-    weight = site.host.get_submodule(readers(site)[0].path).weight.detach().flatten(1)
+    weight = readers(site)[0].layer.weight.detach().flatten(1)
     return _by_unit(site, weight.square().sum(0))
 
 
@@ -41,9 +41,8 @@ def by_variance(site: HostSite, moments: Moments, generator: torch.Generator) ->
 
 def _by_unit(site: HostSite, values: Tensor) -> Tensor:
     reader = readers(site)[0]
-    columns = reader.of_units(site.host.get_submodule(reader.path), torch.arange(site.total),
-                              site.total)
-    return _ordered(site, values[columns].sum(1))
+    columns = reader.columns(torch.arange(site.total))
+    return _ordered(site, values[columns].view(site.total, -1).sum(1))
 
 
 def _ordered(site: HostSite, scores: Tensor) -> Tensor:
