@@ -16,8 +16,8 @@ hush_missing_parts()
 
 
 def _child(name: str, parent: Registry, *locations: str) -> Registry:
-    found = [f'mmkcr.{location}' for location in (*locations, 'methods.registered')]
-    return Registry(name, parent=parent, scope='mmkcr', locations=found)
+    modules = [f'mmkcr.{location}' for location in (*locations, 'methods.registered')]
+    return Registry(name, parent=parent, scope='mmkcr', locations=modules)
 
 
 MODELS = _child('model', root.MODELS, 'models.registered')

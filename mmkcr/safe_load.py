@@ -70,8 +70,8 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
     others = [name for name, value in entries
               if not isinstance(name, str) or not torch.is_tensor(value)]
     if others or not entries:
-        found = f'the entry `{str(others[0]):.60}`, which is none' if others else 'no entry'
-        raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found {found}')
+        entry = f'the entry `{str(others[0]):.60}`, which is none' if others else 'no entry'
+        raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found {entry}')
     return checkpoint
 
 
@@ -205,16 +205,16 @@ def _harmless() -> list[Any]:
     """
     arrays = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in '?bBhHiIlLqQefdU'}]
     multiarray = np._core.multiarray
-    found = [slice, Namespace, PosixPath, *arrays]
+    allowed = [slice, Namespace, PosixPath, *arrays]
     # a pair (object, name) lets the name in the pickle stand for our object; NumPy's old and new
     # module names both occur
-    found += [(getattr(multiarray, name), f'numpy.{core}.multiarray.{name}')
-              for core in ('core', '_core') for name in ('_reconstruct', 'scalar')]
+    allowed += [(getattr(multiarray, name), f'numpy.{core}.multiarray.{name}')
+                for core in ('core', '_core') for name in ('_reconstruct', 'scalar')]
     with contextlib.suppress(ImportError):  # not needed for other checkpoints than its own
         from mmengine.config import ConfigDict
         from mmengine.logging import HistoryBuffer
-        found += [ConfigDict, HistoryBuffer, (_method, 'builtins.getattr')]
-    return found
+        allowed += [ConfigDict, HistoryBuffer, (_method, 'builtins.getattr')]
+    return allowed
 
 
 def read_config_text(text: str, path: str | Path) -> 'Config':
@@ -228,12 +228,12 @@ def read_config_text(text: str, path: str | Path) -> 'Config':
     if is_trusted():
         return Config.fromstring(text, '.py')
     try:
-        found = {}
+        values = {}
         for line in ast.parse(text).body:
             (target, ) = line.targets
-            found[target.id] = ast.literal_eval(_Literals().visit(line.value))
-        check_types(found, path)
-        return Config(found)
+            values[target.id] = ast.literal_eval(_Literals().visit(line.value))
+        check_types(values, path)
+        return Config(values)
     except Exception as error:  # of the parser, and of what is no literal
         raise ValueError(f'expected a config of plain values in the checkpoint `{path}`, found '
                          f'one that is not ({type(error).__name__}); `--trust-checkpoint` lets it '

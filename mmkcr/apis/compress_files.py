@@ -134,17 +134,17 @@ def searched_config(config: Config, scope: str) -> dict[str, Any]:
                   config).to_dict()
 
 
-def enough_images(looked: Survey, layers: Iterable[nn.Module]) -> int:
+def enough_images(surveyed: Survey, layers: Iterable[nn.Module]) -> int:
     """Number of calibration images that refits need, with the tenth that is held out.
 
     They have 12 positions for each input of every layer with more than one an image, and as many
     pixels as 256 images of 224 x 224; there are at least 32 and at most 512 of them.
     """
-    wide = [layer for layer in layers if looked.rows.get(layer, 0) > 1
+    wide = [layer for layer in layers if surveyed.rows.get(layer, 0) > 1
             and getattr(layer, 'groups', 1) == 1]
-    pixels = max((math.prod(size[-2:]) for size in looked.sizes), default=224**2)
+    pixels = max((math.prod(size[-2:]) for size in surveyed.sizes), default=224**2)
     least = min(max(256 * 224**2 // pixels, 32), 256)
-    needed = looked.needed(wide, max(CompressOptions.per_unit), least)
+    needed = surveyed.needed(wide, max(CompressOptions.per_unit), least)
     return min(math.ceil(needed / 0.9), MOST_IMAGES)
 
 

@@ -85,9 +85,9 @@ def without_initial_weights(config: Config) -> Config:
     config = copy.deepcopy(config)
     for part in (config.model, config.model.backbone):
         part.pop('pretrained', None)
-        found = part.get('init_cfg')
-        if isinstance(found, list):  # several initialisations, one after the other
-            part.init_cfg = [each for each in found if 'checkpoint' not in each]
-        elif found and 'checkpoint' in found:  # mmdet's PVT has one without `type`
+        init = part.get('init_cfg')
+        if isinstance(init, list):  # several initialisations, one after the other
+            part.init_cfg = [each for each in init if 'checkpoint' not in each]
+        elif init and 'checkpoint' in init:  # mmdet's PVT has one without `type`
             part.pop('init_cfg')
     return config

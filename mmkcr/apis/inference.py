@@ -127,14 +127,14 @@ def model_index() -> dict[str, dict[str, Any]]:
     """
     root = shipped_root()
     metafiles = mmengine.load(root / 'model-index.yml')['Import']
-    found = {entry['Name']: {**entry, 'Config': str(root / entry['Config'])}
-             for path in metafiles for entry in mmengine.load(root / path)['Models']}
+    entries = {entry['Name']: {**entry, 'Config': str(root / entry['Config'])}
+               for path in metafiles for entry in mmengine.load(root / path)['Models']}
     rows = root / ZOO / 'models.json'
     for row in mmengine.load(rows)['models'] if rows.is_file() else ():
-        found[row['name']] = dict(
+        entries[row['name']] = dict(
             Name=row['name'], Config=str(root / ZOO / f'{row["name"]}.py'),
             Weights=str(root / ZOO / row['files'][0]),
             Metadata={'FLOPs': row['macs'], 'Parameters': row['params'],
                       'Training Data': row['data']},
             Results=[dict(Metrics=row['results'])])
-    return found
+    return entries

@@ -91,8 +91,8 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
 
 def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
     """Write how the dense network is built, as far as the network says it."""
-    config = next((found for name in ('cfg', '_config') if is_of(
-        found := getattr(model, name, None), 'mmengine.config.Config')), None)
+    config = next((hub_config for name in ('cfg', '_config') if is_of(
+        hub_config := getattr(model, name, None), 'mmengine.config.Config')), None)
     known = getattr(model, 'pretrained_cfg', None)
     if config is not None:
         from .compress_files import searched_config, write_config
@@ -111,9 +111,9 @@ def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
         channels = structure.macs['input_shape'][0]
         if channels != known['input_size'][0]:
             arguments['in_chans'] = channels
-        own = getattr(getattr(model, 'patch_embed', None), 'img_size', None)
-        if own is not None and tuple(own) != tuple(known['input_size'][1:]):
-            arguments['img_size'] = list(own)
+        img_size = getattr(getattr(model, 'patch_embed', None), 'img_size', None)
+        if img_size is not None and tuple(img_size) != tuple(known['input_size'][1:]):
+            arguments['img_size'] = list(img_size)
         # as timm writes it
         (folder / DENSE).write_text(json.dumps(dict(
             architecture=known['architecture'], model_args=arguments), indent=2) + '\n')
@@ -129,9 +129,9 @@ def _not_the_same(model: nn.Module, folder: Path, shape: list[int]) -> str:
         again = load(folder, device=first.device)
         with eval_mode(model):
             image = torch.rand(1, *shape).to(first)
-            found, wanted = (TensorModel(network)(image) for network in (again, model))
-        torch.testing.assert_close(found, wanted, rtol=100 * torch.finfo(first.dtype).eps, atol=(
-            100 * torch.finfo(first.dtype).eps))
+            outputs, expected = (TensorModel(network)(image) for network in (again, model))
+        bound = 100 * torch.finfo(first.dtype).eps
+        torch.testing.assert_close(outputs, expected, rtol=bound, atol=bound)
     except Exception as error:  # of whatever builds and runs a network
         return f'that this fails ({" ".join(str(error).split()):.200})'
     return ''
@@ -182,14 +182,14 @@ def load(folder: str | Path, model: nn.Module | None = None,
     space.put_masks()
     space.slice_to(structure)
     check_recorded(host, structure, model)
-    own = model.state_dict(keep_vars=True)
-    if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(own))):
+    expected = model.state_dict(keep_vars=True)
+    if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(expected))):
         raise ValueError(f'expected entries of the {type(model).__name__} in `{path / WEIGHTS}`, '
                          f'found `{renamed[0]}` and {len(renamed) - 1} others, such as '
                          'transformers 5 writes for version 4: write the folder with '
                          '`result.save(folder)`, or with `save_pretrained(folder, '
                          'save_original_format=False)`')
-    for name, value in own.items():
+    for name, value in expected.items():
         if name in state:  # loading would keep the type of the new network
             value.data = value.data.to(state[name].dtype)
     load_task(model, state, str(path / WEIGHTS))

@@ -117,12 +117,12 @@ class CompressJob(Configured, Shaped, Trusting, Timed):
 def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
     config, weights = files.folder / CONFIG, files.folder / WEIGHTS
-    whole, scope = '', files.structure.provenance.get('asked', {}).get('scope')
+    hint, scope = '', files.structure.provenance.get('asked', {}).get('scope')
     if files.parts and scope == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
-        whole = f'The whole model went to {slim / dense:.1%} of its MACs: `--scope model` cuts ' \
+        hint = f'The whole model went to {slim / dense:.1%} of its MACs: `--scope model` cuts ' \
             'neck and heads, too. '
-    return (f'{whole}Next: `mmkcr test {config} {weights}`, `mmkcr export {config} {weights}`, '
+    return (f'{hint}Next: `mmkcr test {config} {weights}`, `mmkcr export {config} {weights}`, '
             f'`mmkcr latency {config}` (against the dense network), or `--finetune LENGTH` in this '
             'call.')
 
@@ -203,20 +203,20 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
         begin(files, 'distil')
         distil_files(task, files.folder, args.distil)
     tuned = [] if args.finetune is None else [finetune(task.config, args, files)]
-    found, deployed, notes = [], [], []
+    measured, deployed, notes = [], [], []
     if args.evaluate:
         work_dir, slim = str(files.folder / 'evaluate'), load_config(files.folder / CONFIG)
         if not metrics:
             metrics.append(evaluate(task.config, args.checkpoint, work_dir))
-        found = [*metrics, *(evaluate(slim, checkpoint, work_dir)
-                             for checkpoint in (None, *tuned))]
+        measured = [*metrics, *(evaluate(slim, checkpoint, work_dir)
+                                for checkpoint in (None, *tuned))]
         networks = dict(dense=(task.config, args.checkpoint), slim=(slim, None))
         try:
             deployed = [evaluate(*networks[entry.name.split()[0]], work_dir, entry.path,
                                  args.int8) for entry in files.deployed]
         except ValueError as error:  # they have one size, test images may have others
             notes = [f'The files of `--int8` were not evaluated: {error}']
-    print_files(files, found, deployed)
+    print_files(files, measured, deployed)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
     print('\n'.join([next_steps(files), *notes]))
     for checkpoint in tuned:

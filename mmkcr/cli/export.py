@@ -85,19 +85,19 @@ def against_dense(args: ExportJob, config: Config, report: ExportReport,
                             report.runtime, args.threads)
 
 
-def report_end_to_end(found: EndToEnd, against: str | None) -> None:
+def report_end_to_end(report: EndToEnd, against: str | None) -> None:
     """Print metrics and time of a whole detector or segmentor."""
-    timing = found.timing.to_dict()
-    if found.metrics:
+    timing = report.timing.to_dict()
+    if report.metrics:
         print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
             (name, f'{torch_value:.4g}', f'{value:.4g}')
-            for name, (torch_value, value) in found.metrics.items()]))
-    print(f'{found.path}: {timing["seconds"]["slim"] * 1e3:.4g} ms an image in '
+            for name, (torch_value, value) in report.metrics.items()]))
+    print(f'{report.path}: {timing["seconds"]["slim"] * 1e3:.4g} ms an image in '
           '`onnxruntime`; batch, height and width dynamic')
     if against:
         first, third = timing['ratio_quartiles']
         print(f'{timing["ratio"]:.3f} of the time of the other file, in turns '
-              f'({len(found.timing.dense)} pairs, quartiles {first:.3f} to {third:.3f})')
+              f'({len(report.timing.dense)} pairs, quartiles {first:.3f} to {third:.3f})')
 
 
 @runs(ExportJob)
@@ -119,14 +119,14 @@ def main(args: ExportJob) -> None:
             model = find_task(model).backbone
         out = args.out or run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
         if args.end_to_end:
-            whole = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
-                                      args.evaluate, args.threads, args.against)
+            end_to_end = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
+                                           args.evaluate, args.threads, args.against)
         else:
             report = export_onnx(model, out, shape, size, tolerance=args.tolerance,
                                  runtime=args.runtime)
             timing = against_dense(args, config, report, shape)
     if args.end_to_end:
-        report_end_to_end(whole, args.against)
+        report_end_to_end(end_to_end, args.against)
         return
     print(format_table(('input', 'difference from PyTorch'),
                        [('x'.join(map(str, key)), f'{error:.2g}')

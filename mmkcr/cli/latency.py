@@ -188,18 +188,18 @@ def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int,
              for side in (pair.dense, pair.slim)]
     timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp,
                           clock)
-    found, (height, width) = timing.to_dict(), pair.shape[1:]
+    times, (height, width) = timing.to_dict(), pair.shape[1:]
     row = dict(dense=pair.names[0], slim=pair.names[1], sites=pair.sites, part=args.part,
                height=height, width=width, runtime=runtime, threads=threads, batch=batch,
                amp=args.amp or 'fp32', device=args.device,
                clock='cpu' if clock is time.process_time else 'wall', pairs=len(timing.dense),
                gmacs_dense=rounded(timing.macs_dense, 1e-9),
                gmacs_slim=rounded(timing.macs_slim, 1e-9), macs_ratio=rounded(timing.macs_ratio),
-               ms_dense=rounded(found['seconds']['dense'], 1e3),
-               ms_slim=rounded(found['seconds']['slim'], 1e3))
+               ms_dense=rounded(times['seconds']['dense'], 1e3),
+               ms_slim=rounded(times['seconds']['slim'], 1e3))
     for key in ('ratio', 'share'):
-        row[key] = rounded(found[key])
-        row[f'{key}_q1'], row[f'{key}_q3'] = map(rounded, found[f'{key}_quartiles'])
+        row[key] = rounded(times[key])
+        row[f'{key}_q1'], row[f'{key}_q3'] = map(rounded, times[f'{key}_quartiles'])
     return row, timing
 
 

@@ -59,10 +59,10 @@ def resume_latest(config: Config) -> None:
     Otherwise the run begins as usual, from ``load_from`` if the config has it. So a run
     can always be started with ``--resume``, as batch systems do that restart jobs.
     """
-    found = latest_checkpoint(config.work_dir)
-    config.resume = found is not None
-    if found is not None:
-        config.load_from = found
+    checkpoint = latest_checkpoint(config.work_dir)
+    config.resume = checkpoint is not None
+    if checkpoint is not None:
+        config.load_from = checkpoint
 
 
 def latest_checkpoint(work_dir: str) -> str | None:
@@ -190,8 +190,8 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
             unreadable = isinstance(error, UnreadableImageError) or \
                 not hook.started and 'Original Traceback' in str(error)  # of a data-loading worker
             if hook.started and not unreadable:
-                told = isinstance(error, (NonFiniteError, OSError))
-                kind = ValueError if told else RuntimeError
+                reported = isinstance(error, (NonFiniteError, OSError))
+                kind = ValueError if reported else RuntimeError
                 raise kind(f'the run stopped: {error}') from error
             if first and not hook.started:
                 _note(error)

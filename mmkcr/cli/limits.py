@@ -53,6 +53,6 @@ def _check_order(args: Namespace) -> None:
     """Refuse a checkpoint in the config's place, with the config in the checkpoint's."""
     config, checkpoint = (str(getattr(args, name, '')) for name in ('config', 'checkpoint'))
     if config.endswith('.pth'):
-        found = f'the config `{checkpoint}` in its place: they are swapped' \
+        instead = f'the config `{checkpoint}` in its place: they are swapped' \
             if checkpoint.endswith('.py') else 'no config'
-        raise ValueError(f'expected the config before the checkpoint `{config}`, found {found}')
+        raise ValueError(f'expected the config before the checkpoint `{config}`, found {instead}')

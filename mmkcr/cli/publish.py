@@ -34,9 +34,10 @@ class PublishJob(Configured, Trusting):
 @runs(PublishJob)
 def main(args: PublishJob) -> None:
     """Publish and print."""
-    found = publish(args.config, args.checkpoint, args.out, args.name, args.cfg_options,
-                    args.half)
-    structure = 'with its structure' if found.meta['structure'] else 'dense'
-    print(f'{found.meta["model"]}, {found.meta["params"] / 1e6:.4g} M parameters, {structure}: '
-          f'{found.bytes["published"] / 1e6:.2f} MB of {found.bytes["checkpoint"] / 1e6:.2f} MB')
-    print(f'Wrote {found.path}')
+    published = publish(args.config, args.checkpoint, args.out, args.name, args.cfg_options,
+                        args.half)
+    meta, size = published.meta, published.bytes
+    structure = 'with its structure' if meta['structure'] else 'dense'
+    print(f'{meta["model"]}, {meta["params"] / 1e6:.4g} M parameters, {structure}: '
+          f'{size["published"] / 1e6:.2f} MB of {size["checkpoint"] / 1e6:.2f} MB')
+    print(f'Wrote {published.path}')

@@ -27,8 +27,8 @@ def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = (),
                  if isinstance(value, Real)]
         rows = [(entry.path.name, f'{entry.bytes / 1e6:.2f}', f'{entry.ratio:.3f}',
                  f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}',
-                 *(f'{found[name]:.4g}' for name in names))
-                for entry, found in zip(files.deployed, deployed or [{}] * len(files.deployed))]
+                 *(f'{numbers[name]:.4g}' for name in names))
+                for entry, numbers in zip(files.deployed, deployed or [{}] * len(files.deployed))]
         print(format_table(('file', 'MB', 'time, batch 1', 'difference from dense',
                             'same class', *names), rows))
     if files.parts:

@@ -138,11 +138,11 @@ def test_with_masks(runner: Runner) -> dict[str, Any]:
         metrics.update({f'{key}_open': value for key, value in runner.test_loop.run().items()})
     runner.logger.info('\n' + format_table(
         ('mask', 'open (%)', 'always open (%)', 'never open (%)'),
-        [(layer, *(f'{value:.1f}' for value in found.values()))
-         for layer, found in rows.items()]))
+        [(layer, *(f'{value:.1f}' for value in shares.values()))
+         for layer, shares in rows.items()]))
     metrics.update({f'masks/{key}': value for key, value in rows['mean'].items()})
-    metrics.update({f'masks/{layer}/{key}': value for layer, found in layers.items()
-                    for key, value in found.items()})
+    metrics.update({f'masks/{layer}/{key}': value for layer, shares in layers.items()
+                    for key, value in shares.items()})
     return metrics
 
 

@@ -56,16 +56,16 @@ def words(entry: Mapping[str, Any]) -> list[str]:
 @runs(ZooJob)
 def main(args: ZooJob) -> None:
     """Read the metafiles and print."""
-    found = {name: entry for name, entry in model_index().items()
-             if fnmatch(name, args.pattern) and (results(entry) or not args.run)
-             and ('Weights' in entry or not args.trained)}
-    if not found:
+    entries = {name: entry for name, entry in model_index().items()
+               if fnmatch(name, args.pattern) and (results(entry) or not args.run)
+               and ('Weights' in entry or not args.trained)}
+    if not entries:
         raise ValueError(f'expected a name of a model, found none that fits `{args.pattern}`')
     if args.path:
-        print('\n'.join(' '.join(words(entry)) for entry in found.values()))
+        print('\n'.join(' '.join(words(entry)) for entry in entries.values()))
         return
     rows = []
-    for name, entry in found.items():
+    for name, entry in entries.items():
         meta = entry.get('Metadata') or {}
         rows.append((name, scaled(meta.get('FLOPs'), 1e9), scaled(meta.get('Parameters'), 1e6),
                      meta.get('Training Data', ''), results(entry),

@@ -134,16 +134,16 @@ def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
     Raises:
         ValueError: All calibration batches are the same.
     """
-    known = {digest(batch) for batch in batches}
+    known = {batch_digest(batch) for batch in batches}
     if len(known) == 1 < len(batches):
         raise ValueError(f'expected calibration images that differ, found that all {len(batches)} '
                          'batches are the same')
-    return sum(images_of(batch) for batch in held_out if digest(batch) in known)
+    return sum(images_of(batch) for batch in held_out if batch_digest(batch) in known)
 
 
-def digest(batch: Any) -> bytes:
+def batch_digest(batch: Any) -> bytes:
     """SHA-256 of the values of a batch."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for tensor in flat_tensors(batch, floating=False):
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return found.digest()
+        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return sha.digest()

@@ -81,12 +81,12 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
     """
     # gradients are collected only for `layers`, some of which may be among the others, too
     both = {**layers, **(others or {})}
-    found = {name: ReaderMoments(layer, name, rows, logits is not None and name in layers)
-             for name, layer in both.items()}
-    hooks = [(layer, found[name].hook) for name, layer in both.items()]
+    reader_moments = {name: ReaderMoments(layer, name, rows, logits is not None and name in layers)
+                      for name, layer in both.items()}
+    hooks = [(layer, reader_moments[name].hook) for name, layer in both.items()]
     for _ in _passes(model, batches, forward, hooks, logits, seed, scales, backward):
         pass
-    return found
+    return reader_moments
 
 
 class WeightChange(NamedTuple):
@@ -207,7 +207,7 @@ def _moved(change: WeightChange, x: Tensor, gradient: Tensor, images: Sequence[i
     # autocast gives gradients and inputs of different precision
     dtype = torch.promote_types(torch.promote_types(x.dtype, gradient.dtype), torch.float32)
     deltas = change.deltas.to(x.device, dtype).flatten(1)  # (tries, m d)
-    mean, most, found = change.mean.to(x.device, dtype), max(1, _AT_ONCE // inputs), []
+    mean, most, parts = change.mean.to(x.device, dtype), max(1, _AT_ONCE // inputs), []
     biased = change.deltas.shape[2] > inputs  # the last column reads an input of ones
     with torch.autocast(x.device.type, enabled=False):
         for first in range(0, rows, max(each, 1)):
@@ -219,8 +219,8 @@ def _moved(change: WeightChange, x: Tensor, gradient: Tensor, images: Sequence[i
                 if biased:
                     centred = F.pad(centred, (0, 1), value=1.)
                 seen = seen + out.to(dtype).mT @ centred
-            found.append(deltas @ seen.flatten())
-    return torch.stack(found).double().cpu() if found else torch.zeros(1, len(deltas)).double()
+            parts.append(deltas @ seen.flatten())
+    return torch.stack(parts).double().cpu() if parts else torch.zeros(1, len(deltas)).double()
 
 
 @contextmanager
@@ -276,7 +276,7 @@ def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], 
         gradient = torch.zeros_like(chances).scatter_(1, drawn, 1.) - chances
         return [torch.zeros_like(out) for out in outputs[:-1]] + [gradient.to(outputs[-1])]
     scales = scales or output_scales(outputs, len(images))
-    found = []
+    changed = []
     for out, scale in zip(outputs, scales):
         # random signs s have E s s^T = I: E (s . dz)^2 / scale^2 is the squared relative error
         parts = images_in(out, len(images))
@@ -285,7 +285,7 @@ def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], 
                            for draw in draws[:parts]]) if out.ndim else out.new_ones(())
         # the mean over outputs, not the sum
         factor = 1. / (max(scale, 1e-6) * len(outputs)**0.5)
-        found.append(signs.to(out).mul_(2).sub_(1).mul_(factor))
-    return found
+        changed.append(signs.to(out).mul_(2).sub_(1).mul_(factor))
+    return changed
 
 

@@ -218,15 +218,15 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
 
 def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> None:
     wanted = {name: site.total for name, site in space.sites.items()}
-    found = {name: len(profile.losses) - 1 for name, profile in profiles.items()}
-    other = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    units = {name: len(profile.losses) - 1 for name, profile in profiles.items()}
+    other = [name for name in {**wanted, **units} if wanted.get(name) != units.get(name)]
     if other:
         raise ValueError(f'expected profiles of the sites of this network, found `{other[0]}` with '
-                         f'{found.get(other[0], "no")} units for {wanted.get(other[0], "none")}')
+                         f'{units.get(other[0], "no")} units for {wanted.get(other[0], "none")}')
 
 
 def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
-            sizes: Mapping[str, int]) -> Structure:
+                  sizes: Mapping[str, int]) -> Structure:
     """The first units of every site's order."""
     structure = space.structure_for(
         {name: profiles[name].order[:size].sort().values for name, size in sizes.items()})
@@ -298,11 +298,11 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
         # images of several sizes are not alike
         apart += sum(_square(row - one) / 2 if row.shape[1] == one.shape[1] else math.inf
                      for row, one in zip(rows, first))
-    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
-                 spread=min(apart / max(energy, 1e-30), 1.))
+    result = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
+                  spread=min(apart / max(energy, 1e-30), 1.))
     if total:
-        found['pixels' if maps else 'top1'] = same / total
-    return dict(found, seen=seen) if seen else found
+        result['pixels' if maps else 'top1'] = same / total
+    return dict(result, seen=seen) if seen else result
 
 
 def _square(values: Tensor) -> float:

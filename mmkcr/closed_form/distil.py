@@ -165,12 +165,12 @@ def read_length(length: str | int) -> int | float:
     Raises:
         ValueError: It is neither, or not positive.
     """
-    found = re.fullmatch(r'(\d+(?:\.\d*)?)\s*(s|min|h)?', str(length).strip())
-    if not found or float(found[1]) <= 0 or not found[2] and '.' in found[1]:
+    match = re.fullmatch(r'(\d+(?:\.\d*)?)\s*(s|min|h)?', str(length).strip())
+    if not match or float(match[1]) <= 0 or not match[2] and '.' in match[1]:
         raise ValueError("expected a number of steps or a time such as '30min', '2h' or '90s', "
                          f'found {length!r}')
-    return float(found[1]) * dict(s=1., min=60., h=3600.)[found[2]] if found[2] else \
-        int(found[1])
+    return float(match[1]) * dict(s=1., min=60., h=3600.)[match[2]] if match[2] else \
+        int(match[1])
 
 
 class DistilModel(BaseModel):
@@ -202,10 +202,10 @@ class DistilModel(BaseModel):
     @torch.no_grad()
     def measure(self, batches: Sequence[Any]) -> None:
         """Measure the variance of all outputs of the teacher, on at most four batches."""
-        found = [self._outputs(self._teacher[0], self.data_preprocessor(batch))
-                 for batch in batches[:4]]
+        outputs = [self._outputs(self._teacher[0], self.data_preprocessor(batch))
+                   for batch in batches[:4]]
         self._variances = [sum(out.float().var() for out in outs).clamp(min=1e-12) / len(outs)
-                           for outs in zip(*found)]
+                           for outs in zip(*outputs)]
 
     def _outputs(self, network: nn.Module, batch: Any, cut: bool = False) -> list[Tensor]:
         """Outputs of some blocks, where gradients stop if ``cut``, then those that are to agree."""
@@ -226,20 +226,20 @@ class DistilModel(BaseModel):
         """Losses of the student on a batch; in the mode ``'judge'`` of the average."""
         with torch.no_grad():
             wanted = self._outputs(self._teacher[0], batch)
-        found = self._outputs(self.average if mode == 'judge' else self.student, batch,
-                              self._settings.windows and mode == 'loss')
-        if [one.shape for one in found] != [one.shape for one in wanted]:
+        outputs = self._outputs(self.average if mode == 'judge' else self.student, batch,
+                                self._settings.windows and mode == 'loss')
+        if [one.shape for one in outputs] != [one.shape for one in wanted]:
             raise ValueError('expected a student with outputs of the shapes of its teacher '
                              f'{[tuple(one.shape) for one in wanted]}, found '
-                             f'{[tuple(one.shape) for one in found]}')
+                             f'{[tuple(one.shape) for one in outputs]}')
         losses = {}
         if self._logits and mode == 'loss':
             tau = self._settings.temperature
-            scores, right = ((one.pop().float() / tau).log_softmax(-1) for one in (found, wanted))
+            scores, right = ((one.pop().float() / tau).log_softmax(-1) for one in (outputs, wanted))
             losses['loss_scores'] = tau**2 * F.kl_div(scores, right, reduction='batchmean',
                                                       log_target=True)
         terms = [(one.float() - other.float()).square().mean() / variance
-                 for one, other, variance in zip(found, wanted, self._variances)]
+                 for one, other, variance in zip(outputs, wanted, self._variances)]
         if mode == 'judge':  # what the task reads, and nothing else
             terms = terms[min(len(self._between), len(terms) - 1):]
         if terms:
@@ -352,10 +352,10 @@ class _Teacher(Hook):
     def _keep_best(self, runner: Runner, step: int) -> None:
         model = unwrap(runner.model)
         error = judged(model, self._judge)
-        found = dict(runner.message_hub.runtime_info.get('distil_errors', {}))
-        better = math.isfinite(error) and all(error < other for other in found.values())
-        found[step] = error
-        runner.message_hub.update_info('distil_errors', found)
+        errors = dict(runner.message_hub.runtime_info.get('distil_errors', {}))
+        better = math.isfinite(error) and all(error < other for other in errors.values())
+        errors[step] = error
+        runner.message_hub.update_info('distil_errors', errors)
         runner.logger.info(f'step {step} of {self._steps}: distance to the teacher {error:.4f} on '
                            f'held-out images{", the best" if better else ""}')
         if better and is_main_process():
@@ -372,9 +372,9 @@ def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
 @torch.no_grad()
 def judged(model: DistilModel, batches: Sequence[Any]) -> float:
     """Mean distance of the averaged student's outputs to the teacher's."""
-    found = [float(sum(model(model.data_preprocessor(batch), mode='judge').values()))
-             for batch in batches]
-    return sum(found) / len(found)
+    losses = [float(sum(model(model.data_preprocessor(batch), mode='judge').values()))
+              for batch in batches]
+    return sum(losses) / len(losses)
 
 
 def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequence[Any],

@@ -43,14 +43,14 @@ class Calibration:
     seen: int
 
     @cached_property
-    def looked(self) -> Survey:
+    def survey(self) -> Survey:
         """What the first images tell of the network."""
         return survey(self.dense, self.batches, self.forward)
 
     @property
     def size(self) -> int:
         """Images of a batch."""
-        return self.looked.batch(self.settings.memory)
+        return self.survey.batch(self.settings.memory)
 
 
 def copied(model: nn.Module) -> nn.Module:

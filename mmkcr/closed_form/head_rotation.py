@@ -40,13 +40,13 @@ def head_parts(site: AttentionWidth) -> list[HeadPart]:
     """The parts of queries, keys and values, in this order."""
     view, size = site.view, site.view.heads * site.view.width
     # hosts with a fused `qkv` may keep biases as parameters of their own (BEiT: q_bias, v_bias)
-    own = {axis.name[0]: axis.name for axis in view.extra(site.owner) if axis.per == 1 and
-           isinstance(axis.value, nn.Parameter)}
+    parameters = {axis.name[0]: axis.name for axis in view.extra(site.owner) if axis.per == 1 and
+                  isinstance(axis.value, nn.Parameter)}
     parts: list[HeadPart] = []
     # a projection holds `count` of q, k and v, each with all heads: `size` rows
     for path, count in zip(view.projections, view.fused):
         for part in range(count):
-            rows, name = slice(part * size, (part + 1) * size), own.get('qkv'[len(parts)])
+            rows, name = slice(part * size, (part + 1) * size), parameters.get('qkv'[len(parts)])
             bias = '' if site.module(path).bias is None else f'{path}.bias'
             parts.append(HeadPart(path, rows, bias, rows) if name is None else
                          HeadPart(path, rows, f'{site.path}.{name}', slice(0, size)))
@@ -84,9 +84,9 @@ class NarrowHeads(Units):
 
         Losses are in the unit of the output's errors.
         """
-        found = {path: self.moments[path] for path in self.projections()}
-        self.check_reached(*found.values())
-        order, errors, values = self.rotate({path: entry.inputs for path, entry in found.items()})
+        moments = {path: self.moments[path] for path in self.projections()}
+        self.check_reached(*moments.values())
+        order, errors, values = self.rotate({path: entry.inputs for path, entry in moments.items()})
         output = self.moments[self.site.view.output]
         output.inputs = output.inputs.mixed(values)
         return SiteProfile(order, self.loss_of_all() * errors,

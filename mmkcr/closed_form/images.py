@@ -17,7 +17,7 @@ from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import preprocessed, with_pipeline
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.models.tasks import find_task, is_dense_task, is_self_supervised
-from .batches import ImageBatches, digest
+from .batches import ImageBatches, batch_digest
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
@@ -52,14 +52,14 @@ class CalibrationImages(ImageBatches):
         and of the pixels of the first and the last batch, which the transforms change. Where
         images have no local files (CIFAR, a remote storage), these two batches must do.
         """
-        found = hashlib.sha256()
+        sha = hashlib.sha256()
         for index in self._images if hasattr(self._dataset, 'get_data_info') else ():
             path = self._dataset.get_data_info(index).get('img_path')
             if path and Path(path).is_file():
-                found.update(hashlib.sha256(Path(path).read_bytes()).digest())
+                sha.update(hashlib.sha256(Path(path).read_bytes()).digest())
         for batch in (self[0], self[-1]) if len(self) else ():
-            found.update(digest(batch['inputs']))
-        return found.hexdigest()
+            sha.update(batch_digest(batch['inputs']))
+        return sha.hexdigest()
 
     def _batch(self, images: list[int]) -> Any:
         samples = [self._dataset[index] for index in images]

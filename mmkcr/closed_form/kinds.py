@@ -73,9 +73,9 @@ def _reasons(host: nn.Module) -> str:
     kinds: dict[str, list[str]] = {}
     for kind in REFITTED:
         kinds.setdefault(why_not(host, kind), []).append(f'`{kind}`')
-    found = [f'{", ".join(names)}: {reason}' for reason, names in kinds.items()
-             if reason and not reason.endswith(('has an adapter', 'has no adapter'))]
-    return f' ({"; ".join(found)})' if found else ', whose layers have no adapter'
+    clauses = [f'{", ".join(names)}: {reason}' for reason, names in kinds.items()
+               if reason and not reason.endswith(('has an adapter', 'has no adapter'))]
+    return f' ({"; ".join(clauses)})' if clauses else ', whose layers have no adapter'
 
 
 def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:

@@ -71,17 +71,17 @@ def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:
 def _profile_group(calibration: Calibration, group: Sequence[Units],
                    part: str) -> dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
-    dense, looked, settings = calibration.dense, calibration.looked, calibration.settings
+    dense, surveyed, settings = calibration.dense, calibration.survey, calibration.settings
     # by `site:path`, as two sites may share a layer
     layers = {f'{one.site.name}:{path}': layer for one in group
               for path, layer in one.layers().items()}
     projections = {f'{one.site.name}:{path}': layer for one in group
                    for path, layer in one.projections().items()}
     enough = settings.per_unit[0]
-    batches = first_images(calibration.batches, looked.needed(
+    batches = first_images(calibration.batches, surveyed.needed(
         {**layers, **projections}.values(), enough, settings.least_images))
     rows = Rows(settings.rows, enough, count_images(batches))
-    backward = looked.needed(layers.values(), enough, settings.backward_images, gradients=True)
+    backward = surveyed.needed(layers.values(), enough, settings.backward_images, gradients=True)
     # no batch has images of both kinds: its size, which is of the free memory, changes nothing
     edge = len(first_images(batches, backward))
     parts = (of_size(part, calibration.size)
@@ -92,11 +92,11 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
             stack.enter_context(one.observing())
         bar = shown_images(itertools.chain.from_iterable(parts), f'Orders of units{part}',
                            settings, count_images(batches))
-        found = collect(dense, bar, calibration.forward, layers, rows, settings.logits,
-                        settings.seed, looked.scales, projections, backward)
+        moments = collect(dense, bar, calibration.forward, layers, rows, settings.logits,
+                          settings.seed, surveyed.scales, projections, backward)
     profiles = {}
     for one in group:
-        one.moments = {path: found[f'{one.site.name}:{path}']
+        one.moments = {path: moments[f'{one.site.name}:{path}']
                        for path in {**one.layers(), **one.projections()}}
         profiles[one.site.name] = one.profile()  # here the network's heads are rotated
     # so far positions count as independent; probes measure the real loss at some sizes
@@ -106,7 +106,7 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
         probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
         measured = output_changes(
             dense, shown_images(probes, 'Losses of sizes', settings), calibration.forward, changes,
-            settings.logits, settings.seed, looked.scales)
+            settings.logits, settings.seed, surveyed.scales)
         for one in group:
             if one.site.name in measured:
                 _fit_to_measured(profiles[one.site.name], one.probed(), measured[one.site.name])
@@ -124,8 +124,8 @@ def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tens
     points = [*zip(places, known), *([(last, 0.)] if places[-1] < last else [])]
     scaled = losses * (known[0] / losses[places[0]].clamp(min=1e-30))  # below the least size
     for (low, most), (high, least) in zip(points, points[1:]):
-        own = losses[low:high + 1]
-        share = ((own - own[-1]) / (own[0] - own[-1]).clamp(min=1e-30)).clamp(0, 1)
+        between = losses[low:high + 1]
+        share = ((between - between[-1]) / (between[0] - between[-1]).clamp(min=1e-30)).clamp(0, 1)
         scaled[low:high + 1] = least + (most - least) * share
     profile.losses = scaled.flip(0).cummax(0).values.flip(0)
 

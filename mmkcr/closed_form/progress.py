@@ -44,14 +44,14 @@ class CompressProgress:
         """The sites' profiles that were stored so far."""
         stored = self._shared._read(_PROFILES) or {}
         try:
-            return {site: SiteProfile(**found) for site, found in stored.items()}
+            return {site: SiteProfile(**values) for site, values in stored.items()}
         except (AttributeError, TypeError):  # tensors of something else, as of other code
             (self._shared.folder / _PROFILES).unlink()
             return {}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
         """Write profiles, by site, in place of those stored so far."""
-        self._shared._save(_PROFILES, {name: vars(found) for name, found in profiles.items()})
+        self._shared._save(_PROFILES, {name: vars(profile) for name, profile in profiles.items()})
 
     def read_block(self, block: str) -> dict[str, dict[str, Any]] | None:
         """The refitted weights of a block by layer, or None if they were not stored."""
@@ -142,8 +142,8 @@ def kept_profiles(folder: str | Path, key: Mapping[str, Any],
         mark = place.folder / _KEY
         if not mark.is_file() or not (place.folder / _PROFILES).is_file():
             raise ValueError(f'{wanted}, found none')
-        key, found = json.loads(place.key), json.loads(mark.read_text())
-        other = sorted(name for name in {*key, *found} if key.get(name) != found.get(name))
+        key, recorded = json.loads(place.key), json.loads(mark.read_text())
+        other = sorted(name for name in {*key, *recorded} if key.get(name) != recorded.get(name))
         if other:
             raise ValueError(f'{wanted}, found those of others ({", ".join(other)})')
     return place

@@ -66,11 +66,11 @@ def ordering_readers(site: HostSite) -> list[Reader]:
 
     Units are ordered by these readers alone. The loss at each size is measured with all readers.
     """
-    found = readers(site)
-    forms = [reader.each for reader in found]
+    all_readers = readers(site)
+    forms = [reader.each for reader in all_readers]
     # of two that are as common, the smaller form
     most = max(forms, key=lambda form: (forms.count(form), -form))
-    return [reader for reader, form in zip(found, forms) if form == most]
+    return [reader for reader, form in zip(all_readers, forms) if form == most]
 
 
 def kernel_area(layer: nn.Module) -> int:

@@ -90,14 +90,14 @@ def _enough(space: SearchSpace, structure: Structure,
     If even all images are few, the structure's provenance records it (``few_rows``): such a refit
     fits these images more than images in general.
     """
-    settings, looked = calibration.settings, calibration.looked
+    settings, surveyed = calibration.settings, calibration.survey
     needed, few, enough = settings.least_images, {}, settings.per_unit[1]
     there = count_images(calibration.batches)
     for name, site in space.sites.items():
         units = len(structure.sites[name].kept)
         for reader in readers(site):
-            inputs, rows = units * reader.each, looked.rows[reader.layer] * there
-            needed = max(needed, looked.images_for(reader.layer, enough * inputs))
+            inputs, rows = units * reader.each, surveyed.rows[reader.layer] * there
+            needed = max(needed, surveyed.images_for(reader.layer, enough * inputs))
             if units < site.total and rows < LEAST_PER_INPUT * inputs:
                 few[reader.path] = dict(inputs=inputs, rows=max(round(rows), 1), images=there)
     if few:
@@ -171,10 +171,10 @@ class Refits:
                                  device=layer.weight.device) for path, layer in layers.items()}
         for batch, images in enumerate(self.runs.dense.images):
             wanted = self.runs.dense.outputs_of(batch, paths if scale is None else [block])
-            found = caught(self.runs.slim, batch, paths if scale is None else [*paths, block])
+            calls = caught(self.runs.slim, batch, paths if scale is None else [*paths, block])
             for path, layer in layers.items():
-                for (x, own), out in zip(found[path], wanted[path if scale is None else block]):
-                    chosen = pick(count_rows(layer, x, own), self._rows.of(
+                for (x, stream), out in zip(calls[path], wanted[path if scale is None else block]):
+                    chosen = pick(count_rows(layer, x, stream), self._rows.of(
                         moments[path].num_features), images)
                     if scale is None:
                         targets = self._columns(output_rows(layer, out, chosen), path)
@@ -182,8 +182,8 @@ class Refits:
                         # `own` enters the block's output with the factor `scale`, so this much more
                         # of it repairs the block's output
                         missing = block_rows(layer, out, chosen) - \
-                            block_rows(layer, found[block][0][1], chosen)
-                        targets = output_rows(layer, own, chosen) + \
+                            block_rows(layer, calls[block][0][1], chosen)
+                        targets = output_rows(layer, stream, chosen) + \
                             self._columns(missing, path) / scale
                     moments[path].add(input_rows(layer, x, chosen), targets)
         for path, layer in layers.items():

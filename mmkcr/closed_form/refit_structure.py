@@ -68,14 +68,14 @@ def refit_structure(model: nn.Module,
                          'not have: compress again with the same target')
     macs = macs_model(networks.slim, space, input_shape, part)
     # described anew, as the given structure may name another class for the same backbone
-    found = space.structure_for({name: torch.tensor(site.kept)
-                                 for name, site in wanted.sites.items()})
-    found.method = wanted.method
+    described = space.structure_for({name: torch.tensor(site.kept)
+                                     for name, site in wanted.sites.items()})
+    described.method = wanted.method
     sliced = search_space(copy.deepcopy(networks.slim))
-    sliced.slice_to(found)
+    sliced.slice_to(described)
     check_recorded(sliced.host, wanted)  # before the images are run
-    refit_along(networks, found, calibration)
-    return finished(networks, found, macs, input_shape, part, calibration, {})
+    refit_along(networks, described, calibration)
+    return finished(networks, described, macs, input_shape, part, calibration, {})
 
 
 def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:

@@ -120,12 +120,12 @@ class ResumableForward:
     def record(self, paths: Sequence[str]) -> None:
         """Run once for the :meth:`outputs` of a module, the first, and of others within it."""
         once = [path for path in reversed(paths) if self.once(path)]
-        found = self._of_all_batches(lambda batch: {
+        inputs = self._of_all_batches(lambda batch: {
             path: calls[0][1] for path, calls in caught(self, batch, once).items() if calls}
         ) if paths[0] in once else None
         # what is behind the first module was not reached
-        self._outputs = {path: [outputs[path] for outputs in found]
-                         if found and path in found[0] else None for path in paths}
+        self._outputs = {path: [outputs[path] for outputs in inputs]
+                         if inputs and path in inputs[0] else None for path in paths}
 
     def _finish(self, path: str) -> None:
         """Have a block give the outputs that it has now, if they are to be had."""
@@ -147,25 +147,25 @@ class ResumableForward:
 
     def _of_all_batches(self, record: Callable[[int], Any]) -> list[Any] | None:
         """What is recorded of each batch; None if it does not fit in memory."""
-        found: list[Any] = []
+        content: list[Any] = []
         for batch in range(len(self.batches)):
-            found.append(record(batch))
-            size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(found))
-            if size * len(self.batches) > self.most_bytes * len(found):
+            content.append(record(batch))
+            size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(content))
+            if size * len(self.batches) > self.most_bytes * len(content):
                 return None
-        return found
+        return content
 
     def _reads_what_is_known(self, block: str) -> bool:
         """Whether a block gets, in the first batch, what it gets if all blocks compute."""
-        found = self._input_of(block, 0)
-        tensors = flat_tensors(found, floating=False)
+        given = self._input_of(block, 0)
+        tensors = flat_tensors(given, floating=False)
         if all(tensor.is_floating_point() for tensor in tensors):
             return bool(tensors) and not any(tensor.isnan().any() for tensor in tensors)
         # masks and indices do not show whether they were computed from NaN
         self._all_compute = True
         expected = self._input_of(block, 0)
         self._all_compute = False
-        return _equal(found, expected)
+        return _equal(given, expected)
 
     def _input_of(self, path: str, batch: int) -> tuple:
         """What a block gets in a batch: positional and named arguments; () if it is not called."""
@@ -190,8 +190,8 @@ class ResumableForward:
 
         A host may leave on a block what it is to know of the current image.
         """
-        shapes = [[tensor.shape for tensor in flat_tensors(found)] for found in inputs]
-        others = [batch for batch, found in enumerate(shapes) if found != shapes[0]]
+        shapes = [[tensor.shape for tensor in flat_tensors(shape)] for shape in inputs]
+        others = [batch for batch, shape in enumerate(shapes) if shape != shapes[0]]
         if not others:
             return True
         block, expected = self.host.get_submodule(path), caught(self, 0, [path])[path][0][1]
@@ -202,10 +202,10 @@ class ResumableForward:
 
     def close(self) -> None:
         """Have all blocks compute."""
-        for block, own in self._own.items():
+        for block, forward in self._own.items():
             del block.forward  # that of the class is left
-            if own is not None:  # such as `accelerate` puts there
-                block.forward = own
+            if forward is not None:  # such as `accelerate` puts there
+                block.forward = forward
         self._known, self._own, self._shapes, self._all_compute = {}, {}, {}, False
         self._block, self._inputs, self._outputs = '', None, {}
 
@@ -250,14 +250,14 @@ def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str,
     Only the first positional input is recorded. All tensors are copies: many hosts run an
     activation in place behind a layer, which would change the layer's recorded outputs.
     """
-    found: dict[str, Calls] = {path: [] for path in paths}
+    calls: dict[str, Calls] = {path: [] for path in paths}
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(run.host.get_submodule(path).register_forward_hook(
-                lambda _, args, out, path=path: found[path].append(
+                lambda _, args, out, path=path: calls[path].append(
                     _copied((args[0] if args else None, out)))))
         run.run(batch, run.host.get_submodule(paths[-1]))
-    return found
+    return calls
 
 
 def block_rows(layer: nn.Module, out: Any, chosen: Tensor | None = None) -> Tensor:
@@ -276,14 +276,14 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
              if isinstance(module, _BatchNorm) and module.running_mean is not None}
     if not (bare and norms):
         return {}
-    last, found = [None, None], {}  # path of the layer that was called last, and its output
+    last, followers = [None, None], {}  # path of the layer that was called last, and its output
 
     def layer_ran(path: str, out: Tensor) -> None:
         last[:] = path, out
 
     def norm_runs(path: str, x: Tensor) -> None:
         if x is last[1]:
-            found[last[0]] = path
+            followers[last[0]] = path
 
     with ExitStack() as stack:
         for path, layer in bare.items():
@@ -293,7 +293,7 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
             stack.enter_context(norm.register_forward_pre_hook(
                 lambda _, args, path=path: norm_runs(path, args[0])))
         run.run(0)
-    return {path: norm for path, norm in found.items() if run.once(path) and run.once(norm)}
+    return {path: norm for path, norm in followers.items() if run.once(path) and run.once(norm)}
 
 
 def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
@@ -311,7 +311,7 @@ def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
     rows, out = block_rows(layer, before[block][0][1]), before[path][0][1]
     # as large as the outputs themselves, so that rounding does not matter
     step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
-    with layer.register_forward_hook(lambda _, __, found: found + step):
+    with layer.register_forward_hook(lambda _, __, out: out + step):
         moved = caught(run, 0, [block])[block][0][1]
     step = output_rows(layer, step)
     if rows.shape != step.shape:

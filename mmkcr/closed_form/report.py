@@ -38,30 +38,30 @@ def size_table(structure: Structure, rows: Sequence[tuple[str, float, float]] = 
              for name, dense, slim in sizes]
     for name, value in metrics[0].items() if metrics else ():
         if isinstance(value, Real):  # mmseg gives NumPy's
-            table.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
+            table.append((name, *(f'{numbers[name]:.4g}' for numbers in metrics), ''))
     return format_table(('', 'dense', 'slim', *tuned, 'left'), table)
 
 
 def sentences(structure: Structure, agreement: Mapping[str, float] | None) -> list[str]:
     """What the table does not say: how well outputs agree, and what is uncertain."""
-    found = [] if agreement is None else [_agreement(agreement)]
+    lines = [] if agreement is None else [_agreement(agreement)]
     if still := structure.provenance.get('constant'):
-        found.append(f'{len(still)} layers see the same at all positions of all images, as '
+        lines.append(f'{len(still)} layers see the same at all positions of all images, as '
                      f'`{still[0]}`: nothing could be learnt about them. Take other images.')
     if few := structure.provenance.get('few_rows'):
         path = max(few, key=lambda name: few[name]['inputs'] / few[name]['rows'])
         worst = few[path]
         # a tenth of them is held out
         enough = -(-worst['images'] * LEAST_PER_INPUT * worst['inputs'] * 10 // worst['rows'] // 9)
-        found.append(
+        lines.append(
             f'Few images: {len(few)} layers were refitted on less than {LEAST_PER_INPUT} tokens or '
             f'positions for each of their inputs, at worst `{path}` on {worst["rows"]} for '
             f'{worst["inputs"]} inputs. {worst["images"]} images were used; about {enough} '
             '(`--images`) are enough.')
     height, width = structure.macs['input_shape'][1:]
-    found.append(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x '
+    lines.append(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x '
                  f'{width}.')
-    return found
+    return lines
 
 
 def _agreement(agreement: Mapping[str, float]) -> str:
@@ -72,12 +72,12 @@ def _agreement(agreement: Mapping[str, float]) -> str:
         'the refit saw,' if seen < count else f'the {images} of the refit itself, not on others,'
     same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
         ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
-    told = f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.'
+    text = f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.'
     if agreement['spread'] < LEAST_SPREAD and count > 1:
-        told += (f' These {images} are all alike: their outputs agree up to '
+        text += (f' These {images} are all alike: their outputs agree up to '
                  f'{agreement["spread"]:.1g} of their energy. So this says nothing about other '
                  'images.')
-    return told
+    return text
 
 
 def result_text(result: Any) -> str:
@@ -90,17 +90,18 @@ def result_text(result: Any) -> str:
 
 def plan(calibration: Calibration, layers: Sequence[nn.Module]) -> str:
     """What a compression is about to do, and how long it takes; layers may be refitted."""
-    looked, settings = calibration.looked, calibration.settings
+    surveyed, settings = calibration.survey, calibration.settings
     there, held = count_images(calibration.batches), count_images(calibration.held_out)
-    used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))
-    forward, backward = looked.seconds
+    needed = surveyed.needed(layers, max(settings.per_unit), settings.least_images)
+    used = min(there, max(needed, 1))
+    forward, backward = surveyed.seconds
     probes = min(there, settings.probe_images)
     # orders, losses of sizes, refits of both networks, agreement
     seconds = used * forward + min(there, settings.backward_images) * backward + \
         probes * (forward + backward) + 4 * used * forward + 2 * held * forward
-    sizes = ' x '.join(map(str, looked.sizes[0])) if looked.sizes else 'their own size'
-    sizes += ' and others' * (len(looked.sizes) > 1)
-    enough = min(looked.needed(layers, max(settings.per_unit), 32), there)
+    sizes = ' x '.join(map(str, surveyed.sizes[0])) if surveyed.sizes else 'their own size'
+    sizes += ' and others' * (len(surveyed.sizes) > 1)
+    enough = min(surveyed.needed(layers, max(settings.per_unit), 32), there)
     time = f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'
     more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
     return (f'Calibration: {used} of {there} images of {sizes}, {calibration.size} at a time, '

@@ -45,13 +45,13 @@ class RotaryHeads(NarrowHeads):
         """Mix the values, and choose pairs; weights of queries and keys stay as they are."""
         view, (queries, keys) = self.site.view, self.turned
         # keys are centred, since the softmax does not see what is the same for all keys
-        found = rotary_order(queries.second_moment, keys.covariance, view.rotary,
-                             self.settings.rho)
-        order = found.order.cpu()
+        ranked = rotary_order(queries.second_moment, keys.covariance, view.rotary,
+                              self.settings.rho)
+        order = ranked.order.cpu()
         places = rotary_pairs(view.width, view.rotary)[order].flatten()  # best pair first
         values, lost = self._rotate_values(moments, places)
         # a pair is two channels: every second of the d + 1 energies of the values
-        errors = lost_share(found.errors[None]) + lost_share(lost[:, ::2])
+        errors = lost_share(ranked.errors[None]) + lost_share(lost[:, ::2])
         return order, errors.cpu() / 2, values
 
     def _channels(self, units: Tensor) -> Tensor:

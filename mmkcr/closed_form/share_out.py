@@ -88,7 +88,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
     By site, ``offered`` are its sizes, ascending, and ``losses`` those with k units, k = 0 … total.
     """
     def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
-        now, found = macs(sizes), []
+        now, steps = macs(sizes), []
         for name, options in offered.items():
             place = options.index(sizes[name]) + step
             if 0 <= place < len(options):
@@ -96,15 +96,15 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                 cost = (macs({**sizes, name: options[place]}) - now) * step
                 loss = float(losses[name][sizes[name]] - losses[name][options[place]]) * step
                 if cost > 0 and (step < 0 or now + cost <= target):
-                    found.append((loss / cost * step, name, options[place]))
-        return found
+                    steps.append((loss / cost * step, name, options[place]))
+        return steps
 
     def grown(sizes: Mapping[str, int], without: str | None = None) -> dict[str, int]:
         while True:
-            found = [move for move in moves(sizes, 1) if move[1] != without]
-            if not found:
+            steps = [move for move in moves(sizes, 1) if move[1] != without]
+            if not steps:
                 return dict(sizes)
-            sizes = {**sizes, max(found)[1]: max(found)[2]}
+            sizes = {**sizes, max(steps)[1]: max(steps)[2]}
 
     sizes = dict(sizes)
     # down to the budget, then up into what is left of it

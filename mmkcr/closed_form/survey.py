@@ -75,7 +75,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     rows, squares, sizes = dict.fromkeys(layers, 0.), [], []
-    looked = list(numbered(batches[:IMAGES]))
+    first_batches = list(numbered(batches[:IMAGES]))
 
     def count(layer: nn.Module, args: tuple, out: Tensor) -> None:
         rows[layer] += count_rows(layer, args[0], out)
@@ -83,18 +83,18 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
     with ExitStack() as stack, torch.no_grad():
         for layer in layers:
             stack.enter_context(layer.register_forward_hook(count))
-        for batch, images in looked:
+        for batch, images in first_batches:
             sizes += [tuple(value.shape[-3:]) for value in flat_tensors(batch)[:1]]
             start = time.perf_counter()
             outputs = flat_tensors(forward(model, batch))
             spent = (time.perf_counter() - start) / len(images)
             squares.append([scale**2 * len(images)
                             for scale in output_scales(outputs, len(images))])
-    scales = [(sum(own) / images.stop)**0.5 for own in zip(*squares)]
-    first, own = looked[0]
+    scales = [(sum(of_output) / images.stop)**0.5 for of_output in zip(*squares)]
+    first, numbers = first_batches[0]
     taken, later = _backward(model, layers, first, forward) if backward else (0, 0.)
     return Survey({layer: value / images.stop for layer, value in rows.items()}, scales,
-                  taken // len(own), (spent, later / len(own)), list(dict.fromkeys(sizes)))
+                  taken // len(numbers), (spent, later / len(numbers)), list(dict.fromkeys(sizes)))
 
 
 def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,

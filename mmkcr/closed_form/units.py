@@ -86,14 +86,15 @@ class Units:
         Returns:
             tuple: Covariances and Gram matrices (d, d), and the number of columns of each unit.
         """
-        covariances, grams, found = [], [], ordering_readers(self.site)
-        for reader in found:
-            moments, own = self.moments[reader.path], reader.columns(torch.arange(self.site.total))
+        covariances, grams, all_readers = [], [], ordering_readers(self.site)
+        for reader in all_readers:
+            moments = self.moments[reader.path]
+            columns = reader.columns(torch.arange(self.site.total))
             self.check_reached(moments)
-            weight = weight_matrix(reader.layer)[:, own].double()
-            covariances.append(_spread(reader.layer, moments.inputs)[0][own[:, None], own])
+            weight = weight_matrix(reader.layer)[:, columns].double()
+            covariances.append(_spread(reader.layer, moments.inputs)[0][columns[:, None], columns])
             grams.append(weight.T @ sensitivity(moments).to(weight) @ weight)
-        return covariances, grams, found[0].each
+        return covariances, grams, all_readers[0].each
 
     def check_reached(self, *moments: ReaderMoments) -> None:
         """Refuse layers that no image reaches, or that the outputs do not depend on."""
@@ -117,17 +118,17 @@ class Units:
         changes = []
         for reader in readers(self.site):
             weight, deltas = weight_matrix(reader.layer), []
-            own = reader.columns(torch.arange(self.site.total))
-            places = torch.arange(len(own)).view(-1, reader.each)  # in `own`, by unit
+            columns = reader.columns(torch.arange(self.site.total))
+            places = torch.arange(len(columns)).view(-1, reader.each)  # in `own`, by unit
             covariance, mean = _spread(reader.layer, self.moments[reader.path].inputs)
-            covariance = covariance[own[:, None], own]
+            covariance = covariance[columns[:, None], columns]
             for count in self.probed():
                 kept = places[order[:count].sort().values.cpu()].flatten()
                 # W' on the columns of the kept units, minus W on all columns of the site
                 delta = torch.zeros_like(weight)
-                delta[:, own] -= weight[:, own]
-                delta[:, own[kept]] += refit(weight[:, own], None, covariance, mean[own], kept,
-                                             self.settings.rho)[0]
+                delta[:, columns] -= weight[:, columns]
+                delta[:, columns[kept]] += refit(weight[:, columns], None, covariance,
+                                                 mean[columns], kept, self.settings.rho)[0]
                 deltas.append(delta)
             changes.append(WeightChange(reader.layer, mean, torch.stack(deltas)))
         return changes

@@ -59,10 +59,10 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
     images, samples = batch['inputs'], batch['data_samples']
     if most_proposals(dense) is not None:
         features = dense.extract_feat(images)
-        found = dense.rpn_head.predict(features, samples, rescale=False)
+        proposals = dense.rpn_head.predict(features, samples, rescale=False)
         # all images of a batch together stay within mmdet's 100 masks
         most = max(1, min(most_proposals(dense), MASKS // len(images)))
-        boxes = [some_proposals(one.bboxes, most, images) for one in found]
+        boxes = [some_proposals(one.bboxes, most, images) for one in proposals]
         return Held(boxes=refined_boxes(dense, features, boxes, samples))
     layer = _scoring_layer(dense)
     if layer is None:

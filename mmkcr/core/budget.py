@@ -71,8 +71,8 @@ def solve_budget(scores: Mapping[str, Tensor],
     if target is None:  # no budget: the units of positive score
         counts = {site: int((score > 0).sum()) for site, score in scores.items()}
         # of two equally near sizes, the larger
-        sizes = {site: min(found, key=lambda size, site=site: (abs(size - counts[site]), -size))
-                 for site, found in allowed.items()}
+        sizes = {site: min(options, key=lambda size, site=site: (abs(size - counts[site]), -size))
+                 for site, options in allowed.items()}
     else:
         if not cost_kind(macs).rises:  # a size that costs no less than a larger one is useless
             allowed = useful_options(macs, allowed)

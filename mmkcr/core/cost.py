@@ -143,12 +143,12 @@ def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str,
             sizes, else that of the costs while the other sites have their largest size.
         options (Mapping[str, Sequence[int]]): Sizes on offer by site.
     """
-    sizes = {site: sorted({int(size) for size in found}) for site, found in options.items()}
+    sizes = {site: sorted({int(size) for size in offered}) for site, offered in options.items()}
     if cost_kind(cost).rises:
         return sizes
-    largest = {site: found[-1] for site, found in sizes.items()}
-    return {site: sorted(found, key=lambda size, site=site: cost({**largest, site: size}))
-            for site, found in sizes.items()}
+    largest = {site: offered[-1] for site, offered in sizes.items()}
+    return {site: sorted(offered, key=lambda size, site=site: cost({**largest, site: size}))
+            for site, offered in sizes.items()}
 
 
 def check_range(cost: Any, target: float, lowest: float, highest: float,

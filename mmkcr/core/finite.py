@@ -38,7 +38,7 @@ def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
 
 
 def check_finite_state(state: Mapping[str, Tensor], path: str,
-                       own: Mapping[str, Tensor] | None = None) -> None:
+                       expected: Mapping[str, Tensor] | None = None) -> None:
     """Refuse weights that are not finite.
 
     Args:
@@ -51,10 +51,10 @@ def check_finite_state(state: Mapping[str, Tensor], path: str,
         NonFiniteError: Some weights are not finite; the message names the first entry.
     """
     for name, value in state.items():
-        given = value if own is None else own.get(name)
+        given = value if expected is None else expected.get(name)
         if given is None or not torch.is_tensor(value) or not value.is_floating_point():
             continue
-        if not all_finite(value) and (own is None or all_finite(given)):
+        if not all_finite(value) and (expected is None or all_finite(given)):
             bad = value.numel() - int(torch.isfinite(value).sum())
             raise NonFiniteError(f'expected finite weights in `{path}`, found {bad} of '
                                  f'{value.numel()} values of `{name}` that are not')

@@ -101,11 +101,11 @@ def remove_stale(folder: str | Path) -> None:
     Args:
         folder (str | Path): Where to look, without sub-folders.
     """
-    own = f'{_PART}{socket.gethostname()}-'  # `.part-HOST-PID-…`
+    prefix = f'{_PART}{socket.gethostname()}-'  # `.part-HOST-PID-…`
     for path in Path(folder).glob(f'{_PART}*'):
         # only processes of this machine can be looked up
-        writer = path.name.removeprefix(own).split('-')[0]
-        if path.name.startswith(own) and writer.isdigit():
+        writer = path.name.removeprefix(prefix).split('-')[0]
+        if path.name.startswith(prefix) and writer.isdigit():
             stale = not _alive(int(writer))
         else:
             stale = time.time() - path.stat().st_mtime > _DAY

@@ -66,14 +66,14 @@ class LatencyTable:
 
     def curves(self) -> dict[str, tuple[int, list[int], list[int]]]:
         """By site: its units, the measured sizes (ascending), and the nanoseconds they add."""
-        found = {}
+        curves = {}
         for entry in self.classes:
             points = {**{int(size): change for size, change in entry['changes'].items()},
                       entry['total']: 0}
             sizes = sorted(points)
             for name in entry['sites']:
-                found[name] = entry['total'], sizes, [points[size] for size in sizes]
-        return found
+                curves[name] = entry['total'], sizes, [points[size] for size in sizes]
+        return curves
 
 
 def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
@@ -92,16 +92,16 @@ def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
     table, here = LatencyTable.load(path), this_machine()
     differ = [key for key in here if table.machine.get(key) != here[key]]
     if differ and not force:
-        wanted, found = (', '.join(str(side.get(key, 'unknown')) for key in differ)
-                         for side in (here, table.machine))
-        raise ValueError(f'expected a table of this machine ({wanted}) in `{path}`, found one of '
-                         f'{found}: measure another, or force it (`--force-table`, of a price '
+        this, other = (', '.join(str(side.get(key, 'unknown')) for key in differ)
+                       for side in (here, table.machine))
+        raise ValueError(f'expected a table of this machine ({this}) in `{path}`, found one of '
+                         f'{other}: measure another, or force it (`--force-table`, of a price '
                          '`force_table=True`)')
     wanted = {key: value for key, value in (settings or {}).items()
               if table.settings.get(key) != value}
     if wanted:
-        found = {key: table.settings.get(key) for key in wanted}
-        raise ValueError(f'expected a table about {wanted} in `{path}`, found {found}')
+        recorded = {key: table.settings.get(key) for key in wanted}
+        raise ValueError(f'expected a table about {wanted} in `{path}`, found {recorded}')
     if not table.dense or any(len(entry['changes']) < len(entry['measured'])
                               for entry in table.classes):
         raise ValueError(f'expected a finished table in `{path}`, found sizes that were not '
@@ -139,10 +139,10 @@ class LatencyModel(CostModel):
         self.curves = table.curves()
         for name, site in self.sites.items():
             if name not in self.curves or self.curves[name][0] != site.total:
-                found = f'{self.curves[name][0]} units' if name in self.curves else 'none'
+                here = f'{self.curves[name][0]} units' if name in self.curves else 'none'
                 kinds = dict.fromkeys(site.rpartition('.')[2] for site in self.sites)
                 raise ValueError(f'expected site `{name}` of {site.total} units in the table of '
-                                 f'latencies, found {found}: measure one with '
+                                 f'latencies, found {here}: measure one with '
                                  f'`--sites {" ".join(kinds)}`')
         self.full = {name: site.total for name, site in self.sites.items()}
         # sites with a product that another site lies along too

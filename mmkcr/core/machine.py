@@ -38,13 +38,13 @@ def hardware_name() -> str:
 
 def versions_name() -> str:
     """Versions of the software that computes, for file names: ``'torch2.13.0-…'``."""
-    found = []
+    names = []
     for package in ('torch', 'onnxruntime', 'openvino', 'tensorrt'):
         try:
-            found.append(package + re.split(r'[+-]', version(package))[0])
+            names.append(package + re.split(r'[+-]', version(package))[0])
         except PackageNotFoundError:
             continue
-    return '-'.join(found)
+    return '-'.join(names)
 
 
 def this_machine() -> dict[str, str]:
@@ -62,7 +62,7 @@ def free_memory(device: str | torch.device = 'cpu') -> int:
         # what PyTorch holds without using it is free for it
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) \
             - torch.cuda.memory_allocated(device)
-    own, free = numbers_of('/proc/self/status'), []
+    process, free = numbers_of('/proc/self/status'), []
     for limit, used in (('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory.current'),
                         ('/sys/fs/cgroup/memory/memory.limit_in_bytes',
                          '/sys/fs/cgroup/memory/memory.usage_in_bytes')):
@@ -74,7 +74,7 @@ def free_memory(device: str | torch.device = 'cpu') -> int:
         import resource
         most = resource.getrlimit(resource.RLIMIT_AS)[0]
         if most != resource.RLIM_INFINITY:
-            free.append(most - own.get('VmSize', 0))
+            free.append(most - process.get('VmSize', 0))
     return max(min(free, default=2**33), 0)
 
 

@@ -157,10 +157,10 @@ class _Counter(TorchDispatchMode):
 
     def report(self) -> MacsReport:
         """What was counted: a MAC is two FLOPs."""
-        modules, operators, own = (
+        modules, operators, by_module = (
             {name: flops // 2 for name, flops in counts.items()}
             for counts in (self._modules, self._operators, self._own))
-        return MacsReport(sum(self._operators.values()) // 2, modules, operators, own)
+        return MacsReport(sum(self._operators.values()) // 2, modules, operators, by_module)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -249,15 +249,16 @@ class MacsModel(ProductsModel):
         given = (value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
         self.shapes[name] = tuple(next(given).shape)
 
-    def _add_products(self, own: Mapping[str, int], root: nn.Module) -> None:
+    def _add_products(self, by_module: Mapping[str, int], root: nn.Module) -> None:
         """Make all products that sites change terms, in the place of a constant."""
         paths = {module: path for path, module in self.model.named_modules()}
         # other parameters have no products (a norm's weight has none: 0 MACs)
-        products = [(own.get(path, 0), sides) for path, sides in self._sides(
+        products = [(by_module.get(path, 0), sides) for path, sides in self._sides(
             lambda axis: paths[axis.module] if axis.name == 'weight' else None).items()]
         for name in self._forms:  # they stand for all products of their modules
             below = f'{paths[self.sites[name].owner]}.'
-            self.fixed -= sum(macs for path, macs in own.items() if f'{path}.'.startswith(below))
+            self.fixed -= sum(macs for path, macs in by_module.items()
+                              if f'{path}.'.startswith(below))
         attention: dict[tuple[str, str], Sides] = {}
         for name, site in self.sites.items():
             for path, parts in () if name in self._forms else site.products().items():
@@ -265,15 +266,15 @@ class MacsModel(ProductsModel):
                     attention.setdefault((paths[root.get_submodule(path)], part), {})[name] = (
                         site.present, [(name, site.present)])
         # the two products have equal MACs
-        products += [(own.get(path, 0) // 2, sides) for (path, _), sides in attention.items()]
+        products += [(by_module.get(path, 0) // 2, sides) for (path, _), sides in attention.items()]
         for macs, sides in products:
             self.fixed -= macs
             self._add(macs, sides)
 
     def site_macs(self, name: str, sizes: Mapping[str, Cost]) -> Cost:
         """MACs of all products that a site's size changes, at the sizes of all sites."""
-        own = self._form(name, sizes[name]) if name in self._forms else 0
-        return own + sum(self._term(names, sizes) for names in self.terms if name in names)
+        form_macs = self._form(name, sizes[name]) if name in self._forms else 0
+        return form_macs + sum(self._term(names, sizes) for names in self.terms if name in names)
 
     def _form(self, name: str, size: Cost) -> Cost:
         return self.sites[name].macs(size, self.shapes[name])

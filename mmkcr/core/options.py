@@ -38,9 +38,9 @@ def choose_options(options: Options,
         ValueError: No choice lies in the window; the message gives the reachable range.
     """
     search = _Search(options, scores, macs, low, high)
-    found = search.run({}, search.order)
-    if found is not None:
-        return found
+    best = search.run({}, search.order)
+    if best is not None:
+        return best
     smallest, largest = search.ends({}, search.order)
     words = cost_kind(macs)
     raise ValueError(f'expected a target within the reachable '
@@ -57,8 +57,8 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
     those of :func:`choose_options`, whose full search may find a choice where this says False.
     """
     sizes = ascending(macs, options)
-    smallest = {site: found[0] for site, found in sizes.items()}
-    costs = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
+    smallest = {site: offered[0] for site, offered in sizes.items()}
+    costs = {site: macs({**smallest, site: offered[-1]}) for site, offered in sizes.items()}
     costliest = sorted(sizes, key=costs.__getitem__, reverse=True)
     steps = [(rank, site, size) for site in costliest for rank, size in enumerate(sizes[site][1:])]
     in_turns = sorted(steps, key=lambda step: step[0])
@@ -93,9 +93,9 @@ class _Search:
             return chosen
         # the likeliest option first; if no completion of it is reachable, the next one
         for index in np.argsort(-self._tilted(chosen, rest)[rest[0]], kind='stable'):
-            found = self.run({**chosen, rest[0]: int(index)}, rest[1:])
-            if found is not None:
-                return found
+            best = self.run({**chosen, rest[0]: int(index)}, rest[1:])
+            if best is not None:
+                return best
         return None
 
     def _fixed(self, chosen: Mapping[str, int]) -> dict[str, int]:

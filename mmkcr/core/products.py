@@ -38,7 +38,7 @@ class ProductsModel(CostModel):
 
     def _sides(self, key: Callable[[Axis], Any]) -> dict[Any, Sides]:
         """Sides of the tensors that sites lie along, by a key of their axes; None: left out."""
-        found: dict[Any, Sides] = {}
+        merged: dict[Any, Sides] = {}
         for name, site in self.sites.items():
             for axis in () if name in self._forms else site.axes():
                 # entries that units share (`per`) are counted with all units
@@ -46,8 +46,8 @@ class ProductsModel(CostModel):
                     continue
                 start, end = axis.span
                 side = axis.dim % axis.value.ndim, (axis.value.shape[axis.dim], [])
-                found.setdefault(place, {}).setdefault(*side)[1].append((name, end - start))
-        return found
+                merged.setdefault(place, {}).setdefault(*side)[1].append((name, end - start))
+        return merged
 
     def _add(self, cost: int, sides: Sides) -> None:
         """Add what costs so much as of now; products of the same sites are one term."""

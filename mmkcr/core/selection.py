@@ -64,10 +64,10 @@ def choose_within(gates: Gates, macs: CostModel, target: int, missing: int = 0) 
     Raises:
         ValueError: As of :func:`~mmkcr.core.choose_options`.
     """
-    found = {site: gate.options() for site, gate in gates.items()}
+    options_of = {site: gate.options() for site, gate in gates.items()}
     return choose_options(
-        {site: [size for size, _ in options] for site, options in found.items()},
-        {site: [logit for _, logit in options] for site, options in found.items()},
+        {site: [size for size, _ in options] for site, options in options_of.items()},
+        {site: [logit for _, logit in options] for site, options in options_of.items()},
         macs, int(target * (1 - TOLERANCE)) + 1 - missing, target)
 
 

@@ -67,20 +67,21 @@ def _check_counts(data: Mapping[str, Any], where: str) -> None:
     for part, required, optional in (
             ('macs', ['dense', 'input_shape', 'subnet'], ['backbone', 'part']),
             ('params', ['dense', 'subnet'], [])):
-        found = data.get(part) or {}
-        counts = {key: value for key, value in found.items() if key not in ('input_shape', 'part')}
-        shape = found.get('input_shape', [1, 1, 1])
-        if found and not (
-                set(required) <= set(found) <= {*required, *optional}
+        recorded = data.get(part) or {}
+        counts = {key: value for key, value in recorded.items()
+                  if key not in ('input_shape', 'part')}
+        shape = recorded.get('input_shape', [1, 1, 1])
+        if recorded and not (
+                set(required) <= set(recorded) <= {*required, *optional}
                 and all(map(_is_count, counts.values()))
-                and found.get('backbone', 0) <= found['subnet']  # a part of it
-                and found.get('part', 'model') in ('model', 'backbone')
+                and recorded.get('backbone', 0) <= recorded['subnet']  # a part of it
+                and recorded.get('part', 'model') in ('model', 'backbone')
                 and isinstance(shape, (list, tuple)) and len(shape) == 3
                 and all(_is_count(side) and 0 < side <= MOST_UNITS for side in shape)):
             raise ValueError(
                 f'expected `{part}` of a structure with counts as {required}'
                 f'{f" (and {optional})" if optional else ""}, or none, found '
-                f'{str(dict(found)):.120} in {where}')
+                f'{str(dict(recorded)):.120} in {where}')
 
 
 @dataclass
@@ -107,10 +108,10 @@ class SiteEntry:
             ValueError: A key or a type is wrong, or the units are not ascending within [0, total).
         """
         if not isinstance(data, Mapping) or set(data) - {'operator'} != {'total', 'kept'}:
-            found = sorted(data) if isinstance(data, Mapping) else data
+            keys = sorted(data) if isinstance(data, Mapping) else data
             raise ValueError(f'expected the keys `total` and `kept` (and `operator`) at site '
-                             f'`{name}`, found {found!r}')
-        total, found, operator = data['total'], data['kept'], data.get('operator')
+                             f'`{name}`, found {keys!r}')
+        total, units, operator = data['total'], data['kept'], data.get('operator')
         if operator is not None and not (isinstance(operator, str) and operator):
             raise ValueError(f'expected `operator` at site `{name}` to be a name, found '
                              f'{operator!r}')
@@ -118,13 +119,13 @@ class SiteEntry:
             raise ValueError(f'expected an integer `total` of at least 1 at site `{name}`, found '
                              f'{str(total):.40}')
         # bounded by `total` before the list is made: a file must not fill the memory
-        kept = list(range(found)) if _is_count(found) and found <= total else found
+        kept = list(range(units)) if _is_count(units) and units <= total else units
         ascending = isinstance(kept, (list, tuple)) and all(map(_is_count, kept)) and all(
             low < high for low, high in zip(kept, [*kept[1:], total]))
         # only with an operator may no unit be kept
         if not ascending or len(kept) + (operator is not None) == 0:
             raise ValueError(f'expected `kept` at site `{name}` to be ascending unit indices '
-                             f'within [0, {total}), found {str(found):.80}')
+                             f'within [0, {total}), found {str(units):.80}')
         return cls(total, list(kept), operator)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,18 +185,18 @@ class Structure:
     def _from_dict(cls, data: Any, where: str) -> 'Structure':
         names = set(cls.__dataclass_fields__)
         required = {'format_version', 'backbone', 'sites'}
-        found = set(data) if isinstance(data, Mapping) else set()
-        if found & {'order', 'orders'}:
+        keys = set(data) if isinstance(data, Mapping) else set()
+        if keys & {'order', 'orders'}:
             raise ValueError(f'expected a structure of one network, found an order in {where}, '
                              'which is no longer read: compress the dense checkpoint with the '
                              'targets themselves (`mmkcr compress --target-macs 80% 60%`)')
-        if 'masks' in found:
+        if 'masks' in keys:
             raise ValueError('expected a structure with whole masks on queries and keys, found '
                              f'folded ones in {where}, which are no longer read: take the '
                              'structure and weights from before the fold')
-        if not required <= found <= names:
+        if not required <= keys <= names:
             raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
-                             f'{sorted(names - required)}), found {sorted(found)} in {where}')
+                             f'{sorted(names - required)}), found {sorted(keys)} in {where}')
         # `_is_count` first: True == 1
         if not _is_count(data['format_version']) or data['format_version'] != FORMAT_VERSION:
             raise ValueError(f'expected structure `format_version` {FORMAT_VERSION}, found '
@@ -260,9 +261,9 @@ class Structure:
             ValueError: The backbone type differs, the backbone or the structure
                 lacks a site of the other, or a width differs.
         """
-        found = self.backbone['type'].split('.')[-1]  # without the scope, such as `mmkcr.`
-        if backbone is not None and found != backbone:
-            raise ValueError(f'expected a structure for `{backbone}`, found one for `{found}`')
+        type_name = self.backbone['type'].split('.')[-1]  # without the scope, such as `mmkcr.`
+        if backbone is not None and type_name != backbone:
+            raise ValueError(f'expected a structure for `{backbone}`, found one for `{type_name}`')
         for name in sorted(set(widths) | set(self.sites)):
             here, there = widths.get(name), self.sites.get(name)
             if here is None or there is None:

@@ -65,8 +65,8 @@ class ClassSubset(BaseDataset):
                              f'{len(labels)} samples')
         self._metainfo['classes'] = tuple(names[i] if names is not None else str(i)
                                           for i in self.source_classes)
-        own = np.searchsorted(self.source_classes, labels).tolist()
-        return [{**self.whole.get_data_info(place), 'gt_label': own[place]}
+        places_of = np.searchsorted(self.source_classes, labels).tolist()
+        return [{**self.whole.get_data_info(place), 'gt_label': places_of[place]}
                 for place in places.tolist()]
 
     def get_gt_labels(self) -> np.ndarray:

@@ -128,9 +128,9 @@ def _matches(pattern: 're.Pattern[bytes]', path: Path) -> Iterator[int]:
 
 def _class_of(node: Mapping[str, Any]) -> type:
     """The class of a data set's config; ``object`` if it is unknown, as of mmdet's sets."""
-    found = node.get('type')
-    found = DATASETS.get(found) if isinstance(found, str) else found
-    return found if isinstance(found, type) else object
+    cls = node.get('type')
+    cls = DATASETS.get(cls) if isinstance(cls, str) else cls
+    return cls if isinstance(cls, type) else object
 
 
 def _downloads(node: Mapping[str, Any]) -> bool:

@@ -34,15 +34,15 @@ class DatasetPart(Dataset):
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
-        found, place = _find(self, index)
-        if not mixes_images(found):
-            return self._read(found, place)
-        whole, indices = self.dataset, self.indices
-        while isinstance(whole, DatasetPart):  # of a part of a part, too, partners are its own
-            whole, indices = whole.dataset, [whole.indices[place] for place in indices]
-        # a view of the whole that finds partners in this part; its transforms, and what hooks set
-        # on the whole, stay shared
-        view, inner = copy.copy(whole), copy.copy(self)
+        dataset, place = _find(self, index)
+        if not mixes_images(dataset):
+            return self._read(dataset, place)
+        mixer, indices = self.dataset, self.indices
+        while isinstance(mixer, DatasetPart):  # of a part of a part, too, partners are its own
+            mixer, indices = mixer.dataset, [mixer.indices[place] for place in indices]
+        # a view of the mixing set that finds partners in this part; its transforms, and what hooks
+        # set on it, stay shared
+        view, inner = copy.copy(mixer), copy.copy(self)
         inner.dataset, inner.indices = view.dataset, indices
         view.dataset, view.num_samples = inner, len(self)
         return view[index]
@@ -66,8 +66,8 @@ class DatasetPart(Dataset):
     def _another(self, dataset: Dataset) -> int:
         """Draw a sample of this part that the same set reads."""
         while True:
-            found, place = _find(self, np.random.randint(len(self)))
-            if found is dataset:
+            inner, place = _find(self, np.random.randint(len(self)))
+            if inner is dataset:
                 return place
 
     def get_data_info(self, index: int) -> dict:
@@ -121,8 +121,10 @@ def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
 def inner_sets(dataset: Any) -> list:
     """The data sets that a data set wraps or joins; none of an innermost one."""
     # not hasattr: a wrapper may forward attributes of what it wraps
-    own = getattr(dataset, '__dict__', {})
-    return [own['dataset']] if 'dataset' in own else list(own.get('datasets') or [])
+    attributes = getattr(dataset, '__dict__', {})
+    if 'dataset' in attributes:
+        return [attributes['dataset']]
+    return list(attributes.get('datasets') or [])
 
 
 def mixes_images(dataset: Dataset) -> bool:

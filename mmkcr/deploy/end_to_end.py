@@ -123,8 +123,9 @@ def _propose_by_level(head: nn.Module) -> None:
         boxes, scores = type(head).predict_by_feat(  # mmdeploy's, while it exports
             head, cls_scores, *args, cfg=cfg, with_nms=False, **kwargs)
         most = cfg.get('nms_pre', 0)
-        levels = torch.cat([torch.full_like(found[0].flatten(), level)[:most if most > 0 else None]
-                            for level, found in enumerate(cls_scores)])
+        levels = torch.cat([
+            torch.full_like(level_scores[0].flatten(), level)[:most if most > 0 else None]
+            for level, level_scores in enumerate(cls_scores)])
         # each level is a class of its own, with scores of 0, which are never kept, for the others
         scores = scores * (levels[:, None] == torch.arange(len(cls_scores))).to(scores)
         return multiclass_nms(boxes, scores, cfg.max_per_img if most <= 0 else most,

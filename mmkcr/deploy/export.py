@@ -229,8 +229,8 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]
     windows = {m.window_size for m in model.modules()
                if is_of(m, 'mmpretrain.models.utils.ShiftWindowMSA')}
     # one pixel more than whole windows of the smallest map: so every map has one row more, too
-    whole = math.lcm(2, math.prod(strides) * math.lcm(*windows))
-    return shape[0], *(-(-side // whole) * whole + 1
+    multiple = math.lcm(2, math.prod(strides) * math.lcm(*windows))
+    return shape[0], *(-(-side // multiple) * multiple + 1
                        for side in (shape[1] * 5 // 4, shape[2] * 3 // 2))
 
 
@@ -264,7 +264,7 @@ def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
     session = open_onnx(path, runtime)
     generator = torch.Generator().manual_seed(0)
     return {shape: _difference(
-        model, lambda images: [torch.from_numpy(found) for found in session(images.numpy())],
+        model, lambda images: [torch.from_numpy(output) for output in session(images.numpy())],
         torch.randn(shape, generator=generator)) for shape in map(tuple, shapes)}
 
 
@@ -272,12 +272,12 @@ def _difference(model: nn.Module, other: Callable[[Tensor], Any], images: Tensor
     with torch.no_grad():
         expected = flat_tensors(model(images), floating=False)
     try:
-        found = flat_tensors(other(images), floating=False)
+        outputs = flat_tensors(other(images), floating=False)
     except Exception:  # the runtimes' errors have no common base but this
         return float('inf')
-    if [a.shape for a in expected] != [b.shape for b in found]:
+    if [a.shape for a in expected] != [b.shape for b in outputs]:
         return float('inf')
     # relative to the largest output, but never to less than 1
-    pairs = [(a.double(), b.double()) for a, b in zip(expected, found)]
+    pairs = [(a.double(), b.double()) for a, b in zip(expected, outputs)]
     errors = [float((a - b).abs().max()) / max(1., float(a.abs().max())) for a, b in pairs]
     return max(error if error == error else float('inf') for error in errors)  # nan is a mismatch

@@ -42,13 +42,13 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
 
     def extract_feat(images: Tensor, *_: Any, **__: Any) -> Any:
         try:
-            found = session(images.detach().cpu().float().numpy())
+            arrays = session(images.detach().cpu().float().numpy())
         except Exception as error:  # the runtimes' errors have no other common base
             message = ' '.join(str(error).split())[:300]
             raise ValueError(f'expected images that `{path}` takes, found a batch of shape '
                              f'{tuple(images.shape)} ({message})') from error
         # copied: the runtimes reuse the memory of their outputs in the next call
-        outputs = tuple(torch.from_numpy(np.array(out)).to(images.device) for out in found)
+        outputs = tuple(torch.from_numpy(np.array(out)).to(images.device) for out in arrays)
         if unseen:
             network = unseen.pop().to(images.device)
             network.load_state_dict(task.state_dict())  # a runner loads them behind this call
@@ -65,14 +65,14 @@ def _compare(network: nn.Module, path: str | Path, images: Tensor,
              outputs: Sequence[Tensor]) -> None:
     """Refuse a file of other outputs, on the first batch: the stages behind it cannot read them."""
     expected = flat_tensors(network(images), floating=False)
-    found, own = ([tuple(out.shape) for out in side] for side in (outputs, expected))
-    if found != own:
-        raise ValueError(f'expected a file with outputs of shape {own}, as this network has, found '
-                         f'`{path}` with {found}')
+    given, wanted = ([tuple(out.shape) for out in side] for side in (outputs, expected))
+    if given != wanted:
+        raise ValueError(f'expected a file with outputs of shape {wanted}, as this network has, '
+                         f'found `{path}` with {given}')
     # of shared shapes: a file of an earlier subnet, or of another network of the same task
-    found, own = (torch.cat([out.double().flatten() for out in side])
-                  for side in (outputs, expected))
-    off = float((found - own).norm() / own.norm().clamp(min=1e-15))
+    values, right = (torch.cat([out.double().flatten() for out in side])
+                     for side in (outputs, expected))
+    off = float((values - right).norm() / right.norm().clamp(min=1e-15))
     note = '' if off < 0.01 else ': more than rounding, as of int8 or of another network'
     print_log(f'The outputs of `{path}` on the first {len(images)} test images are {off:.2%} off '
               f'those of the checkpoint{note}.',

@@ -131,7 +131,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         view = TensorModel(dense)
         expected = np.concatenate([_last(dense, view(torch.from_numpy(batch)))
                                    for batch in held_out])
-    found = []
+    rows = []
     for name, path in {**fp32, **int8}.items():
         # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
@@ -141,9 +141,9 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
         same = float((outputs.argmax(1) == expected.argmax(1)).mean()) if expected.ndim == 2 \
             else None
-        found.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error),
-                                  same))
-    return found
+        rows.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error),
+                                 same))
+    return rows
 
 
 def _last(model: nn.Module, outputs: Any) -> np.ndarray:

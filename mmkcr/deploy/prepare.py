@@ -74,17 +74,17 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
 
 def selection_forms(model: nn.Module, runtime: str) -> str:
     """Forms of a model's channel selections in a runtime: ``'24 elements, 2 sliced'``."""
-    found = Counter('sliced' if module.contiguous else module.form
-                    for module in prepare(model, runtime).modules()
-                    if isinstance(module, (Take, Put)))
-    return ', '.join(f'{count} {form}' for form, count in found.most_common()) or 'none'
+    counts = Counter('sliced' if module.contiguous else module.form
+                     for module in prepare(model, runtime).modules()
+                     if isinstance(module, (Take, Put)))
+    return ', '.join(f'{count} {form}' for form, count in counts.most_common()) or 'none'
 
 
 @torch.no_grad()
 def _split_norm(norm: SlicedLayerNorm) -> nn.Module:
     """Split into a norm over all channels with its affine part, and a selection behind it."""
     affine = norm.weight is not None
-    whole = nn.LayerNorm(norm.total, norm.eps, affine)
+    wide_norm = nn.LayerNorm(norm.total, norm.eps, affine)
     if affine:
         for name in ('weight', 'bias'):
             value: Tensor = getattr(norm, name)
@@ -92,5 +92,5 @@ def _split_norm(norm: SlicedLayerNorm) -> nn.Module:
             wide = torch.zeros(norm.total, dtype=norm.weight.dtype)
             if value is not None:
                 wide[norm.kept] = value
-            setattr(whole, name, nn.Parameter(wide))
-    return nn.Sequential(whole, Take(norm.kept, norm.total))
+            setattr(wide_norm, name, nn.Parameter(wide))
+    return nn.Sequential(wide_norm, Take(norm.kept, norm.total))

@@ -97,13 +97,13 @@ def open_onnx(path: str | Path, runtime: str = 'onnxruntime', threads: int | Non
 def _refuse(path: str | Path, runtime: str, error: Exception) -> NoReturn:
     """Report the error of a runtime in one sentence."""
     text = ' '.join(str(error).split())
-    found = next(filter(None, (pattern.search(text) for pattern in _LACKS)), None)
-    if found:
+    match = next(filter(None, (pattern.search(text) for pattern in _LACKS)), None)
+    if match:
         # 'own.domain.Kind-17 further words, Kind2'
         kinds = [entry.split()[0].split('-')[0].rpartition('.')[2]
-                 for entry in found['kinds'].split(',') if entry.split()]
+                 for entry in match['kinds'].split(',') if entry.split()]
         raise ValueError(f'expected a graph of operators that `{runtime}` has, found '
-                         f'{_places(path, kinds, found.groupdict().get("name"))} '
+                         f'{_places(path, kinds, match.groupdict().get("name"))} '
                          f'of `{path}`') from error
     raise ValueError(f'expected an ONNX file that `{runtime}` can read, found `{path}` '
                      f'({text[:300]})') from error
@@ -179,7 +179,7 @@ def _open_openvino(path: str, runtime: str, threads: int | None,
     request = core.compile_model(model, 'CPU', config).create_infer_request()
 
     def run(images: np.ndarray) -> list[np.ndarray]:
-        found = request.infer([images], share_inputs=True, share_outputs=True)
-        return [found[index] for index in range(len(found))]
+        outputs = request.infer([images], share_inputs=True, share_outputs=True)
+        return [outputs[index] for index in range(len(outputs))]
 
     return run

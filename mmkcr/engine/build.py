@@ -131,11 +131,11 @@ def trained_weights(config: Config, given: str | None, what: str) -> str:
     Raises:
         ValueError: There is neither; the message names the config as ``what``.
     """
-    found = given or config.get('load_from') or (config.get('compression') or {}).get('weights')
-    if not found:
+    path = given or config.get('load_from') or (config.get('compression') or {}).get('weights')
+    if not path:
         raise ValueError(f'expected a checkpoint, or a config with `load_from`, found `{what}` '
                          'without: its network would be untrained')
-    return str(found)
+    return str(path)
 
 
 def dense_config(config: Config) -> Config:

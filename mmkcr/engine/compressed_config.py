@@ -258,9 +258,9 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
         return  # split by the config itself
     if settings.loop == 'joint':
         if wrapper.get('constructor'):
-            own = wrapper.get('of_task', wrapper.constructor)
+            constructor = wrapper.get('of_task', wrapper.constructor)
             raise ValueError('expected an `optim_wrapper` without a constructor of its own for '
-                             f'`loop="joint"`, found `{own}`')
+                             f'`loop="joint"`, found `{constructor}`')
         wrapper.update(constructor=_CONSTRUCTORS['joint'], architecture=gates)
         return
     # both steps run in the same precision
@@ -289,25 +289,25 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
 
 def _add_hooks(config: Config, settings: ConfigDict) -> None:
     """Add the method's hooks that the config lacks, and the one for exact resuming."""
-    own = list(config.get('custom_hooks') or [])
-    types = {hook['type'] for hook in own}
+    custom = list(config.get('custom_hooks') or [])
+    types = {hook['type'] for hook in custom}
     hooks = [ConfigDict(_resolved(hook, config)) for hook in settings.hooks
              if hook['type'] not in types]
-    config.custom_hooks = [*own, *hooks]
+    config.custom_hooks = [*custom, *hooks]
     config.setdefault('default_hooks', ConfigDict())
     config.default_hooks.setdefault('exact_resume', dict(type='mmkcr.ExactResumeHook'))
 
 
 def _resolved(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Turn a hook's shares of the run into numbers of epochs or iterations."""
-    found = dict(hook)
+    settings = dict(hook)
     for key, value in hook.items():
         if isinstance(value, str) and value.endswith('%'):
             length, by_epoch = run_length(config)
             share = float(value[:-1]) / 100
-            found[key] = max(1, round(share * length))
+            settings[key] = max(1, round(share * length))
             if key == 'begin' and share < 1:
-                found[key] = reached(found[key], length)
+                settings[key] = reached(settings[key], length)
             if not by_epoch:  # hooks count epochs by default
-                found['by_epoch'] = False
-    return found
+                settings['by_epoch'] = False
+    return settings

@@ -57,10 +57,10 @@ def _launched(launcher: str) -> dict[str, str]:
             raise ValueError(f'expected the environment variable `{name}` for `--launcher '
                              f'{launcher}`, found it unset: start the processes by '
                              f'`{_STARTED_BY[launcher]}`, or set it')
-    found = {ours: os.environ[name] for ours, name in zip(_VARIABLES['pytorch'], names[:3])}
-    found['MASTER_PORT'] = os.environ.get('MASTER_PORT', '29500')  # the host's default
-    found['MASTER_ADDR'] = os.environ.get('MASTER_ADDR') or _first_host()
-    return found
+    variables = {ours: os.environ[name] for ours, name in zip(_VARIABLES['pytorch'], names[:3])}
+    variables['MASTER_PORT'] = os.environ.get('MASTER_PORT', '29500')  # the host's default
+    variables['MASTER_ADDR'] = os.environ.get('MASTER_ADDR') or _first_host()
+    return variables
 
 
 def _first_host() -> str:

@@ -69,15 +69,15 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
     Wrappers stay around it, but for those with transforms of their own, which mix images
     (``MultiImageMixDataset``).
     """
-    own = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
+    attributes = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
     if mixes_images(dataset):
         return with_pipeline(dataset.dataset, pipeline)
-    if '_dataset' in own:  # MMEngine's for `num_batch_per_epoch`, which cannot be copied
-        return type(dataset)(with_pipeline(own['_dataset'], pipeline), len(dataset))
+    if '_dataset' in attributes:  # MMEngine's for `num_batch_per_epoch`, which cannot be copied
+        return type(dataset)(with_pipeline(attributes['_dataset'], pipeline), len(dataset))
     view = copy.copy(dataset)
-    if 'dataset' in own:
+    if 'dataset' in attributes:
         view.dataset = with_pipeline(dataset.dataset, pipeline)
-    elif 'datasets' in own:
+    elif 'datasets' in attributes:
         view.datasets = [with_pipeline(child, pipeline) for child in dataset.datasets]
     else:
         find_pipeline(dataset)
@@ -126,13 +126,13 @@ def feature_layer_of(model: nn.Module) -> str:
     if given != 'backbone':
         return given
     head = getattr(find_task(model), 'head', None)
-    found = [name for name, module in head.named_modules() if isinstance(module, nn.Linear)] \
+    layers = [name for name, module in head.named_modules() if isinstance(module, nn.Linear)] \
         if isinstance(head, nn.Module) else []
-    if not found:
+    if not layers:
         raise ValueError('expected a classifier whose head has a linear layer, found '
                          f'`{type(find_task(model)).__name__}` with `{type(head).__name__}`: '
                          'name the layer')
-    return '.'.join(filter(None, ('head', found[-1]))) + ':input'
+    return '.'.join(filter(None, ('head', layers[-1]))) + ':input'
 
 
 @contextmanager

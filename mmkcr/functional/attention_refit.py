@@ -104,8 +104,8 @@ def channels_of_pairs(pairs: Tensor, width: int, layout: str) -> Tensor:
 
     The other arguments are those of :func:`rotary_pairs`, of the wide head.
     """
-    found = rotary_pairs(width, layout).to(pairs.device)[pairs]
-    return (found.T if layout == 'half' else found).flatten()
+    channels = rotary_pairs(width, layout).to(pairs.device)[pairs]
+    return (channels.T if layout == 'half' else channels).flatten()
 
 
 def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',

@@ -45,11 +45,11 @@ def fit_clusters(features: Tensor, clusters: int, seed: int = 0, normalize: bool
     with torch.autocast(points.device.type, enabled=False):
         for _ in range(25):
             nearest = [torch.cdist(part, centroids).min(1) for part in points.split(_ROWS)]
-            error = sum(float(found.values.double().square().sum()) for found in nearest)
+            error = sum(float(distances.values.double().square().sum()) for distances in nearest)
             if error >= before * (1 - 1e-3):
                 break
             before = error
-            labels = torch.cat([found.indices for found in nearest])
+            labels = torch.cat([distances.indices for distances in nearest])
             counts = torch.bincount(labels, minlength=clusters)
             # sorted by label: unlike a scatter-add, the same sums on any number of threads
             ordered = points[labels.argsort(stable=True)]

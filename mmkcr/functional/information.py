@@ -48,9 +48,9 @@ def one_hot_scores(labels: Tensor, num_classes: int) -> Tensor:
         return labels.double()
     if labels.ndim != 1 or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max())
                             < num_classes):
-        found = f'shape {tuple(labels.shape)}' if labels.ndim != 1 else \
+        labelled = f'shape {tuple(labels.shape)}' if labels.ndim != 1 else \
             f'{int(labels.min())} to {int(labels.max())}'
-        raise ValueError(f'expected labels of {num_classes} classes, found `{found}`')
+        raise ValueError(f'expected labels of {num_classes} classes, found `{labelled}`')
     return F.one_hot(labels.long(), num_classes).double()
 
 
@@ -135,17 +135,17 @@ class InformationAccumulator:
                              f'`{what}` in the mutual information')
         log_q = self.log_q(smoothing) if log_q is None else log_q.to(self.labels)
         labels, inputs = self.labels / self.count, self.inputs / self.count  # joint distributions
-        found = dict(i_labels=mutual_information(labels), n=float(self.count))
+        values = dict(i_labels=mutual_information(labels), n=float(self.count))
         if self.inputs.shape[1]:
-            found['i_inputs'] = mutual_information(inputs)
-            found['ib'] = found['i_inputs'] - found['i_labels']
+            values['i_inputs'] = mutual_information(inputs)
+            values['ib'] = values['i_inputs'] - values['i_labels']
             # -(1/n) sum_i sum_a phi(X~_i, a) log Q(a | y_i), with 0 log 0 = 0
             variational = -torch.where(labels > 0, labels * log_q.T, 0.).sum()
-            found['ibb_printed'] = float(self.negentropy / self.count + variational)
+            values['ibb_printed'] = float(self.negentropy / self.count + variational)
             # -sum_b E[phi(X, b)] E[log phi(X, b)]; the sum over a of `inputs` is E[phi(X, b)]
             dropped = -(inputs.sum(0) * self.log_inputs / self.count).sum()
-            found['ibb'] = found['ibb_printed'] + float(dropped)
-        return {key: float(value) for key, value in found.items()}
+            values['ibb'] = values['ibb_printed'] + float(dropped)
+        return {key: float(value) for key, value in values.items()}
 
 
 def mutual_information(joint: Tensor) -> float:

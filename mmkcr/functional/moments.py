@@ -104,10 +104,10 @@ class Moments:
         """
         count = rows.shape[-2]
         total = self.count + count
-        own = rows.mean(-2)
-        step = own - mean
+        rows_mean = rows.mean(-2)
+        step = rows_mean - mean
         merged = rows.new_empty(*rows.shape[:-2], count + 1, rows.shape[-1])
-        torch.sub(rows, own.unsqueeze(-2), out=merged[..., :-1, :])
+        torch.sub(rows, rows_mean.unsqueeze(-2), out=merged[..., :-1, :])
         merged[..., -1, :] = math.sqrt(self.count * count / total) * step
         mean += step * (count / total)
         return merged
@@ -115,10 +115,10 @@ class Moments:
     def mixed(self, mixing: Tensor) -> 'Moments':
         """Moments of linear mixtures ``T h`` of the features, T (*batch, k, d); no targets."""
         mixing = mixing.to(self._mean)
-        found = Moments(mixing.shape[-2], 0, self.batch, self._mean.device, self.name)
-        found.count, found._mean = self.count, (mixing @ self._mean.unsqueeze(-1)).squeeze(-1)
-        found._scatter = mixing @ (self.covariance * self.count) @ mixing.mT
-        return found
+        moments = Moments(mixing.shape[-2], 0, self.batch, self._mean.device, self.name)
+        moments.count, moments._mean = self.count, (mixing @ self._mean.unsqueeze(-1)).squeeze(-1)
+        moments._scatter = mixing @ (self.covariance * self.count) @ mixing.mT
+        return moments
 
     @property
     def mean(self) -> Tensor:

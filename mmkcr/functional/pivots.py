@@ -116,7 +116,7 @@ def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def others(kept: Tensor, width: int) -> Tensor:
-    """Channels of ``width`` that are not in ``kept``, ascending, int64."""
+    """Those of ``width`` channels, or heads, that are not in ``kept``, ascending, int64."""
     mask = torch.ones(width, dtype=torch.bool, device=kept.device)
     mask[kept] = False
     return mask.nonzero()[:, 0]

@@ -136,26 +136,26 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
         ValueError: Missing, unexpected or mis-shaped keys.
     """
     host = space.host
-    found = {key[len(prefix):]: value.shape for key, value in state_dict.items()
-             if key.startswith(prefix) and hasattr(value, 'shape')}
-    if not found:
+    given_shapes = {key[len(prefix):]: value.shape for key, value in state_dict.items()
+                    if key.startswith(prefix) and hasattr(value, 'shape')}
+    if not given_shapes:
         return
     # of `nn.Module`: a host's own `state_dict` may rename or drop entries
-    own = {key: value.shape for key, value in nn.Module.state_dict(host).items()
-           if hasattr(value, 'shape')}
+    expected = {key: value.shape for key, value in nn.Module.state_dict(host).items()
+                if hasattr(value, 'shape')}
     gates = tuple(f'{site}.gate.' for site in space.gates())
     # the supernet has these layers in excess of the dense network
     gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
-    missing = [key for key in own if key not in found and not RECOMPUTED.match(key)
+    missing = [key for key in expected if key not in given_shapes and not RECOMPUTED.match(key)
                and not key.startswith(gates)]
-    surplus = [key for key in found if key not in own]
+    surplus = [key for key in given_shapes if key not in expected]
     # allowed, but said: they are new, or the network does not use them
     optional = re.compile(space.optional_keys)
     new, unused = (list(filter(optional.match, keys)) for keys in (missing, surplus))
     wrong = dict(missing=[key for key in missing if key not in new],
                  unexpected=[key for key in surplus if key not in unused])
-    shapes = {key: (tuple(found[key]), tuple(shape)) for key, shape in own.items()
-              if key in found and found[key] != shape}
+    shapes = {key: (tuple(given_shapes[key]), tuple(shape)) for key, shape in expected.items()
+              if key in given_shapes and given_shapes[key] != shape}
     as_dense = space.structure is not None and not any(wrong.values()) and all(
         there >= here for both in shapes.values() for there, here in zip(*both))
     wrong['mis-shaped'] = [f'{key} {there} for {here}' for key, (there, here) in shapes.items()]

@@ -62,10 +62,10 @@ def check_built(promises: Sequence[CostModel], promised: Sequence[int],
     model = promises[0].model
     copies = sum(map(state_bytes, momentum_copies(model)))
     counts = (count_macs(model, input_shape), online_params(model), state_bytes(model) - copies)
-    for promise, most, found in zip(promises, promised, counts):
-        if found > most:
+    for promise, most, cost in zip(promises, promised, counts):
+        if cost > most:
             raise ValueError(f'expected {most} {promise.noun} of the compressed '
-                             f'`{type(model).__name__}`, found {found}: please report this network')
+                             f'`{type(model).__name__}`, found {cost}: please report this network')
 
 
 #: MACs by part: (dense, slim).
@@ -82,8 +82,8 @@ def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
     """
     task = find_task(model)
     prefix = next(f'{path}.' for path, module in model.named_modules() if module is task)
-    own = {f'{path.removeprefix(prefix)}.': macs for path, macs in report.own.items()}
-    parts = {part: sum(macs for path, macs in own.items() if path.startswith(f'{part}.'))
+    by_module = {f'{path.removeprefix(prefix)}.': macs for path, macs in report.own.items()}
+    parts = {part: sum(macs for path, macs in by_module.items() if path.startswith(f'{part}.'))
              for name, child in task.named_children()
              for part in ([f'{name}.{below}' for below, _ in child.named_children()]
                           if name in ('roi_head', 'panoptic_head') else [name])}
@@ -115,9 +115,9 @@ def both_parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) 
 
 def part_rows(parts: Parts) -> list[tuple[str, ...]]:
     """Rows of a table, G MACs: part, dense, slim, share; the whole model last."""
-    whole = tuple(sum(side) for side in zip(*parts.values()))
+    totals = tuple(sum(side) for side in zip(*parts.values()))
     return [(name, f'{dense / 1e9:.4g}', f'{slim / 1e9:.4g}', f'{slim / dense:.1%}')
-            for name, (dense, slim) in {**parts, 'whole model': whole}.items()]
+            for name, (dense, slim) in {**parts, 'whole model': totals}.items()]
 
 
 def counted_proposals(model: nn.Module) -> str | None:
@@ -181,13 +181,13 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
     """
     if structure is None:
         return
-    macs, params, counts, found = structure.macs, structure.params, [], None
+    macs, params, counts, built = structure.macs, structure.params, [], None
     promised = macs.get('subnet' if 'part' in macs or model is host else 'backbone')
     if promised is not None:
         try:
             with kept_randomness():
-                found = count_macs(host, macs['input_shape'])
-            counts.append((f'MACs at {tuple(macs["input_shape"])}', promised, found))
+                built = count_macs(host, macs['input_shape'])
+            counts.append((f'MACs at {tuple(macs["input_shape"])}', promised, built))
         except ValueError:
             if 'part' in macs or 'backbone' in macs:
                 raise  # it was counted like this; otherwise only a `forward` of its own runs it
@@ -196,15 +196,15 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
     # of a search whose heads were replaced before, the dense counts are those that it began with
     if dense is not None and not any(entry.operator for entry in structure.sites.values()):
         before, weights = dense
-        if None not in (before, found):
-            counts.append(('MACs when dense', macs['dense'], macs['subnet'] - found + before))
+        if None not in (before, built):
+            counts.append(('MACs when dense', macs['dense'], macs['subnet'] - built + before))
         if params:
             counts.append(('parameters when dense', params['dense'],
                            params['subnet'] - count_params(host) + weights))
-    for what, promised, found in counts:
-        if promised != found:
+    for what, promised, count in counts:
+        if promised != count:
             raise ValueError(
                 f'expected a `{type(host).__name__}` of {promised} {what}, as its structure says, '
-                f'found one of {found}: the structure or the arguments of the backbone were '
+                f'found one of {count}: the structure or the arguments of the backbone were '
                 'altered since it was searched (a structure without `macs` and `params` is not '
                 'compared)')

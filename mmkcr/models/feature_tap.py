@@ -31,9 +31,9 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
                         'MAE `backbone.ln1`)')
     if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
         return output if output.ndim == 2 else output.mean((2, 3) if output.ndim == 4 else 1)
-    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    form = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     raise TypeError('expected a tensor of shape (B, C), (B, N, C) or (B, C, H, W) from the tapped '
-                    f'layer, found `{found}`')
+                    f'layer, found `{form}`')
 
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:

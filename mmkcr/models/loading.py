@@ -124,14 +124,14 @@ def _refuse(task: nn.Module, path: str, missing: Sequence[str],
             shaped: Sequence[tuple[str, str, str]], surplus: Sequence[str] = ()) -> None:
     if shaped:
         name, shape, wanted = shaped[0]
-        found = (f'`{name}` of shape {shape}, not {wanted}, and {len(shaped) - 1} more that '
-                 'differ')
+        reason = (f'`{name}` of shape {shape}, not {wanted}, and {len(shaped) - 1} more that '
+                  'differ')
     elif missing:
         has = f', but `{surplus[0]}` and {len(surplus) - 1} others' if surplus else ''
-        found = f'none of its entry `{missing[0]}` and of {len(missing) - 1} others{has}'
+        reason = f'none of its entry `{missing[0]}` and of {len(missing) - 1} others{has}'
     elif surplus:
-        found = f'the entry `{surplus[0]}` and {len(surplus) - 1} others that it does not have'
+        reason = f'the entry `{surplus[0]}` and {len(surplus) - 1} others that it does not have'
     else:
         return
     raise ValueError(f'expected a checkpoint of the {type(task).__name__} in `{path}`, found '
-                     f'{found}')
+                     f'{reason}')

@@ -179,14 +179,14 @@ class SearchSpace:
     def _gate_builders(self, gates: Mapping[str, Any]) -> dict[str, Callable[[], BaseGate]]:
         """What builds the gate of every site that has one."""
         from mmkcr.registry import MODELS  # of MMEngine, which only a search needs
-        found = {site.kind for site in self.sites.values()}
+        kinds = {site.kind for site in self.sites.values()}
         # one config for all, one per kind, or both: then a kind's entries override the common ones
         given = {key: value for key, value in gates.items() if key in KINDS}
         common = {key: value for key, value in gates.items() if key not in KINDS}
         # without a common `type` any other key could only be the name of a kind
-        unknown = sorted((set(given) if 'type' in common else set(gates)) - found)
+        unknown = sorted((set(given) if 'type' in common else set(gates)) - kinds)
         if unknown or not gates:
-            raise ValueError(f'expected `gates` with a `type`, or by kind among {sorted(found)}, '
+            raise ValueError(f'expected `gates` with a `type`, or by kind among {sorted(kinds)}, '
                              f'found {sorted(gates)}')
         builders = {}
         for name, site in self.sites.items():
@@ -231,15 +231,15 @@ class SearchSpace:
 
     def _accepted_type(self, structure: Structure) -> str:
         """The type that a structure must name: our own, a parent class's, or the class's alias."""
-        found = structure.backbone['type'].split('.')[-1]
+        name = structure.backbone['type'].split('.')[-1]
         classes, alias = [cls.__name__ for cls in type(self.host).__mro__], None
-        if self.type_name == 'Searchable' != found:
+        if self.type_name == 'Searchable' != name:
             from mmkcr.registry import MODELS
-            alias = MODELS.get(f'mmkcr.{found}')
+            alias = MODELS.get(f'mmkcr.{name}')
         # a named class, see `searchable`, is another name of the host behind its mixins
-        if found in classes or inspect.isclass(alias) and hasattr(alias, 'kinds') and \
+        if name in classes or inspect.isclass(alias) and hasattr(alias, 'kinds') and \
                 isinstance(self.host, alias.__bases__[-1]):
-            return found
+            return name
         return self.type_name
 
     def slice_to(self, structure: Structure) -> None:

@@ -64,11 +64,11 @@ class SearchableBackbone:
         host = next(cls for cls in type(self).__mro__
                     if '__init__' in vars(cls) and not issubclass(cls, SearchableBackbone))
         given = inspect.signature(host.__init__).bind(self, *args, **kwargs).arguments
-        found = {**given, **given.get('kwargs', {})}
+        arguments = {**given, **given.get('kwargs', {})}
         if 'args' in given:  # a host with `*args`, whose parent takes `arch` first
-            found['arch'] = given['args'][0]
+            arguments['arch'] = given['args'][0]
         names = ('self', 'init_cfg', 'args', 'kwargs')
-        return copy.deepcopy({key: value for key, value in found.items() if key not in names})
+        return copy.deepcopy({key: value for key, value in arguments.items() if key not in names})
 
     def _chosen_kinds(self) -> Sequence[KindConfig]:
         """Kinds of site of an instance, which may depend on its arguments."""

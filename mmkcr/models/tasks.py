@@ -102,16 +102,16 @@ def search_space(model: nn.Module) -> SearchSpace:
         ValueError: There is none, or more than one side by side.
     """
     copied = copied_spaces(model)
-    found = [space for space in search_spaces(model) if space not in copied]
+    hosts = [space for space in search_spaces(model) if space not in copied]
     # backbones in hosts that are searched as a whole
-    inside = {part for space in found for part in space.host.modules() if part is not space.host}
-    found = [space for space in found if space.host not in inside]
-    if len(found) != 1:
+    inside = {part for space in hosts for part in space.host.modules() if part is not space.host}
+    hosts = [space for space in hosts if space.host not in inside]
+    if len(hosts) != 1:
         raise ValueError('expected one searchable backbone (such as `KCRSwinTransformer`, or any '
                          f'in `mmkcr.Searchable`) in `{model.__class__.__name__}`, found '
-                         f'{len(found)} (copies in an `ExponentialMovingAverage` or another '
+                         f'{len(hosts)} (copies in an `ExponentialMovingAverage` or another '
                          'averaged model are not counted)')
-    return found[0]
+    return hosts[0]
 
 
 def find_backbone(model: nn.Module) -> nn.Module:
@@ -149,8 +149,8 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
 def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], Any]:
     inputs = next(model.parameters()).new_zeros(1, *input_shape)
     if not is_of(model, 'mmengine.model.BaseModel'):
-        whole = dict(mask=None) if 'mask' in inspect.signature(model.forward).parameters else {}
-        return lambda: model(inputs, **whole)
+        unmasked = dict(mask=None) if 'mask' in inspect.signature(model.forward).parameters else {}
+        return lambda: model(inputs, **unmasked)
     task = find_task(model)
     samples = None
     if is_detector(task):
@@ -241,7 +241,7 @@ def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
     """
     if part not in (None, 'model', 'backbone'):
         raise ValueError(f'expected `part` of the MACs to be `model` or `backbone`, found {part!r}')
-    whole = part == 'model' or part is None and not (
+    counts_model = part == 'model' or part is None and not (
         is_detector(task) or getattr(task, 'counts_backbone', False))
-    return task if whole else find_backbone(task)
+    return task if counts_model else find_backbone(task)
 

@@ -50,16 +50,16 @@ def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
     from mmengine.structures import InstanceData
     features, stages = task.extract_feat(inputs), cascade_stages(task)
     if not stages:
-        proposals = [InstanceData(bboxes=found) for found in boxes[0]]
+        proposals = [InstanceData(bboxes=maps) for maps in boxes[0]]
         return task.rpn_head(features), task.roi_head.forward(features, proposals, samples)
-    head, found = task.roi_head, []
+    head, maps = task.roi_head, []
     for stage in range(stages):
-        found.append(_of_regions(head.bbox_roi_extractor[stage], head.bbox_head[stage], features,
-                                 boxes[min(stage, len(boxes) - 1)]))
+        maps.append(_of_regions(head.bbox_roi_extractor[stage], head.bbox_head[stage], features,
+                                boxes[min(stage, len(boxes) - 1)]))
     if head.with_mask:
-        found += [_of_regions(head.mask_roi_extractor[stage], head.mask_head[stage], features,
-                              boxes[-1], MASKS) for stage in range(stages)]
-    return task.rpn_head(features), found
+        maps += [_of_regions(head.mask_roi_extractor[stage], head.mask_head[stage], features,
+                             boxes[-1], MASKS) for stage in range(stages)]
+    return task.rpn_head(features), maps
 
 
 def _of_regions(extractor: nn.Module, head: nn.Module, features: Sequence[Tensor],

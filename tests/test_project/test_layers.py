@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -141,6 +142,23 @@ def test_no_driver_asks_a_site_for_its_kind():
              for number, line in enumerate(path.read_text().splitlines(), 1)
              if asked.search(line) and 'Mapping' not in line]
     assert not found
+
+
+def test_names_are_nouns_of_the_domain():
+    """These stand for whatever is beside them."""
+    riddles = {'found', 'whole', 'told', 'said', 'speaking', 'looked', 'settle', 'await_parent'}
+    bound = [(path.name, getattr(node, 'id', '') or node.arg) for path in FILES
+             for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.arg) or isinstance(node, ast.Name)
+             and isinstance(node.ctx, ast.Store)]
+    assert len(bound) > 5000 and not [pair for pair in bound if pair[1] in riddles]
+
+
+def test_a_public_name_is_of_one_module():
+    names = Counter(node.name for path in FILES if package_of(path) != 'cli'
+                    for node in ast.parse(path.read_text()).body
+                    if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name[0] != '_')
+    assert len(names) > 500 and not [name for name, count in names.items() if count > 1]
 
 
 def test_no_private_operator_of_a_library_is_called():

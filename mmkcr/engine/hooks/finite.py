@@ -63,25 +63,25 @@ class FiniteHook(Hook):
         Raises:
             NonFiniteError: One is not finite, or the scaler has skipped too many steps.
         """
-        found = {name: value for name, value in (outputs or {}).items()
-                 if 'loss' in name and not _finite(value)}
+        losses = {name: value for name, value in (outputs or {}).items()
+                  if 'loss' in name and not _finite(value)}
         scales = [part.loss_scaler.get_scale() for part in self._scaled]
         due = all(part.should_update() for part in self._scaled)
         # a scaler that skips a step lowers its scale, unless the scale is a constant
         skipped = any(now < then for now, then in zip(scales, self._scales)) or (
             bool(scales) and due and not self._stepped)
         self._scales, self._stepped = scales, False
-        if skipped or found:
+        if skipped or losses:
             self._skipped += 1
         elif due:  # an iteration that only accumulates gradients proves nothing
             self._skipped = 0
         step = runner.iter + 1
         # with a scaler, a loss that overflows is first answered by a smaller scale
-        if found and (not scales or self._skipped > self.patience):
+        if losses and (not scales or self._skipped > self.patience):
             # the terms first: their sum is a consequence
-            name = min(found, key=lambda name: name.rpartition('/')[2] == 'loss')
+            name = min(losses, key=lambda name: name.rpartition('/')[2] == 'loss')
             raise NonFiniteError(f'expected finite losses at iteration {step}, found '
-                                 f'{float(found[name])} in `{name}`')
+                                 f'{float(losses[name])} in `{name}`')
         if self._skipped > self.patience:
             raise NonFiniteError(f'expected finite gradients at iteration {step}, found none in '
                                  f'{self._skipped} iterations: the loss scale is {min(scales):g}')
@@ -103,7 +103,7 @@ class FiniteHook(Hook):
         for part in ('state_dict', 'ema_state_dict'):
             for name, value in (checkpoint.get(part) or {}).items():
                 # averaged copies have a prefix
-                if not _finite(value) and not any(name.endswith(own) for own in self._ignored):
+                if not _finite(value) and not any(map(name.endswith, self._ignored)):
                     raise NonFiniteError(
                         f'expected finite weights to save at iteration {runner.iter}, found others '
                         f'in `{name}` of `{part}`')

@@ -102,8 +102,8 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
     # statistics in fp32, as the fused kernels have it
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     dims, shape = [0, *range(2, x.ndim)], (1, -1, *(1 for _ in x.shape[2:]))
-    own = torch.cat([wide.sum(dims), wide.new_tensor([x.numel() / x.shape[1]])])  # (C + 1,)
-    sums, count = _Sum.apply(own).split([x.shape[1], 1])
+    local = torch.cat([wide.sum(dims), wide.new_tensor([x.numel() / x.shape[1]])])  # (C + 1,)
+    sums, count = _Sum.apply(local).split([x.shape[1], 1])
     # a process may have nothing, such as no regions of interest, and all of them too
     several = count.clamp(min=1)
     mean = sums / several

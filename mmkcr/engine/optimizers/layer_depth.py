@@ -43,10 +43,10 @@ def layer_depth(model: nn.Module) -> Callable[[str], tuple[int, int]]:
 def _find_backbone(model: nn.Module) -> tuple[str, nn.Module]:
     """Prefix of its parameters' names, and the backbone."""
     modules = dict(model.named_modules())
-    found = [name for name, module in modules.items()
+    paths = [name for name, module in modules.items()
              if isinstance(getattr(module, 'search_space', None), SearchSpace)]
-    found += [name for name in modules if name.split('.')[-1] == 'backbone']
-    name = found[0] if found else ''  # the model is the backbone itself
+    paths += [name for name in modules if name.split('.')[-1] == 'backbone']
+    name = paths[0] if paths else ''  # the model is the backbone itself
     return f'{name}.' if name else '', modules[name]
 
 

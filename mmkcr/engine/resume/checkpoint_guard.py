@@ -100,10 +100,10 @@ def config_changes(text: str, config: Config, path: str) -> tuple[list[str], lis
         ValueError: The text is no config of plain values.
     """
     # both from their text, so that both have only what a text can hold
-    before, now = (dict(_entries('', {key: value for key, value in whole.items()
+    before, now = (dict(_entries('', {key: value for key, value in part.items()
                                       if key in _COMPARED}))
-                   for whole in (read_config_text(text, path),
-                                 read_config_text(config.pretty_text, path)))
+                   for part in (read_config_text(text, path),
+                                read_config_text(config.pretty_text, path)))
     refused, named = [], []
     for key in dict.fromkeys((*before, *now)):
         old, new = before.get(key, _MISSING), now.get(key, _MISSING)

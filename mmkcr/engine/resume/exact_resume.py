@@ -163,12 +163,12 @@ class ExactResumeHook(Hook):
             return
         rank, processes = get_dist_info()
         # the step takes the mean over processes, whatever their number was
-        found = states[rank:rank + 1] if len(states) == processes else states
+        of_rank = states[rank:rank + 1] if len(states) == processes else states
         for name, param in unwrap(runner.model).named_parameters():
-            grads = [state['gradients'][name] for state in found if name in state['gradients']]
+            grads = [state['gradients'][name] for state in of_rank if name in state['gradients']]
             if grads:
-                param.grad = (torch.stack(grads).sum(0) / len(found)).to(param)
-        set_host_state(runner, found[0]['hosts'])
+                param.grad = (torch.stack(grads).sum(0) / len(of_rank)).to(param)
+        set_host_state(runner, of_rank[0]['hosts'])
 
     @staticmethod
     def _within_epoch(runner: Runner, batches: int | None) -> int:

@@ -64,9 +64,9 @@ class PreemptionHook(Hook):
         Raises:
             SystemExit: The run ends here.
         """
-        told = torch.tensor(int(self._told))
-        all_reduce(told, 'max')
-        if not told:
+        signalled = torch.tensor(int(self._told))
+        all_reduce(signalled, 'max')
+        if not signalled:
             self._forget_old(runner)
             return
         runner.call_hook(BEFORE_CHECKPOINT)

@@ -112,9 +112,9 @@ def _cluster_inputs(model: nn.Module, loss: InformationBottleneckLoss, dataset: 
 
 def _of_all_ranks(parts: Sequence[Tensor], like: Tensor) -> Tensor:
     """Points of all ranks, (n, d), of which each has every world_size-th, in their order."""
-    own = torch.cat(parts) if parts else torch.zeros_like(like[:0])
-    shares = all_gather_object(own.cpu())
-    points = own.new_empty(sum(map(len, shares)), own.shape[1])
+    local = torch.cat(parts) if parts else torch.zeros_like(like[:0])
+    shares = all_gather_object(local.cpu())
+    points = local.new_empty(sum(map(len, shares)), local.shape[1])
     for rank, share in enumerate(shares):
         points[rank::len(shares)] = share.to(points)
     return points

@@ -76,7 +76,7 @@ class MaskWatch(ExitStack):
         ``always`` that of the channels that are 1 for every position of every image, and ``never``
         that of those that are 0 likewise; all in percent, without noise.
         """
-        found = {}
+        shares = {}
         for name, mask in self.masks.items():
             if mask not in self._counts:
                 continue
@@ -84,9 +84,9 @@ class MaskWatch(ExitStack):
             all_reduce(counts)
             openness = counts[:-1] / counts[-1]  # share of positions that are open, by channel
             layer = name.rpartition('backbone.')[2].removesuffix('.mask')
-            found[layer] = {key: 100 * float(share.double().mean()) for key, share in dict(
+            shares[layer] = {key: 100 * float(share.double().mean()) for key, share in dict(
                 open=openness, always=openness == 1, never=openness == 0).items()}
-        return found
+        return shares
 
     def means(self) -> Mapping[str, float]:
         """Means of the columns of :meth:`table` over the masks."""

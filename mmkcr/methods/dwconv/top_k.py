@@ -107,12 +107,12 @@ class RelaxedTopKGate(BaseGate):
         return part.expand(self.total) if self.blockwise else part
 
     def _relaxed(self, noisy: bool) -> Tensor:
-        found = self._members[0]._of_step
-        if noisy not in found:
+        relaxed = self._members[0]._of_step
+        if noisy not in relaxed:
             logits = torch.cat([gate.alpha + gate.noise if noisy and gate.noise is not None
                                 else gate.alpha for gate in self._members])
-            found[noisy] = relaxed_top_k(logits.float(), self.count, self.temperature)
-        return 1 - self._mine(found[noisy])
+            relaxed[noisy] = relaxed_top_k(logits.float(), self.count, self.temperature)
+        return 1 - self._mine(relaxed[noisy])
 
     def soft_mask(self) -> Tensor:
         """1 minus the relaxed choice, shape (total,); computed once per forward for all sites."""

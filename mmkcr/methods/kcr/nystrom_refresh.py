@@ -84,7 +84,7 @@ class NystromRefreshHook(RefreshHook):
         if loss.needs_indices:
             # the form 'sample' stores U for every sample, so it needs all features, not a moment
             loader = share_of_rank(self.dataset, None, self.like, distributed=False)
-            features = torch.cat([found for found, _ in feature_batches(
+            features = torch.cat([batch for batch, _ in feature_batches(
                 model, loader, model.feature_layer)])
             loss.refresh_from_features(features, indices, step)
         else:

@@ -146,10 +146,10 @@ class ProgressivePruningHook(Hook):
             probabilities = gate.probabilities().detach()[gate.alive]
             gate.restrict(gate.only(chosen[site]))
             if len(probabilities) > 1:
-                found, best = float(probabilities[chosen[site]]), float(probabilities.max())
-                likely.append(found)
-                if found < best:
-                    forced.append(f'{site} ({found:.2g} instead of {best:.2g})')
+                probability, best = float(probabilities[chosen[site]]), float(probabilities.max())
+                likely.append(probability)
+                if probability < best:
+                    forced.append(f'{site} ({probability:.2g} instead of {best:.2g})')
         if likely:
             logger.info(f'ProgressivePruningHook: {len(likely)} sites were still open; the chosen '
                         f'options had a probability of {min(likely):.2g} at least and of '
@@ -211,11 +211,11 @@ class ProgressivePruningHook(Hook):
         model = unwrap(runner.model)
         gates, macs = model.gates(), model.macs_model()
         present = {site: gate.present for site, gate in gates.items()}
-        cost, found = model.price.cost_model(macs), macs(present)
+        cost, left = model.price.cost_model(macs), macs(present)
         note = '' if cost is macs else f'; {cost.noun} of what is there: {cost.text(cost(present))}'
         runner.logger.info(
-            f'ProgressivePruningHook: after iteration {runner.iter + 1} {found / macs.dense:.1%} '
-            f'of the MACs are there ({found / 1e9:.4g}G), '
+            f'ProgressivePruningHook: after iteration {runner.iter + 1} {left / macs.dense:.1%} '
+            f'of the MACs are there ({left / 1e9:.4g}G), '
             f'{sum(gate.decided for gate in gates.values())} of {len(gates)} sites are '
             f'decided{note}')
 

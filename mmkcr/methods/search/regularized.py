@@ -157,9 +157,9 @@ class RegularizedModel(BaseModel):
 
     def _add_prefix(self, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         # keys of the wrapper itself; all others are the task model's
-        own = {*self._modules, *self._buffers, '_extra_state'} - {'data_preprocessor'}
+        names = {*self._modules, *self._buffers, '_extra_state'} - {'data_preprocessor'}
         for key in [k for k in state_dict if k.startswith(prefix)]:
-            if key[len(prefix):].split('.')[0] not in own:
+            if key[len(prefix):].split('.')[0] not in names:
                 state_dict[f'{prefix}{_PREFIX}{key[len(prefix):]}'] = state_dict.pop(key)
 
 

@@ -26,7 +26,7 @@ def load_scores(path: str | Path) -> Scores:
         FileNotFoundError: There is no such file.
         ValueError: The file is not valid; the message names the site.
     """
-    data, found = read_json(Path(path), 'a sensitivity'), {}
+    data, scores = read_json(Path(path), 'a sensitivity'), {}
     if not isinstance(data, Mapping) or not data:
         raise ValueError(f'expected a sensitivity file with sites, found none in `{path}`')
     for name, entry in data.items():
@@ -41,8 +41,8 @@ def load_scores(path: str | Path) -> Scores:
         if not good:
             raise ValueError('expected an order of units and a loss for each size of site '
                              f'`{name}`, found others in `{path}`')
-        found[name] = order, losses
-    return found
+        scores[name] = order, losses
+    return scores
 
 
 def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
@@ -104,5 +104,5 @@ def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel) ->
     shares[ranked] = 1 - (np.arange(len(values)) + 0.5) / len(values)
     quantiles = torch.special.ndtri(torch.from_numpy(shares)).split(lengths)
     # the inverse of the order: where each unit stands in it
-    return {name: own[torch.from_numpy(order.argsort())]
-            for (name, (order, _)), own in zip(known.items(), quantiles)}
+    return {name: of_site[torch.from_numpy(order.argsort())]
+            for (name, (order, _)), of_site in zip(known.items(), quantiles)}

@@ -85,12 +85,12 @@ def _of_whole_heads(layer: nn.Module) -> list[Axis]:
     """Axes of the biases, and of projections that keep a head's q, k and v side by side."""
     keys, values = layer.key_dim, layer.d
     # one unit is a head: `inner` adjacent rows with its queries, keys and values
-    found = [Axis(layer, 'attention_biases')]
+    axes = [Axis(layer, 'attention_biases')]
     for name, inner in (('qkv', 2 * keys + values), ('kv', keys + values), ('q.1', keys)):
         projection = dict(layer.named_modules()).get(name)
         for part in () if projection is None else projection.modules():
-            found += along_outputs(part, inner=inner)
-    return found
+            axes += along_outputs(part, inner=inner)
+    return axes
 
 
 def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:

@@ -124,9 +124,10 @@ def box_head(module: nn.Module) -> list[View]:
     for branch in ('cls', 'reg'):
         if len(getattr(module, f'{branch}_convs')):
             raise Unsupported(f'convolutions of the branch `{branch}` behind shared layers')
-        own = _convs(module, f'{branch}_fcs')
+        of_branch = _convs(module, f'{branch}_fcs')
         # none if the branch is off
-        ends += [Reads(own[0] if own else f'fc_{branch}')] * getattr(module, f'with_{branch}')
+        end = Reads(of_branch[0] if of_branch else f'fc_{branch}')
+        ends += [end] * getattr(module, f'with_{branch}')
     # the flattened region holds each channel as `area` adjacent entries
     area = 1 if module.with_avg_pool else module.roi_feat_area
     return [*_chain(module, convs, [Reads(layers[0], area)]), *_chain(module, layers, ends)]
@@ -177,9 +178,9 @@ def pyramid_of_two_stages(module: nn.Module) -> list[View]:
             convs += more
             readers += [Reads(f'{conv}.conv') for conv in more]
     for name, adapter in (('bbox_head', box_head), ('mask_head', mask_head)):
-        found = getattr(head, name, None)
-        several = isinstance(found, nn.ModuleList)
-        for place, one in enumerate(found if several else [found] if found is not None else []):
+        inner = getattr(head, name, None)
+        several = isinstance(inner, nn.ModuleList)
+        for place, one in enumerate(inner if several else [inner] if inner is not None else []):
             first = adapter(one)[0]['writers'][0]  # or says what is not supported
             area = one.roi_feat_area if first == 'shared_fcs.0' and not one.with_avg_pool else 1
             readers.append(Reads(f'roi_head.{name}.{f"{place}." if several else ""}{first}', area))

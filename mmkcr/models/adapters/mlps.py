@@ -133,17 +133,17 @@ def mbconv(module: nn.Module) -> dict[str, Any]:
         if name in norms:
             plain_norm(module.get_submodule(norms[name]))
     between = (norms.get('inverted_conv'), 'depth_conv.conv', norms.get('depth_conv'))
-    found = dict(inputs=('inverted_conv.conv', ), between=tuple(filter(None, between)),
-                 output='point_conv.conv')
+    view = dict(inputs=('inverted_conv.conv', ), between=tuple(filter(None, between)),
+                output='point_conv.conv')
     if not module.residual:
-        return dict(found, why_no_channels='it has no identity')
+        return dict(view, why_no_channels='it has no identity')
     last = norms.get('point_conv')
     try:
         if last:
             plain_norm(module.get_submodule(last))
     except Unsupported as reason:
-        return dict(found, why_no_channels=str(reason))
-    return dict(found, norm='before', after='after', scales=(last, ) if last else ())
+        return dict(view, why_no_channels=str(reason))
+    return dict(view, norm='before', after='after', scales=(last, ) if last else ())
 
 
 @mlp_adapter(*in_transformers(

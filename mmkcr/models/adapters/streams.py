@@ -20,7 +20,7 @@ def _norms(host: nn.Module, paths: Iterable[str | tuple[str, int]]) -> tuple[tup
     Raises:
         Unsupported: There is another norm.
     """
-    found = []
+    norms = []
     for entry in paths:
         path, inner = (entry, 1) if isinstance(entry, str) else entry
         owner, _, name = path.rpartition('.')
@@ -30,8 +30,8 @@ def _norms(host: nn.Module, paths: Iterable[str | tuple[str, int]]) -> tuple[tup
         if not isinstance(norm, nn.LayerNorm):
             raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
                               'channels are not defined')
-        found.append((path, inner))
-    return tuple(found)
+        norms.append((path, inner))
+    return tuple(norms)
 
 
 def _embedding(host: nn.Module) -> tuple[str, ...]:

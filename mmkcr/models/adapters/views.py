@@ -85,9 +85,9 @@ def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
 
 def known_axes(layer: nn.Module) -> list[Axis]:
     """Axes of parameters beside the projections, by their names in the hosts, if they are there."""
-    found = [Axis(layer, name) for name in ('q_bias', 'k_bias', 'v_bias')]
+    axes = [Axis(layer, name) for name in ('q_bias', 'k_bias', 'v_bias')]
     # of torch: queries, keys and values one after the other in one parameter
-    found += [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
+    axes += [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
     # with an entry for every head; since v5 of `transformers` a child has Swin's table
     owner = layer._modules.get('relative_position_bias', layer)
     by_head = [(owner, 'relative_position_bias_table', 1), (layer, 'logit_scale', 0),
@@ -98,8 +98,8 @@ def known_axes(layer: nn.Module) -> list[Axis]:
         if isinstance(getattr(owner, name, None), Tensor):
             width = _recorded(layer, 'head_dim', 'attention_head_size') or \
                 len(layer.qkv.weight) // (3 * layer.num_heads)
-            found.append(Axis(owner, name, dim, per=width))
-    return found
+            axes.append(Axis(owner, name, dim, per=width))
+    return axes
 
 
 def _recorded(layer: nn.Module, *names: str) -> int | None:
@@ -302,8 +302,8 @@ def _views(table: Table, cls: type[Any], complete: Callable[[nn.Module, Any], An
         if adapter is None:
             continue
         try:
-            found = adapter(module)
-            for local in found if isinstance(found, list) else [found]:
+            parts = adapter(module)
+            for local in parts if isinstance(parts, list) else [parts]:
                 view = {key: value if key in _NO_PATHS else _absolute(path, value)
                         for key, value in local.items()}
                 views.append(complete(host, cls(**{**view, 'path': view.get('path') or path})))

@@ -92,11 +92,11 @@ class RegisterVisionTransformer(VisionTransformer):
     def _prepare_pos_embed(self, state_dict: dict[str, Tensor], prefix: str, *args: Any,
                            **kwargs: Any) -> None:
         """Like the host, but drop a class token's position at any image size, not only at one."""
-        found = state_dict.get(f'{prefix}pos_embed')
+        table = state_dict.get(f'{prefix}pos_embed')
         # the host compares with its own number of patches; here N - 1 being a square is the sign,
         # unless the positions are as many as this network's own (5 x 2 patches are 3 x 3 + 1)
-        if found is not None and not self.num_extra_tokens and (
-                found.shape != self.pos_embed.shape) and math.isqrt(
-                    found.shape[1] - 1)**2 == found.shape[1] - 1:
-            state_dict[f'{prefix}pos_embed'] = found[:, 1:]
+        if table is not None and not self.num_extra_tokens and (
+                table.shape != self.pos_embed.shape) and math.isqrt(
+                    table.shape[1] - 1)**2 == table.shape[1] - 1:
+            state_dict[f'{prefix}pos_embed'] = table[:, 1:]
         super()._prepare_pos_embed(state_dict, prefix, *args, **kwargs)

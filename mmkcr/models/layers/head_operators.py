@@ -130,8 +130,8 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def params(self, heads: Cost) -> Cost:
         """Parameters of the operator if ``heads`` heads are replaced."""
         # ensemble logits grow with the replaced heads, all else with the output heads
-        own = (count_params(self) - self._mixed * self.heads) // self.out_heads
-        return self.count_out(heads) * own + heads * self._mixed
+        weights = (count_params(self) - self._mixed * self.heads) // self.out_heads
+        return self.count_out(heads) * weights + heads * self._mixed
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
         """Parameters that folding adds if ``heads`` heads are replaced; negative if it saves.

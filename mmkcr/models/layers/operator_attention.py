@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, slice_axes
+from mmkcr.functional.pivots import others
 from .head_operators import FOLDED, Derived, HeadOperator, channels_of_heads, head_operator
 from .take_over import take_over
 
@@ -31,12 +32,6 @@ class TokenGrid:
     def record(self, module: nn.Module, inputs: tuple, outputs: tuple) -> None:
         """Forward hook of a patch embedding that returns tokens and (h, w)."""
         self.hw = tuple(outputs[1])
-
-
-def others(kept: Tensor, heads: int) -> Tensor:
-    """The heads that are not kept, int64, ascending."""
-    rest = torch.ones(heads, dtype=torch.bool, device=kept.device)
-    return rest.index_fill_(0, kept, False).nonzero().flatten()
 
 
 def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:

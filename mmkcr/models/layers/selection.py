@@ -99,8 +99,8 @@ class _Selection(nn.Module):
             return rows.index_select(dim, self.index).flatten(dim, dim + 1)
         if self.form == 'elements' and dim == x.ndim - 1 > 0:
             rows = x.flatten(0, -2)  # (tokens of all images, channels)
-            found = rows.gather(1, self.index.expand(rows.shape[0], -1))
-            return found.reshape(*x.shape[:-1], len(self.index))
+            picked = rows.gather(1, self.index.expand(rows.shape[0], -1))
+            return picked.reshape(*x.shape[:-1], len(self.index))
         return x.index_select(dim, self.index)
 
     def extra_repr(self) -> str:

@@ -31,10 +31,10 @@ class AttentionWidth(AttentionSite):
         """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, not self.view.why_uncalled
         # a scale folds where `mask_points` masks: into the projections or into the output's columns
-        found = [axis for path, repeats in zip(view.projections, view.fused)
-                 for axis in along_outputs(self.module(path), called, repeats=repeats)]
-        found.append(along_inputs(self.module(view.output), not called))
-        return [self._of_units(axis) for axis in (*found, *view.extra(self.owner))]
+        axes = [axis for path, repeats in zip(view.projections, view.fused)
+                for axis in along_outputs(self.module(path), called, repeats=repeats)]
+        axes.append(along_inputs(self.module(view.output), not called))
+        return [self._of_units(axis) for axis in (*axes, *view.extra(self.owner))]
 
     def _of_units(self, axis: Axis) -> Axis:
         """An axis of channels, converted to one of this kind's units."""

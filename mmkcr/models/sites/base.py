@@ -117,14 +117,14 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSi
     sites: dict[str, HostSite] = {}
     for config in kinds:
         cls, where, options = _parse(config)
-        found, reasons = _sites_of(host, cls, options)
-        if not found:
+        kind_sites, reasons = _sites_of(host, cls, options)
+        if not kind_sites:
             raise ValueError(_nothing_found(host, cls.kind, reasons))
-        matching = {name: site for name, site in found.items() if re.search(where, site.path)}
+        matching = {name: site for name, site in kind_sites.items() if re.search(where, site.path)}
         if not matching:
+            one = next(iter(kind_sites.values()))
             raise ValueError(f'expected `where` of the kind `{cls.kind}` to match some of '
-                             f'{len(found)} modules (such as `{next(iter(found.values())).path}`), '
-                             f'found {where!r}')
+                             f'{len(kind_sites)} modules (such as `{one.path}`), found {where!r}')
         sites.update(matching)
     check_ties(host, sites)
     _check_axes(sites)
@@ -144,20 +144,20 @@ def check_layers(model: nn.Module) -> None:
         for name in ('weight', 'bias'):
             value = getattr(module, name, None)
             if name in module._parameters:
-                own = value is None or type(value) is nn.Parameter
+                ordinary = value is None or type(value) is nn.Parameter
             else:  # quantised layers have methods of these names
-                own = name in module._buffers or not isinstance(value, Tensor) and (
+                ordinary = name in module._buffers or not isinstance(value, Tensor) and (
                     not callable(value) or isinstance(value, nn.Module))
-            if not own:
+            if not ordinary:
                 raise _odd_layer(module, path, f'without such a `{name}`')
         if hasattr(module, '_orig_mod'):
             raise _odd_layer(module, path, 'with another `forward`')
 
 
-def _odd_layer(module: nn.Module, path: str, found: str) -> ValueError:
+def _odd_layer(module: nn.Module, path: str, form: str) -> ValueError:
     return ValueError(
         'expected layers whose weights are parameters of their own, found a '
-        f'`{type(module).__module__}.{type(module).__qualname__}` at `{path}` {found}: merge '
+        f'`{type(module).__module__}.{type(module).__qualname__}` at `{path}` {form}: merge '
         'adapters (`merge_and_unload()` of PEFT), masks (`torch.nn.utils.prune.remove`) and norms '
         '(`torch.nn.utils.parametrize.remove_parametrizations`) into plain layers first, then '
         'quantise, compile or shard the compressed network')
@@ -179,8 +179,8 @@ def _check_owned(host: nn.Module, view: Any) -> None:
 
 def why_not(host: nn.Module, kind: str) -> str:
     """The reason why a host has no site of a kind; '' if it has one."""
-    found, reasons = _sites_of(host, KINDS[kind], {})
-    return '' if found else (reasons or [f'no layer of `{type(host).__name__}` that the kind '
+    sites, reasons = _sites_of(host, KINDS[kind], {})
+    return '' if sites else (reasons or [f'no layer of `{type(host).__name__}` that the kind '
                                          'looks at has an adapter'])[0]
 
 
@@ -199,17 +199,17 @@ def _parse(config: KindConfig) -> tuple[type[HostSite], str, dict[str, Any]]:
 
 def _sites_of(host: nn.Module, cls: type[HostSite],
               options: Mapping[str, Any]) -> tuple[dict[str, HostSite], list[str]]:
-    found, reasons = {}, []
+    sites, reasons = {}, []
     for view in cls.views(host):
         try:
             if isinstance(view, Unsupported):  # the adapter already knows why not
                 raise view
             _check_owned(host, view)
             site = cls.of(host, view, **options)
-            found[site.name] = site
+            sites[site.name] = site
         except Unsupported as reason:
             reasons.append(str(reason))
-    return found, reasons
+    return sites, reasons
 
 
 def _nothing_found(host: nn.Module, kind: str, reasons: list[str]) -> str:

@@ -50,19 +50,19 @@ class Channels(HostSite):
 
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`; readers come first, see ``before`` of an axis."""
-        view, found = self.view, []
+        view, axes = self.view, []
         writer = self.module(view.writers[0])
         for reads in view.readers:
             layer = self.module(reads.path)
             before = None if reads.before is None else tuple(
                 item if isinstance(item, int) else self.module(item) for item in reads.before)
-            found.append(along_inputs(layer, inner=reads.inner * self.width, before=before,
-                                      writer=None if before is None else writer))
+            axes.append(along_inputs(layer, inner=reads.inner * self.width, before=before,
+                                     writer=None if before is None else writer))
         for path, norm in self._written():
             # a scale folds into the norm if there is one: the norm would undo it in the layer
-            found += along_outputs(self.module(path), not norm, inner=self.width)
-            found += along_outputs(self.module(norm), True, inner=self.width) if norm else []
-        return found
+            axes += along_outputs(self.module(path), not norm, inner=self.width)
+            axes += along_outputs(self.module(norm), True, inner=self.width) if norm else []
+        return axes
 
     def _written(self) -> list[Any]:
         norms = self.view.norms or ('', ) * len(self.view.writers)

@@ -29,13 +29,13 @@ class Embedding(HostSite):
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view = self.view
-        found = [Axis(self.host, name, 2, True) for name in view.tokens]
+        axes = [Axis(self.host, name, 2, True) for name in view.tokens]
         for path in (*view.writers, *view.scales):
-            found += along_outputs(self.module(path), path in view.folds)
+            axes += along_outputs(self.module(path), path in view.folds)
         for path, inner in view.norms:
-            found += along_outputs(self.module(path), path in view.folds, inner=inner)
-        return found + [along_inputs(self.module(path), inner=inner)
-                        for path, inner in view.readers]
+            axes += along_outputs(self.module(path), path in view.folds, inner=inner)
+        return axes + [along_inputs(self.module(path), inner=inner)
+                       for path, inner in view.readers]
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""

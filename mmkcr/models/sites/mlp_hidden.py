@@ -62,12 +62,12 @@ class MLPHidden(HostSite):
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         # a scale folds into the module that `mask_points` masks, or into the output's columns
-        view, masked, found = self.view, self._where(), []
+        view, masked, axes = self.view, self._where(), []
         for path in view.inputs:
-            found += along_outputs(self.module(path), path == masked, repeats=self._parts)
+            axes += along_outputs(self.module(path), path == masked, repeats=self._parts)
         for path in (*view.between, *(path for path, _ in self.norms())):
-            found += along_outputs(self.module(path), path == masked)
-        return [*found, along_inputs(self.module(view.output), not masked)]
+            axes += along_outputs(self.module(path), path == masked)
+        return [*axes, along_inputs(self.module(view.output), not masked)]
 
     def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""

@@ -25,10 +25,10 @@ def _masked(mask: nn.Module, parts: Sequence[int], _: nn.Module, args: tuple[Ten
     """
     chosen = mask.binarize(mask(args[0]))  # (..., N, 1 or 2, D)
     # with one mask for both, part % 1 is 0
-    found = [out.narrow(-1, place * mask.channels, mask.channels)
-             * chosen[..., part % chosen.shape[-2], :] for place, part in enumerate(parts)]
+    pieces = [out.narrow(-1, place * mask.channels, mask.channels)
+              * chosen[..., part % chosen.shape[-2], :] for place, part in enumerate(parts)]
     values = out[..., len(parts) * mask.channels:]
-    return torch.cat([*found, values] if values.shape[-1] else found, -1)
+    return torch.cat([*pieces, values] if values.shape[-1] else pieces, -1)
 
 
 class QKMaskSite(AttentionSite):

@@ -97,9 +97,9 @@ class MOCA(BaseSelfSupervisor):
             ValueError: There are not two views.
         """
         if not isinstance(inputs, (list, tuple)) or len(inputs) != 2:
-            found = f'{len(inputs)} views' if isinstance(inputs, (list, tuple)) else 'one image'
+            views = f'{len(inputs)} views' if isinstance(inputs, (list, tuple)) else 'one image'
             raise ValueError('expected two views of every image (`MultiView` in the training '
-                             f'pipeline) for MOCA, found {found}')
+                             f'pipeline) for MOCA, found {views}')
         images = torch.cat(tuple(inputs))  # (2B, 3, H, W), view after view
         words = self.codebook.words.clone()  # before they are renewed
         codes, bags = self._targets(images)  # (2B, N, K), (2B, K)

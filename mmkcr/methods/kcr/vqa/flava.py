@@ -45,11 +45,11 @@ def read_answers(answers: str | Sequence[str]) -> list[str]:
             answers = json.loads(Path(answers).read_text())
         except (ValueError, RecursionError):
             answers = []
-    found = list(answers) if isinstance(answers, (list, tuple)) else []
-    if not found or not all(isinstance(answer, str) for answer in found) or \
-            len(set(found)) != len(found):
-        raise ValueError(f'expected different answers as text, found {str(found):.60}')
-    return found
+    texts = list(answers) if isinstance(answers, (list, tuple)) else []
+    if not texts or not all(isinstance(answer, str) for answer in texts) or \
+            len(set(texts)) != len(texts):
+        raise ValueError(f'expected different answers as text, found {str(texts):.60}')
+    return texts
 
 
 def _encoder(name: str, config: Mapping[str, Any], normed: bool = False) -> nn.Module:
@@ -146,11 +146,11 @@ class FlavaVQA(ImageClassifier):
     @cached_property
     def answers(self) -> list[str]:
         """What the classes of the head are."""
-        found = read_answers(self._answers)
-        if self.head.num_classes != len(found):
-            raise ValueError(f'expected `num_classes` {len(found)} of the head, the number of '
+        texts = read_answers(self._answers)
+        if self.head.num_classes != len(texts):
+            raise ValueError(f'expected `num_classes` {len(texts)} of the head, the number of '
                              f'answers, found {self.head.num_classes}')
-        return found
+        return texts
 
     def extract_feat(self, inputs: Tensor, stage: str = 'neck',
                      data_samples: list | None = None) -> Tensor | tuple[Tensor]:
@@ -175,9 +175,9 @@ class FlavaVQA(ImageClassifier):
         # the encoder puts its class token before the image tokens; the words come last, and only
         # they can be padding: the mask is True for all that precedes them
         others = both.shape[1] - words.shape[1] + self.multimodal_encoder.use_cls_token
-        found = self.multimodal_encoder(
+        encoded = self.multimodal_encoder(
             both, attention_mask=pad(words, (others, 0), value=True).long()).last_hidden_state
-        features = (found[:, 0], )
+        features = (encoded[:, 0], )
         return features if stage == 'neck' else self.head.pre_logits(features)
 
     def forward(self, inputs: Tensor, data_samples: list | None = None,
