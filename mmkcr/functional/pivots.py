@@ -75,10 +75,14 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
         UnitOrder: On the device of C.
 
     Raises:
-        ValueError: An unknown method, or values that are not finite.
+        ValueError: An unknown method, channels that are not whole units, or values that are not
+            finite.
     """
     if method not in ('forward', 'backward'):
         raise ValueError(f"expected method 'forward' or 'backward', found `{method}`")
+    if covariance.shape[-1] % groups:
+        raise ValueError(f'expected channels that are units of {groups}, found '
+                         f'{covariance.shape[-1]}')
     noisy = covariance.double().reshape(-1, *covariance.shape[-2:]).clone()
     gram = gram.to(noisy).reshape_as(noisy)
     if not (torch.isfinite(noisy).all() and torch.isfinite(gram).all()):

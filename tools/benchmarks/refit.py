@@ -163,7 +163,7 @@ def measure(width: int, tokens: int, groups: int, keep: float, device: torch.dev
             clock)
     count = max(1, round(keep * len(order.order)))
     kept = (order.order[:count, None] * groups + torch.arange(groups, device=device)).flatten()
-    kept = kept[kept < width].sort().values
+    kept = kept.sort().values
     _, row['refit'] = timed(
         lambda: refit(weight, None, covariance, moments.mean, kept), device, clock)
     return dict(row, kept=count, lost=float(order.errors[count] / order.errors[0]),
