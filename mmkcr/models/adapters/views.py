@@ -95,7 +95,8 @@ def known_axes(layer: nn.Module) -> list[Axis]:
     if hasattr(layer, 'cpb_mlp'):
         by_head.append((list(layer.cpb_mlp.modules())[-1], 'weight', 0))
     for owner, name, dim in by_head:
-        if isinstance(getattr(owner, name, None), Tensor):
+        value = getattr(owner, name, None)
+        if isinstance(value, Tensor) and value.numel() > 1:  # not one for all heads
             width = _recorded(layer, 'head_dim', 'attention_head_size') or \
                 len(layer.qkv.weight) // (3 * layer.num_heads)
             axes.append(Axis(owner, name, dim, per=width))
