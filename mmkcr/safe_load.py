@@ -152,12 +152,12 @@ def _without_code(text: Any) -> str | None:
         return None
     imports = config.get('custom_imports', {})
     names = imports.get('imports', []) if isinstance(imports, Mapping) else None
-    if '_base_' in config:  # which would be run
-        return None
-    if isinstance(names, list) and all(str(name).split('.')[0] in _LIBRARIES for name in names):
-        return text
-    config.pop('custom_imports')
-    return type(config)(config.to_dict(), format_python_code=False).pretty_text
+    if not isinstance(names, list) or any(
+            str(name).split('.')[0] not in _LIBRARIES for name in names):
+        config.pop('custom_imports')
+        text = type(config)(config.to_dict(), format_python_code=False).pretty_text
+    # a base would be run, and braces be replaced in the text before it is parsed, which may end one
+    return None if '_base_' in config or '{{' in str(text) else text
 
 
 @contextlib.contextmanager

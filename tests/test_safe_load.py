@@ -173,6 +173,16 @@ def test_no_module_is_imported_that_a_checkpoint_names(trap, tmp_path, monkeypat
     assert not trap.exists()
 
 
+@pytest.mark.parametrize('imports, brace', [('', '{'), ('custom_imports = 0\n', '\\x7b')])
+def test_no_text_is_kept_that_mmengine_changes_before_it_runs_it(trap, tmp_path, imports, brace):
+    """Here it would replace braces by a backslash, behind which the code is outside of quotes."""
+    code = f"+str(__import__('os').mkdir({str(trap)!r}))]#"
+    text = f'{imports}a = ["{{{brace}$X:a|\\\\}}}}", "{code}"]'
+    assert len(read_config_text(text, 'x.pth').a) == 2
+    found = CheckpointLoader.load_checkpoint(with_config(tmp_path / 'run.pth', text))
+    assert 'cfg' not in found['meta'] and 'cfg' not in found['message_hub']['runtime_info']
+
+
 def test_yaml_makes_no_objects(trap, tmp_path):
     path = tmp_path / 'config.yml'
     for text in (f'model: !!python/object/apply:os.mkdir [{str(trap)!r}]\n', 'a: [1, \nb: }'):

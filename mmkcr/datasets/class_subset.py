@@ -42,14 +42,15 @@ class ClassSubset(BaseDataset):
                             f'`{type(self.whole).__name__}`')
         self.num_classes = num_classes
         self.seed = seed
-        super().__init__(metainfo=self.whole.metainfo, serialize_data=self.whole.serialize_data,
-                         test_mode=self.whole.test_mode, lazy_init=lazy_init,
-                         max_refetch=self.whole.max_refetch)
+        super().__init__(serialize_data=self.whole.serialize_data, test_mode=self.whole.test_mode,
+                         lazy_init=lazy_init, max_refetch=self.whole.max_refetch)
         self.pipeline = self.whole.pipeline
 
     def load_data_list(self) -> list[dict[str, Any]]:
         """Draw the classes; annotations of their samples, with labels within the subset."""
-        names = self.whole.metainfo.get('classes')
+        self.whole.full_init()  # which may find the names of its classes
+        self._metainfo = self.whole.metainfo
+        names = self._metainfo.get('classes')
         labels = class_labels(self.whole)
         total = len(names) if names is not None else int(labels.max(initial=-1)) + 1
         if self.num_classes > total:
@@ -68,6 +69,12 @@ class ClassSubset(BaseDataset):
         places_of = np.searchsorted(self.source_classes, labels).tolist()
         return [{**self.whole.get_data_info(place), 'gt_label': places_of[place]}
                 for place in places.tolist()]
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """Copy of the data set's meta information with the kept ``classes``."""
+        self.full_init()  # wrappers ask before it
+        return super().metainfo
 
     def get_gt_labels(self) -> np.ndarray:
         """Labels of all the samples, (len(self),), from 0 to ``num_classes - 1``."""

@@ -122,8 +122,9 @@ def inner_sets(dataset: Any) -> list:
     """The data sets that a data set wraps or joins; none of an innermost one."""
     # not hasattr: a wrapper may forward attributes of what it wraps
     attributes = getattr(dataset, '__dict__', {})
-    if 'dataset' in attributes:
-        return [attributes['dataset']]
+    for name in ('dataset', '_dataset'):  # the latter is MMEngine's, for `num_batch_per_epoch`
+        if name in attributes:
+            return [attributes[name]]
     return list(attributes.get('datasets') or [])
 
 

@@ -90,6 +90,28 @@ def test_lazy_and_built_from_a_config():
     assert len(subset) == 2 and len(subset.metainfo['classes']) == 2  # names from the labels
 
 
+class FoundNumbers(LabelledNumbers):
+    """Finds its classes with its samples, as ImageNet's folders do."""
+
+    METAINFO = dict(dataset_type='numbers')
+
+    def load_data_list(self):
+        self._metainfo['classes'] = ('ant', 'bee', 'cat')
+        return super().load_data_list()
+
+
+@pytest.mark.parametrize('lazy', [(True, False), (False, True), (True, True)])
+def test_classes_have_names_before_samples_are_read(lazy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'numbers').mkdir()  # a text of the meta information is no path
+    whole, subset = lazy
+    subset = ClassSubset(FoundNumbers([0, 1, 2], lazy_init=whole), 2, lazy_init=subset)
+    expected = [('ant', 'bee', 'cat')[i] for i in ClassSubset(numbers(3, [0, 1, 2]), 2)
+                .source_classes]
+    assert RepeatDataset(subset, 2).metainfo == dict(dataset_type='numbers',
+                                                     classes=tuple(expected))
+
+
 @pytest.mark.parametrize('labels, kept, error, message', [
     ([0, 1, 2], 0, ValueError, 'at least 1, found `0`'),
     ([0, 1, 2], 4, ValueError, 'at most the 3 classes of the data set, found `4`'),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset
+from mmengine.runner.runner import _SlicedDataset
 from mmengine.structures import PixelData
 from mmseg.datasets import MultiImageMixDataset
 from mmseg.registry import TRANSFORMS
@@ -54,9 +55,11 @@ def test_masks_of_a_set_that_mixes_images():
 
 def test_a_data_set_is_watched_once_and_through_wrappers():
     plain, other = (SimpleNamespace(ignore_index=254, pipeline=Compose([])) for _ in range(2))
-    wrapper = SimpleNamespace(dataset=plain)
+    wrapper = _SlicedDataset(SimpleNamespace(dataset=plain), 1)  # of `num_batch_per_epoch`
     joined = SimpleNamespace(datasets=[wrapper, other])  # as of PASCAL VOC with the masks of SBD
-    watch_labels(joined, 3), watch_labels(wrapper, 3), watch_labels(plain, 3)
+    watch_labels(joined, 3)
+    assert plain.pipeline.transforms
+    watch_labels(wrapper, 3), watch_labels(plain, 3)
     for data in (plain, other):
         (check, ) = data.pipeline.transforms
         assert (check.num_classes, check.ignore_index) == (3, 254)

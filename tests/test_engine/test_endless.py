@@ -55,6 +55,14 @@ def test_goes_on_where_it_was(sampler, batch_sampler, skipped, size):
     assert list(itertools.islice(later, 7)) == expected
 
 
+@pytest.mark.parametrize('skipped', [0, 2])
+def test_epochs_without_a_batch_do_not_go_on_for_ever(skipped):
+    batches = EndlessBatches(DataLoader(Counted(2), batch_size=3, drop_last=True))
+    batches.skip_iter(skipped)
+    with pytest.raises(ValueError, match='at least one batch in an epoch, .* the 2 samples'):
+        next(batches)
+
+
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_with_workers(sampler):
     expected = list(itertools.islice(stream(7, sampler, 'shapes'), 12))[5:]

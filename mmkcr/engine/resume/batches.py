@@ -201,10 +201,16 @@ class EndlessBatches:
     def _from(self, position: int) -> Iterator[Any]:
         for epoch in itertools.count():
             set_epoch(self.loader, epoch)
-            position -= skip_batches(self.loader, position)
+            passed = skip_batches(self.loader, position)
+            position -= passed
             # also of an epoch that ends at the position: nothing is left of it
             if position == 0:
-                yield from self.loader
+                for batch in self.loader:
+                    passed += 1
+                    yield batch
+            if passed == 0:
+                raise ValueError('expected at least one batch in an epoch, found none: the batches '
+                                 f'are larger than the {len(self.loader.dataset)} samples')
 
 
 class PairedBatches(EndlessBatches):

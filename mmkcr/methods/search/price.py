@@ -54,6 +54,9 @@ class Priced(nn.Module):
                  table: str | None = None,
                  force_table: bool = False) -> None:
         super().__init__()
+        if part not in (None, 'model', 'backbone'):
+            raise ValueError('expected `part` of a price to be `model` or `backbone`, found '
+                             f'{part!r}')
         self.target, self.part = target, part
         self.input_shape = None if input_shape is None else tuple(input_shape)
         names = [*COUNTED, *self.more, 'latency']

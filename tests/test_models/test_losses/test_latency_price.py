@@ -78,6 +78,8 @@ def test_refusals(supernet, table, tmp_path):
     for arguments in (dict(cost='latency'), dict(cost='macs', table=table)):
         with pytest.raises(ValueError, match="a `table` with the `cost` 'latency'"):
             MacsPrice(**arguments)
+    with pytest.raises(ValueError, match="`part` of a price .*, found 'backbon'"):
+        MacsPrice(part='backbon')
     with pytest.raises(FileNotFoundError, match='a table of latencies'):
         MacsPrice(cost='latency', table=str(tmp_path / 'none.json'))
     with pytest.raises(ValueError, match='reachable 5.5 ms to 10 ms, found 1 ms'):
