@@ -149,7 +149,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
         model.measure(judge)
         steps = [_steps(length, model, draws, judge, folder, settings)]
         broadcast_object_list(steps)
-        hook = _Teacher(judge, steps[0], folder, settings)
+        hook = _Teacher(judge, length, steps[0], folder, settings)
         runner = _runner(model, draws, hook, steps[0], folder, settings, launcher)
         runner.train()
         best = torch.load(folder / BEST, map_location='cpu')
@@ -319,9 +319,10 @@ class _Teacher(Hook):
 
     priority = 'HIGH'  # before checkpoints
 
-    def __init__(self, judge: Sequence[Any], steps: int, folder: Path,
+    def __init__(self, judge: Sequence[Any], length: int | float, steps: int, folder: Path,
                  settings: DistilOptions) -> None:
         self._judge, self._steps, self._folder, self._settings = judge, steps, folder, settings
+        self._length = length
 
     def before_train(self, runner: Runner) -> None:
         """Judge what the run begins with."""
@@ -360,7 +361,8 @@ class _Teacher(Hook):
                            f'held-out images{", the best" if better else ""}')
         if better and is_main_process():
             with atomic_write(self._folder / BEST) as path:
-                torch.save(dict(state_dict=model.average.state_dict(), steps=self._steps), path)
+                torch.save(dict(state_dict=model.average.state_dict(), length=self._length,
+                                steps=self._steps), path)
 
 
 def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
@@ -383,7 +385,9 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
     if isinstance(length, int):
         return length
     if (folder / BEST).is_file() and (folder / 'last_checkpoint').is_file():
-        return torch.load(folder / BEST, map_location='cpu')['steps']
+        best = torch.load(folder / BEST, map_location='cpu')
+        if best.get('length') == length:
+            return best['steps']
     for position in range(2):  # the second one counts
         began = time.perf_counter()
         loss = sum(model(model.data_preprocessor(draws[position])).values())

@@ -45,6 +45,7 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
     for number, group in enumerate(groups, 1):
         part = f' ({number} of {len(groups)})' if len(groups) > 1 else ''
         profiles.update(_profile_group(calibration, group, part))
+        group.clear()  # with its statistics
         if done is not None:
             done.save_profiles(profiles)
     if settings.choose is None and profiles and not any(

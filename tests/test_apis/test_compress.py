@@ -550,9 +550,11 @@ def test_sites_that_are_profiled_in_groups(choose, sites, tmp_path, monkeypatch)
     options = dict(OPTIONS, sites=sites, choose=choose)
     whole = compress(vit(), IMAGES, '70%', **options)
     monkeypatch.setattr(module, 'STATISTICS', 0)  # every site is a group
-    profiled, seen = module._profile_group, []
+    profiled, seen, groups = module._profile_group, [], []
 
     def counted(calibration, group, part):
+        assert not any(groups)  # their statistics are gone
+        groups.append(group)
         if len(seen) == 1:
             seen.append(None)
             raise KeyboardInterrupt
@@ -567,6 +569,7 @@ def test_sites_that_are_profiled_in_groups(choose, sites, tmp_path, monkeypatch)
 
     with pytest.raises(KeyboardInterrupt):
         run()
+    groups.clear()
     found = run()
     seen.remove(None)
     assert all(len(group) == 1 for group in seen)

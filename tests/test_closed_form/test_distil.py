@@ -165,6 +165,13 @@ def test_too_little_time_or_images(count, length, message):
         distil(slim, dense, images[:count], length, features)
 
 
+def test_a_time_behind_a_number_of_steps_is_measured(tmp_path):
+    slim, dense, images = pair()
+    distil(slim, dense, images, 2, features, work_dir=tmp_path)
+    with pytest.raises(ValueError, match='expected a time in which a step of'):
+        distil(slim, dense, images, '0.0001s', features, work_dir=tmp_path)
+
+
 def test_the_rate_rises_and_falls():
     settings = module.DistilOptions()
     found = [module.rate_at(step, 100, settings) for step in range(100)]
