@@ -34,6 +34,7 @@ from mmkcr.models import Searchable
 from mmkcr.models.adapters import attention_adapter
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
+from mmkcr.models.sites.attention_width import _scaled
 
 DOCUMENT = Path(__file__).parents[3] / 'docs' / 'coverage.md'
 NAMES = [pytest.param(name, marks=pytest.mark.skipif(
@@ -219,6 +220,12 @@ def tempered_attention(module):
 def test_attention_that_does_not_show_its_width():
     site, = find_sites(torch.nn.Sequential(TemperedAttention()), ['head_channels']).values()
     assert site.total == 32
+
+
+def test_queries_are_scaled_as_exactly_as_their_weights():
+    out = torch.arange(1., 2, 1 / 128).bfloat16()
+    scale = torch.full(out.shape, 0.625**0.5)
+    assert torch.equal(_scaled(scale, None, (), out), out * 0.625**0.5)
 
 
 def test_a_backbone_without_an_adapter():
