@@ -193,8 +193,10 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
                 raise  # it was counted like this; otherwise only a `forward` of its own runs it
     if params and model is not None:
         counts.append(('parameters', params['subnet'], count_params(model)))
-    # of a search whose heads were replaced before, the dense counts are those that it began with
-    if dense is not None and not any(entry.operator for entry in structure.sites.values()):
+    # of a search from a subnet, or with replaced heads, the dense counts are what it began with
+    begun = 'start' in structure.provenance or any(
+        entry.operator for entry in structure.sites.values())
+    if dense is not None and not begun:
         before, weights = dense
         if None not in (before, built):
             counts.append(('MACs when dense', macs['dense'], macs['subnet'] - built + before))

@@ -85,6 +85,15 @@ def test_altered_in_ones_own_code(build, structure):
                                         backbone=structure['macs']['backbone'] - 1)))
 
 
+def test_a_search_that_began_with_a_subnet():
+    host, kinds = dict(HOST, type='mmpretrain.VisionTransformer'), ['mlp_hidden', 'heads']
+    space = Searchable(host, kinds).search_space
+    start = space.structure_for({name: torch.arange(24) for name in space.sites if 'mlp' in name})
+    supernet = Searchable(host, kinds, dict(heads=dict(type='mmkcr.GumbelChannelGate')), start)
+    subnet, structure = slim(supernet, input_shape=(3, 32, 32))
+    Searchable(host, kinds, structure=structure).load_state_dict(subnet.state_dict())
+
+
 def test_another_backbone_of_equal_sites(built):
     """Positions, and so MACs, are others; the sites are the same."""
     with pytest.raises(ValueError, match='the arguments of the backbone were altered'):

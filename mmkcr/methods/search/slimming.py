@@ -72,7 +72,8 @@ def slim(model: nn.Module,
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)
     task = find_task(model)
-    if search_space(task).fixed:
+    sliced = bool(search_space(task).fixed)
+    if sliced:
         task = copy.deepcopy(task)
         for one in (search_space(task), *copied_spaces(task)):
             one.fold_fixed()
@@ -106,6 +107,8 @@ def slim(model: nn.Module,
     note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=online_params(task) - extra + space.sliced_params(),
                             subnet=online_params(subnet))
+    if sliced:
+        structure.provenance['start'] = 'subnet'  # dense counts are its own
     if budget is not macs:
         structure.provenance[budget.name] = budget.describe(structure.sizes())
     if ordinary:

@@ -94,12 +94,13 @@ def known_axes(layer: nn.Module) -> list[Axis]:
                (layer, 'temperature', 0)]
     if hasattr(layer, 'cpb_mlp'):
         by_head.append((list(layer.cpb_mlp.modules())[-1], 'weight', 0))
+    width = _recorded(layer, 'head_dim', 'attention_head_size')
     for owner, name, dim in by_head:
         value = getattr(owner, name, None)
-        if isinstance(value, Tensor) and value.numel() > 1:  # not one for all heads
-            width = _recorded(layer, 'head_dim', 'attention_head_size') or \
-                len(layer.qkv.weight) // (3 * layer.num_heads)
-            axes.append(Axis(owner, name, dim, per=width))
+        # not one for all heads; of a layer that does not show its width, an adapter tells `extra`
+        if isinstance(value, Tensor) and value.numel() > 1 and (width or hasattr(layer, 'qkv')):
+            axes.append(Axis(owner, name, dim, per=width or len(
+                layer.qkv.weight) // (3 * value.shape[dim])))
     return axes
 
 

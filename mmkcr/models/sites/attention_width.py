@@ -106,5 +106,5 @@ class AttentionWidth(AttentionSite):
 
 def _scaled(scale: Tensor, _: nn.Module, args: tuple, out: Tensor) -> Tensor:
     """The output of a projection, as a forward hook."""
-    return out * scale.to(out)
+    return (out * scale.to(out.device)).to(out.dtype)  # bf16 has two digits of a scale
 

@@ -31,8 +31,10 @@ from mmkcr.apis import count_macs
 from mmkcr.closed_form.readers import output_rows, readers
 from mmkcr.core import MacsModel
 from mmkcr.models import Searchable
+from mmkcr.models.adapters import attention_adapter
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
+from mmkcr.models.sites.attention_width import _scaled
 
 DOCUMENT = Path(__file__).parents[3] / 'docs' / 'coverage.md'
 NAMES = [pytest.param(name, marks=pytest.mark.skipif(
@@ -201,6 +203,29 @@ def test_heads_whose_rotary_positions_differ_stay():
         Searchable(family.build(), sites=['heads'])
     for kind in ('head_channels', 'mlp_hidden'):
         assert law_error(family, [kind], 0, None)[0] < 1e-12, kind
+
+
+class TemperedAttention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(32, 32) for _ in range(4))
+        self.temperature = torch.nn.Parameter(torch.ones(4, 1, 1))
+
+
+@attention_adapter(f'{__name__}.TemperedAttention')
+def tempered_attention(module):
+    return dict(projections=('q', 'k', 'v'), output='out', heads=4)
+
+
+def test_attention_that_does_not_show_its_width():
+    site, = find_sites(torch.nn.Sequential(TemperedAttention()), ['head_channels']).values()
+    assert site.total == 32
+
+
+def test_queries_are_scaled_as_exactly_as_their_weights():
+    out = torch.arange(1., 2, 1 / 128).bfloat16()
+    scale = torch.full(out.shape, 0.625**0.5)
+    assert torch.equal(_scaled(scale, None, (), out), out * 0.625**0.5)
 
 
 def test_a_backbone_without_an_adapter():
