@@ -54,7 +54,7 @@ class SearchableBackbone:
         plain_drop_rates(self)
         registered = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
         dense = dense_counts(self, structure)
-        space = SearchSpace(self, self._chosen_kinds(), registered, gates, structure, self.method,
+        space = SearchSpace(self, self.kinds, registered, gates, structure, self.method,
                             self.optional_keys)
         check_recorded(self, space.structure, dense=dense)
 
@@ -69,10 +69,6 @@ class SearchableBackbone:
             arguments['arch'] = given['args'][0]
         names = ('self', 'init_cfg', 'args', 'kwargs')
         return copy.deepcopy({key: value for key, value in arguments.items() if key not in names})
-
-    def _chosen_kinds(self) -> Sequence[KindConfig]:
-        """Kinds of site of an instance, which may depend on its arguments."""
-        return self.kinds
 
     def _own_arguments(self) -> dict[str, Any]:
         """Arguments that the host does not have, if they differ from their defaults."""
