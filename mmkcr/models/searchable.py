@@ -53,7 +53,7 @@ class SearchableBackbone:
         super().__init__(*args, **kwargs)
         plain_drop_rates(self)
         registered = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
-        dense = dense_counts(self, structure)
+        dense = None if gates else dense_counts(self, structure)
         space = SearchSpace(self, self.kinds, registered, gates, structure, self.method,
                             self.optional_keys)
         check_recorded(self, space.structure, dense=dense)
@@ -149,7 +149,7 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
         recorded = {key: value for key, value in config.items() if key != 'init_cfg'}
         backbone = ROOT_MODELS.build(config)
     plain_drop_rates(backbone)
-    dense = dense_counts(backbone, structure)
+    dense = None if gates else dense_counts(backbone, structure)
     space = SearchSpace(backbone, sites, described(recorded, sites), gates, structure,
                         optional_keys=optional_keys)
     check_recorded(backbone, space.structure, dense=dense)
