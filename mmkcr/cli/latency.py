@@ -5,12 +5,12 @@ the median over neighbouring pairs. The share is (1 - t_slim / t_dense) / (1 - m
 macs_dense). On one thread of a CPU the clock is that of the process, so that neighbours on a busy
 machine do not count; else it is the wall clock.
 
-A side is a config (a file or library::path, also of an ordinary model), a checkpoint that holds its
-config, or an ONNX file; weights make no difference and are random. With one config, the other side
-follows from it: of the config of a subnet the dense network, with --target-macs a subnet with one
-keep ratio everywhere, whose units are drawn at random. Models are exported for the runtime, both
-sides in the same way. Several values of an option are measured one after the other; every pair is a
-line of a CSV file that is named by hardware and versions.
+A side is a config (a file or library::path, also of an ordinary model) or an ONNX file; weights
+make no difference and are random. With one config, the other side follows from it: of the config of
+a subnet the dense network, with --target-macs a subnet with one keep ratio everywhere, whose units
+are drawn at random. Models are exported for the runtime, both sides in the same way. Several values
+of an option are measured one after the other; every pair is a line of a CSV file that is named by
+hardware and versions.
 
 Examples:
     mmkcr latency DENSE_CONFIG SLIM_CONFIG --runtime onnxruntime openvino
@@ -55,8 +55,6 @@ from mmkcr.engine.build import (
     default_shape,
     dense_config,
     load_config,
-    recorded_config,
-    take_options,
 )
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
@@ -66,7 +64,7 @@ from mmkcr.visualization import format_table
 class LatencyJob(Configured, Shaped, Trusting):
     """Arguments of ``mmkcr latency``."""
 
-    dense: str = argument('config, checkpoint or ONNX file of one side', positional=True)
+    dense: str = argument('config or ONNX file of one side', positional=True)
     slim: str | None = argument('of the other', positional=True, nargs='?')
     target_macs: list[str] = argument(
         'random subnets of the dense side: 3.9G, 0.8 or 80%% of its MACs (none)', [None],
@@ -105,15 +103,6 @@ class TimedPair(NamedTuple):
     sites: str = ''
 
 
-def side_config(name: str, options: dict | None) -> Config:
-    """The config of a side that is no ONNX file."""
-    if Path(name).suffix in ('.pth', '.pt', '.ckpt'):
-        config = recorded_config(name)
-        take_options(config, options or {})
-        return config
-    return load_config(name, options)
-
-
 def build(config: Config, part: str) -> nn.Module:
     """A model of random weights, or its backbone."""
     torch.manual_seed(0)
@@ -136,12 +125,12 @@ def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
                              f'`{args.slim if args.slim != onnx[0] else args.dense}`')
         shape = given_shape(args) or _shape_of_files(onnx)
         return TimedPair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
-    config = side_config(args.dense, args.cfg_options)
+    config = load_config(args.dense, args.cfg_options)
     dense, kinds = build(config if args.slim else dense_config(config), args.part), ''
     shape = given_shape(args) or default_shape(config, dense)
     if args.slim:
         options = {**(args.cfg_options or {}), **(args.slim_options or {})}
-        name, slim = label(args.slim), build(side_config(args.slim, options), args.part)
+        name, slim = label(args.slim), build(load_config(args.slim, options), args.part)
     elif target is None:
         if backbone_config(config).get('structure') is None:
             raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '

@@ -17,7 +17,6 @@ from mmkcr.core.weights import state_bytes  # noqa: F401
 from mmkcr.core.words import did_you_mean
 from mmkcr.engine.compressed_config import compressed_config, image_size, task_config
 from mmkcr.models.building import build_model, load_weights, read_config  # noqa: F401
-from mmkcr.safe_load import read_checkpoint, read_config_text
 
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None,
@@ -153,17 +152,3 @@ def dense_config(config: Config) -> Config:
     for state in ('gates', 'structure'):
         backbone_config(config).pop(state, None)
     return config
-
-
-def recorded_config(path: str | Path) -> Config:
-    """The config that a checkpoint of MMEngine was trained with.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, or one without a config.
-    """
-    text = (read_checkpoint(path).get('meta') or {}).get('cfg')
-    if not isinstance(text, str):
-        raise ValueError(f'expected a checkpoint with the config of its training, found `{path}` '
-                         'without: give the config')
-    return compressed_config(read_config_text(text, path))

@@ -26,8 +26,8 @@ SECONDS = 20  # of computing, whatever else the machine does
 #: Calls by command, | between two; words in braces are files that are there, or places to write.
 ROWS = {
     'analysis_tools/attention': '{dense} {weights} --out {out}',
-    'analysis_tools/bimask_search': '--structure {structure} --out {out} | {search} {gates} '
-                                    '--out {out}',
+    'analysis_tools/bimask_search': '{search} --structure {structure} --out {out} | '
+                                    '{search} {gates} --out {out}',
     'analysis_tools/channel_masks': '{search} {gates} --out {out} | --structure {structure} '
                                     '--out {out}',
     'analysis_tools/get_flops': '{dense}',

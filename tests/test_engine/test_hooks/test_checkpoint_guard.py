@@ -3,9 +3,10 @@
 import copy
 
 import pytest
+import torch
 from mmengine.config import Config
 
-from mmkcr.engine.resume.checkpoint_guard import config_changes
+from mmkcr.engine.resume.checkpoint_guard import config_changes, config_entries
 
 BEFORE = dict(
     default_scope='mmpretrain', work_dir='a', resume=False, load_from='x.pth',
@@ -23,7 +24,7 @@ BEFORE = dict(
 def changes(**options):
     now = Config(copy.deepcopy(BEFORE))
     now.merge_from_dict({key.replace('__', '.'): value for key, value in options.items()})
-    return config_changes(Config(BEFORE).pretty_text, now, 'x.pth')
+    return config_changes(config_entries(BEFORE), config_entries(now.to_dict()))
 
 
 def test_what_is_the_same_run():
@@ -48,9 +49,11 @@ def test_another_run(key, value, line):
     assert changes(**{key: value}) == ([line], [])
 
 
-def test_code_is_not_run_to_compare():
-    with pytest.raises(ValueError, match='plain values in the checkpoint `x.pth`'):
-        config_changes('import os\nmodel = os.getcwd()', Config(BEFORE), 'x.pth')
+def test_entries_are_data(tmp_path):
+    entries = config_entries(dict(BEFORE, custom_hooks=[dict(type=Config, among=[{3}])]))
+    torch.save(entries, tmp_path / 'x.pth')
+    assert torch.load(tmp_path / 'x.pth', weights_only=True) == entries
+    assert entries['custom_hooks.0.type'] == 'type' and entries['custom_hooks.0.among'] == ['set']
 
 
 HOLDS, OTHER = "the checkpoint's is used", 'the run does not go on as it would have'
