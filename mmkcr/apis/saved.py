@@ -16,8 +16,8 @@ from torch import nn
 from mmkcr.closed_form.compression import CompressResult
 from mmkcr.closed_form.given import copied
 from mmkcr.core import Structure, atomic_folder, eval_mode
+from mmkcr.core.products import state_bytes
 from mmkcr.core.structure import read_json
-from mmkcr.core.weights import state_bytes
 from mmkcr.deploy.export import export_onnx, export_program
 from mmkcr.deploy.export import export_onnx as export
 from mmkcr.deploy.tensor_model import TensorModel

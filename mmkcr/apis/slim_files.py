@@ -13,7 +13,7 @@ from torch import nn
 
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
-from mmkcr.core.added import added_layers
+from mmkcr.core.products import added_layers
 from mmkcr.deploy.int8 import DeployedFile
 from mmkcr.deploy.latency_table import check_prediction, usable_table
 from mmkcr.engine.build import (

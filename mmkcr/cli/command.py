@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from mmkcr.cli.limits import check_arguments
+from mmkcr.core.checks import did_you_mean
 from mmkcr.core.machine import NO_MEMORY
-from mmkcr.core.words import did_you_mean
 from mmkcr.safe_load import trust_checkpoints
 
 #: Libraries whose assertions say what is wrong with a config or a checkpoint.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core.finite import check_finite
+from mmkcr.core.checks import check_finite
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.models.sites.base import check_layers

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from mmkcr.core import count_params
-from mmkcr.core.words import did_you_mean
+from mmkcr.core.checks import did_you_mean
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig, kind_name

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from mmkcr.core import CostModel
-from mmkcr.core.allocation import Curve, allocate
-from mmkcr.core.budget import allowed_sizes
+from mmkcr.core.budget import Curve, allocate, allowed_sizes
 from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.models.sites.base import HostSite
 from .options import CompressOptions

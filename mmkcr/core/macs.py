@@ -18,9 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from .added import added_layers
 from .forward import eval_mode
-from .products import ProductsModel, Sides
+from .products import BytesModel, ParamsModel, ProductsModel, Sides, added_layers
 from .sites import Cost, Site
 
 
@@ -278,3 +277,7 @@ class MacsModel(ProductsModel):
 
     def _form(self, name: str, size: Cost) -> Cost:
         return self.sites[name].macs(size, self.shapes[name])
+
+
+#: Costs that can be counted, so that a budget of them needs no table of latencies.
+COUNTED = {cls.name: cls for cls in (MacsModel, ParamsModel, BytesModel)}

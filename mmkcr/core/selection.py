@@ -1,18 +1,23 @@
-"""The units that the gates of a supernet keep, with a budget or without."""
+"""The units that the gates of a supernet keep, with a budget or without.
+
+Gates are free, or choose one of a few sizes. Of these one is chosen per site, so that the network
+lands in a window of the cost.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from .budget import allowed_sizes, solve_budget
-from .cost import CostModel
+from .cost import CostModel, ascending, cost_kind, grown_sizes
 from .gate import BaseGate
-from .options import choose_options
 
 #: A network whose gates choose among options costs at most this share less than its target.
 TOLERANCE = 0.03
 Gates = Mapping[str, BaseGate]
+Options = Mapping[str, Sequence[int]]
 
 
 def select_units(gates: Gates, macs: CostModel, target: int | None = None,
@@ -102,3 +107,144 @@ def _select_both(free: Gates, given: Gates, macs: CostModel, target: int | None,
     if target is not None:  # options may leave more than the free sites can take
         target = min(target, macs({**sizes, **largest}))
     return {**kept, **_select_free(free, macs.beside(sizes), target, divisor)}
+
+
+def choose_options(options: Options,
+                   scores: Mapping[str, Sequence[float]],
+                   macs: Callable[[Mapping[str, float]], float],
+                   low: int,
+                   high: int) -> dict[str, int]:
+    r"""Choose an option at every site so that ``low <= MACs <= high``.
+
+    The sites' distributions :math:`p_k \propto e^{s_k}` are tilted to
+    :math:`p_k e^{-\lambda c_k}`, where c_k is the option's marginal cost and one :math:`\lambda`
+    puts the expected MACs into the middle of the window. Sites are then decided one after another,
+    the costliest first, each for its likeliest option, and the rest is tilted anew. If no
+    completion can reach the window, the search backtracks. It finds a choice if there is one.
+
+    Args:
+        options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
+        scores (Mapping[str, Sequence[float]]): Logits of the options, by site.
+        macs (Callable): Cost from the sizes of all sites, which may be fractional. If it may fall
+            when a size grows (:attr:`~mmkcr.core.CostModel.rises`), the search is complete only
+            where sites do not meet in one product.
+        low (int): Fewest MACs.
+        high (int): Most MACs.
+
+    Returns:
+        dict[str, int]: Position of the chosen option by site.
+
+    Raises:
+        ValueError: No choice lies in the window; the message gives the reachable range.
+    """
+    search = _Search(options, scores, macs, low, high)
+    best = search.run({}, search.order)
+    if best is not None:
+        return best
+    smallest, largest = search.ends({}, search.order)
+    words = cost_kind(macs)
+    raise ValueError(f'expected a target within the reachable '
+                     f'{words.range_text(smallest, largest)}, with sizes that meet it, found '
+                     f'{words.text(low)} to {words.text(high)}')
+
+
+def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: int,
+             high: int) -> bool:
+    """Whether some choice of options has ``low <= MACs <= high``: fast, with no false positives.
+
+    The network grows from the smallest, one option of one site at a time, as far as it stays
+    within ``high``: site by site, the costliest first, and with all sites in turn. Arguments are
+    those of :func:`choose_options`, whose full search may find a choice where this says False.
+    """
+    sizes = ascending(macs, options)
+    smallest = {site: offered[0] for site, offered in sizes.items()}
+    costs = {site: macs({**smallest, site: offered[-1]}) for site, offered in sizes.items()}
+    costliest = sorted(sizes, key=costs.__getitem__, reverse=True)
+    steps = [(rank, site, size) for site in costliest for rank, size in enumerate(sizes[site][1:])]
+    in_turns = sorted(steps, key=lambda step: step[0])
+    return any(low <= macs(grown_sizes(smallest, [step[1:] for step in order], macs, high)) <= high
+               for order in (steps, in_turns))
+
+
+class _Search:
+    """Depth-first search with exact bounds; sites are decided in a fixed order."""
+
+    def __init__(self, options: Options, scores: Mapping[str, Sequence[float]],
+                 macs: Callable, low: int, high: int) -> None:
+        self.macs, self.low, self.high = macs, low, high
+        self.sizes = {site: np.asarray(sizes, float) for site, sizes in options.items()}
+        self.integers = {site: [int(size) for size in sizes] for site, sizes in options.items()}
+        self.ordered = ascending(macs, options)
+        self.logits = {site: np.asarray(scores[site], float) for site in options}
+        means = {site: sizes.mean() for site, sizes in self.sizes.items()}
+        base = macs(means)
+        # what each option costs beside mean sizes, as a share of the cost there
+        self.costs = {site: np.asarray([macs({**means, site: size}) / base - 1 for size in sizes])
+                      for site, sizes in self.integers.items()}
+        self.means, self.base = means, base
+        self.order = sorted(options, key=lambda site: -np.ptp(self.costs[site]))
+
+    def run(self, chosen: dict[str, int], rest: list[str]) -> dict[str, int] | None:
+        """A choice in the window that completes a partial one, or None if there is none."""
+        least, most = self.ends(self._fixed(chosen), rest)  # they bound all other completions
+        if least > self.high or most < self.low:
+            return None
+        if not rest:
+            return chosen
+        # the likeliest option first; if no completion of it is reachable, the next one
+        for index in np.argsort(-self._tilted(chosen, rest)[rest[0]], kind='stable'):
+            best = self.run({**chosen, rest[0]: int(index)}, rest[1:])
+            if best is not None:
+                return best
+        return None
+
+    def _fixed(self, chosen: Mapping[str, int]) -> dict[str, int]:
+        return {site: self.integers[site][index] for site, index in chosen.items()}
+
+    def ends(self, fixed: Mapping[str, int], rest: Sequence[str]) -> tuple[int, int]:
+        """Cost of the cheapest and of the costliest completion."""
+        return tuple(self.macs({**fixed, **{site: self.ordered[site][end] for site in rest}})
+                     for end in (0, -1))
+
+    def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> dict[str, np.ndarray]:
+        """Probabilities of the open sites that put the expected cost into the window's middle."""
+        fixed, target = self._fixed(chosen), (self.low + self.high) / 2
+        low, high = -1e4, 1e4  # bisection for lambda: MACs fall as it grows
+        for _ in range(40):
+            middle = (low + high) / 2
+            probs = {site: self._softmax(site, middle) for site in rest}
+            if self._expected(fixed, probs) > target:
+                low = middle
+            else:
+                high = middle
+        return probs
+
+    def _expected(self, fixed: Mapping[str, int], probs: Mapping[str, np.ndarray]) -> float:
+        if cost_kind(self.macs).rises:
+            return self.macs({**fixed, **{site: float(prob @ self.sizes[site])
+                                          for site, prob in probs.items()}})
+        given = self.macs({**self.means, **fixed})
+        return given + self.base * sum(float(prob @ self.costs[site])
+                                       for site, prob in probs.items())
+
+    def _softmax(self, site: str, tilt: float) -> np.ndarray:
+        logits = self.logits[site] - tilt * self.costs[site]
+        exps = np.exp(logits - logits.max())
+        return exps / exps.sum()
+
+
+def allowed_ratio_sizes(total: int, start: float, step: float) -> tuple[int, ...]:
+    """Sizes whose shares of ``total`` units go from ``start``, within (0, 1], to 1 in steps.
+
+    Returns:
+        tuple[int, ...]: Sizes, ascending, distinct, at least 1; the last is ``total``.
+
+    Raises:
+        ValueError: A share is out of range.
+    """
+    if not 0 < start <= 1 or step <= 0:
+        raise ValueError(f'expected options from a share within (0, 1] in positive steps, found '
+                         f'start {start} and step {step}')
+    count = int((1 - start) / step + 1e-6) + 1  # 1e-6: the quotient may round below an integer
+    sizes = {max(1, round(total * (start + step * k))) for k in range(count)}
+    return tuple(sorted({*sizes, total}))

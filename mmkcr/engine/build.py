@@ -12,9 +12,8 @@ from mmengine.runner import Runner
 from torch import nn
 
 # F401: what commands take from here as well
-from mmkcr.core.checks import check_place, image_shape  # noqa: F401
-from mmkcr.core.weights import state_bytes  # noqa: F401
-from mmkcr.core.words import did_you_mean
+from mmkcr.core.checks import check_place, did_you_mean, image_shape  # noqa: F401
+from mmkcr.core.products import state_bytes  # noqa: F401
 from mmkcr.engine.compressed_config import compressed_config, image_size, task_config
 from mmkcr.models.building import build_model, load_weights, read_config  # noqa: F401
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmkcr.core.finite import all_finite
+from mmkcr.core.checks import all_finite
 
 CHUNK = 2048
 """Rows converted to fp64 at a time: 50 MB of them at d = 3072."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import KEPT, check_finite_state
-from mmkcr.core.added import added_layers
+from mmkcr.core.products import added_layers
 from mmkcr.safe_load import read_checkpoint
 from .layers.operator_attention import dense_places
 

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
-from mmkcr.core.words import did_you_mean
+from mmkcr.core.checks import did_you_mean
 from mmkcr.hosts import ensure_torchvision, prepare_hosts
 from mmkcr.safe_load import read_checkpoint
 from .loading import load_task, weights_of

@@ -7,7 +7,7 @@ from contextlib import suppress
 from torch import nn
 
 from mmkcr.core import CostModel, MacsReport, Structure, count_forward_macs, count_params
-from mmkcr.core.weights import state_bytes
+from mmkcr.core.products import state_bytes
 from .head_choice import is_choice
 from .search_space import StructureLike
 from .tasks import (

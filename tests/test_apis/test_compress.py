@@ -27,7 +27,7 @@ from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.readers import input_rows, output_rows, weight_matrix
 from mmkcr.closed_form.share_out import size_options
 from mmkcr.core import count_params
-from mmkcr.core.allocation import Curve, allocate
+from mmkcr.core.budget import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
 from mmkcr.models import KCRVisionTransformer, Searchable
 from mmkcr.models.layers.lite_mla import LiteMLA

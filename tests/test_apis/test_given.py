@@ -16,7 +16,7 @@ from long_form import LONG
 from mmkcr.apis import compress, count_macs, slim
 from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import parse_target
-from mmkcr.core.weights import state_bytes
+from mmkcr.core.products import state_bytes
 from mmkcr.models import Searchable
 from mmkcr.models.sites import why_not
 

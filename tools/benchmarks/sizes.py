@@ -34,7 +34,7 @@ LATER = {
     'compression in closed form': (
         'closed_form/*.py', 'apis/compress*.py', 'apis/finetune.py', 'functional/*refit.py',
         'functional/pivots.py', 'functional/sweep.py', 'functional/moments.py',
-        'core/allocation.py', 'visualization/progress.py'),
+        'core/budget.py', 'visualization/progress.py'),
     'runtimes, int8, budgets in ms': (
         'deploy/*.py', 'core/latency.py', 'core/machine.py'),
     'self-supervision, questions, whole models': (
@@ -45,7 +45,7 @@ LATER = {
         'engine/hooks/class_check.py', 'engine/hooks/finite.py', 'engine/resume/batches.py',
         'cli/init_config.py', 'apis/publish.py', 'apis/shipped.py', 'engine/expected.py',
         'cli/launch.py', 'engine/processes.py', 'cli/console.py', 'cli/limits.py',
-        'datasets/*_check.py', 'core/finite.py'),
+        'datasets/*_check.py', 'core/checks.py'),
 }
 _REGISTRARS = ('mlp_adapter', 'attention_adapter', 'channel_adapter', 'stream_adapter')
 

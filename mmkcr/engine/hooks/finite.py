@@ -9,7 +9,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
 from mmkcr.core import NonFiniteError
-from mmkcr.core.finite import all_finite
+from mmkcr.core.checks import all_finite
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 

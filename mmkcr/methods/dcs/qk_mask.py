@@ -8,8 +8,8 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from mmkcr.core.added import AddedLayer
 from mmkcr.core.gate import NoisyGate, logistic_noise, resample_gates
+from mmkcr.core.products import AddedLayer
 from mmkcr.registry import HOOKS, MODELS
 
 

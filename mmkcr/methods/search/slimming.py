@@ -13,7 +13,7 @@ from mmkcr.core import (
     count_params,
     select_units,
 )
-from mmkcr.core.added import added_layers
+from mmkcr.core.products import added_layers
 from mmkcr.models.costs import cost_model
 from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.search_space import leave_ordinary

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, Cost, count_params, slice_axes
-from mmkcr.core.added import AddedLayer
+from mmkcr.core.products import AddedLayer
 
 #: Softmax temperature of the ensembles over heads.
 ENSEMBLE_TEMPERATURE = 0.01

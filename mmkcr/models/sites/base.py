@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from mmkcr.core import Axis, BaseGate, Site, Unsupported
-from mmkcr.core.words import did_you_mean
+from mmkcr.core.checks import did_you_mean
 from mmkcr.lazy import is_of
 from mmkcr.models.adapters import attention_views
 from mmkcr.models.adapters.views import LIBRARIES, known_hosts

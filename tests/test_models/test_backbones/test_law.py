@@ -14,7 +14,7 @@ from mmpretrain.models import MobileViT, ResNet, SwinTransformer, VisionTransfor
 from lab.model_zoo import uninitialized
 from mmkcr.apis import count_macs, slim
 from mmkcr.core import MacsModel, Structure, count_params
-from mmkcr.core.added import added_layers
+from mmkcr.core.products import added_layers
 from mmkcr.core.sites import holders
 from mmkcr.models import EfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.norms import SlicedLayerNorm
