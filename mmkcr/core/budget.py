@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .cost import CostModel, check_range, cost_kind, grown_sizes, useful_options
+from .cost import CostModel, grown_sizes, useful_options
 
 #: Reads a target of MACs relative to a dense network, see :meth:`CostModel.read_target`.
 parse_target = CostModel.read_target
@@ -31,7 +31,7 @@ def allowed_sizes(total: int, min_size: int, divisor: int) -> list[int]:
 
 
 def solve_budget(scores: Mapping[str, Tensor],
-                 macs: Callable[[Mapping[str, int]], int],
+                 macs: CostModel,
                  target: int | None,
                  divisor: int = 1,
                  min_sizes: Mapping[str, int] | None = None,
@@ -44,9 +44,8 @@ def solve_budget(scores: Mapping[str, Tensor],
 
     Args:
         scores (Mapping[str, Tensor]): Score of every unit by site, shape (total,) each.
-        macs (Callable): MACs of the subnet from the sizes of its sites, such as
-            :class:`~mmkcr.core.macs.MacsModel`. Where it falls as a size grows, such as time, the
-            smaller size is not offered.
+        macs (CostModel): Where it falls as a size grows, such as time, the smaller size is not
+            offered.
         target (int, optional): Most MACs. ``None`` keeps the units of positive
             score, rounded to the nearest allowed size.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
@@ -78,7 +77,7 @@ def solve_budget(scores: Mapping[str, Tensor],
         sizes = {site: min(options, key=lambda size, site=site: (abs(size - counts[site]), -size))
                  for site, options in allowed.items()}
     else:
-        if not cost_kind(macs).rises:  # a size that costs no less than a larger one is useless
+        if not macs.rises:  # a size that costs no less than a larger one is useless
             allowed = useful_options(macs, allowed)
         entering = []  # steps between allowed sizes
         for site, sizes in allowed.items():
@@ -95,11 +94,11 @@ def solve_budget(scores: Mapping[str, Tensor],
 
 
 def _largest_within(smallest: dict[str, int], steps: list[tuple[str, int]],
-                    macs: Callable[[Mapping[str, int]], int], target: int) -> dict[str, int]:
+                    macs: CostModel, target: int) -> dict[str, int]:
     def prefix(count: int) -> dict[str, int]:  # a later size of a site overrides an earlier one
         return {**smallest, **dict(steps[:count])}
 
-    check_range(macs, target, macs(smallest), macs(prefix(len(steps))))
+    macs.check_range(target, macs(smallest), macs(prefix(len(steps))))
     # the longest prefix within the target: every longer one costs more
     longest = bisect_right(range(1, len(steps) + 1), target,
                            key=lambda count: macs(prefix(count)))
@@ -134,7 +133,8 @@ def allocate(curves: Mapping[str, Curve], budget: int) -> dict[str, int]:
     """
     lowest = sum(curve.costs[0] for curve in curves.values())
     highest = sum(curve.costs[-1] for curve in curves.values())
-    check_range(None, min(budget, highest), lowest, highest)
+    if budget < lowest:
+        raise ValueError(f'expected a budget of at least {lowest}, found {budget}')
     room = min(budget, highest) - lowest
     steps = [int(cost - curve.costs[0]) for curve in curves.values() for cost in curve.costs]
     grid = max(int(np.gcd.reduce(steps)) or 1, -(-room // _POINTS))

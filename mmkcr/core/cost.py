@@ -30,8 +30,8 @@ class CostModel:
     scale: ClassVar[int] = 10**9
     #: Whether it never falls when a site grows. Measured times may.
     rises: ClassVar[bool] = True
-    #: Cost of the dense network.
-    dense: int
+    #: Cost of the dense network, where it is known.
+    dense: int | None = None
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
         """Cost of the network: an integer for integers, a differentiable scalar for tensors.
@@ -104,9 +104,24 @@ class CostModel:
         """Refuse a target out of the range from these sizes to the dense network.
 
         Raises:
-            ValueError: As of :func:`check_range`.
+            ValueError: As of :meth:`check_range`.
         """
-        check_range(self, target, self(least), self.dense)
+        self.check_range(target, self(least), self.dense)
+
+    def check_range(self, target: float, lowest: float, highest: float,
+                    what: str = 'a target') -> None:
+        """Refuse a target out of a range; ``what`` it is, is for the message.
+
+        Raises:
+            ValueError: The target is out of reach; the message gives the range.
+        """
+        if not lowest <= target <= highest:
+            # rounded up, so that the share that the message names can be reached
+            shares = (f' (reachable: {math.ceil(1000 * lowest / self.dense) / 10}% to '
+                      f'{highest / self.dense:.1%} of the dense network)') if self.dense else ''
+            raise ValueError(f'expected {what} within the reachable '
+                             f'{self.range_text(lowest, highest)}, found '
+                             f'{self.text(target)}{shares}')
 
     def describe(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The entry about this cost in the structure file of a subnet."""
@@ -128,49 +143,6 @@ class _Beside(CostModel):
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
         """Cost of the whole network."""
         return self.cost({**self.sizes, **sizes})
-
-
-def cost_kind(cost: Any) -> Any:
-    """The cost model that a cost is; the class, which is about MACs, for a plain function."""
-    return cost if isinstance(cost, CostModel) else CostModel
-
-
-def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Sizes of every site, distinct, the cheapest first.
-
-    Args:
-        cost (CostModel | Callable): Where it rises with every size, the order is that of the
-            sizes, else that of the costs while the other sites have their largest size.
-        options (Mapping[str, Sequence[int]]): Sizes on offer by site.
-    """
-    sizes = {site: sorted({int(size) for size in offered}) for site, offered in options.items()}
-    if cost_kind(cost).rises:
-        return sizes
-    largest = {site: offered[-1] for site, offered in sizes.items()}
-    return {site: sorted(offered, key=lambda size, site=site: cost({**largest, site: size}))
-            for site, offered in sizes.items()}
-
-
-def check_range(cost: Any, target: float, lowest: float, highest: float,
-                what: str = 'a target') -> None:
-    """Refuse a target out of reach.
-
-    Args:
-        cost (CostModel | Callable): The cost that the target limits.
-        target (int): Largest cost.
-        lowest, highest (int): Cost of the smallest and of the largest sizes.
-        what (str): Name of the target in the message. Defaults to ``'a target'``.
-
-    Raises:
-        ValueError: The target is out of range; the message gives the range.
-    """
-    if not lowest <= target <= highest:
-        words, dense = cost_kind(cost), getattr(cost, 'dense', None)
-        # rounded up, so that the share that the message names can be reached
-        shares = (f' (reachable: {math.ceil(1000 * lowest / dense) / 10}% to '
-                  f'{highest / dense:.1%} of the dense network)') if dense else ''
-        raise ValueError(f'expected {what} within the reachable {words.range_text(lowest, highest)}'
-                         f', found {words.text(target)}{shares}')
 
 
 def useful_sizes(costs: Sequence[int]) -> list[int]:

@@ -5,13 +5,13 @@ lands in a window of the cost.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from .budget import allowed_sizes, solve_budget
-from .cost import CostModel, ascending, cost_kind, grown_sizes
+from .cost import CostModel, grown_sizes
 from .gate import BaseGate
 
 #: A network whose gates choose among options costs at most this share less than its target.
@@ -111,7 +111,7 @@ def _select_both(free: Gates, given: Gates, macs: CostModel, target: int | None,
 
 def choose_options(options: Options,
                    scores: Mapping[str, Sequence[float]],
-                   macs: Callable[[Mapping[str, float]], float],
+                   macs: CostModel,
                    low: int,
                    high: int) -> dict[str, int]:
     r"""Choose an option at every site so that ``low <= MACs <= high``.
@@ -125,9 +125,9 @@ def choose_options(options: Options,
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
         scores (Mapping[str, Sequence[float]]): Logits of the options, by site.
-        macs (Callable): Cost from the sizes of all sites, which may be fractional. If it may fall
-            when a size grows (:attr:`~mmkcr.core.CostModel.rises`), the search is complete only
-            where sites do not meet in one product.
+        macs (CostModel): Sizes may be fractional. If it may fall when a size grows
+            (:attr:`~mmkcr.core.CostModel.rises`), the search is complete only where sites do not
+            meet in one product.
         low (int): Fewest MACs.
         high (int): Most MACs.
 
@@ -142,21 +142,19 @@ def choose_options(options: Options,
     if best is not None:
         return best
     smallest, largest = search.ends({}, search.order)
-    words = cost_kind(macs)
     raise ValueError(f'expected a target within the reachable '
-                     f'{words.range_text(smallest, largest)}, with sizes that meet it, found '
-                     f'{words.text(low)} to {words.text(high)}')
+                     f'{macs.range_text(smallest, largest)}, with sizes that meet it, found '
+                     f'{macs.text(low)} to {macs.text(high)}')
 
 
-def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: int,
-             high: int) -> bool:
+def can_meet(options: Options, macs: CostModel, low: int, high: int) -> bool:
     """Whether some choice of options has ``low <= MACs <= high``: fast, with no false positives.
 
     The network grows from the smallest, one option of one site at a time, as far as it stays
     within ``high``: site by site, the costliest first, and with all sites in turn. Arguments are
     those of :func:`choose_options`, whose full search may find a choice where this says False.
     """
-    sizes = ascending(macs, options)
+    sizes = _ascending(macs, options)
     smallest = {site: offered[0] for site, offered in sizes.items()}
     costs = {site: macs({**smallest, site: offered[-1]}) for site, offered in sizes.items()}
     costliest = sorted(sizes, key=costs.__getitem__, reverse=True)
@@ -166,15 +164,28 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
                for order in (steps, in_turns))
 
 
+def _ascending(cost: CostModel, options: Options) -> dict[str, list[int]]:
+    """Sizes of every site, distinct, the cheapest first.
+
+    Where the cost may fall, it is taken while the other sites have their largest size.
+    """
+    sizes = {site: sorted({int(size) for size in offered}) for site, offered in options.items()}
+    if cost.rises:
+        return sizes
+    largest = {site: offered[-1] for site, offered in sizes.items()}
+    return {site: sorted(offered, key=lambda size, site=site: cost({**largest, site: size}))
+            for site, offered in sizes.items()}
+
+
 class _Search:
     """Depth-first search with exact bounds; sites are decided in a fixed order."""
 
     def __init__(self, options: Options, scores: Mapping[str, Sequence[float]],
-                 macs: Callable, low: int, high: int) -> None:
+                 macs: CostModel, low: int, high: int) -> None:
         self.macs, self.low, self.high = macs, low, high
         self.sizes = {site: np.asarray(sizes, float) for site, sizes in options.items()}
         self.integers = {site: [int(size) for size in sizes] for site, sizes in options.items()}
-        self.ordered = ascending(macs, options)
+        self.ordered = _ascending(macs, options)
         self.logits = {site: np.asarray(scores[site], float) for site in options}
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)
@@ -220,7 +231,7 @@ class _Search:
         return probs
 
     def _expected(self, fixed: Mapping[str, int], probs: Mapping[str, np.ndarray]) -> float:
-        if cost_kind(self.macs).rises:
+        if self.macs.rises:
             return self.macs({**fixed, **{site: float(prob @ self.sizes[site])
                                           for site, prob in probs.items()}})
         given = self.macs({**self.means, **fixed})

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import COUNTED, Cost, CostModel, MacsModel, load_table
-from mmkcr.core.cost import check_range
 from mmkcr.models.costs import cost_model
 from mmkcr.registry import MODELS
 
@@ -149,7 +148,7 @@ class MacsPrice(Priced):
         # sorted: full convolutions in the place of heads can cost more than what they replace
         ends = sorted(count({name: getattr(site.gate, size) for name, site in macs.sites.items()})
                       for size in ('min_size', 'total'))
-        check_range(count, count.parse_target(self.target), *ends, 'a price `target`')
+        count.check_range(count.parse_target(self.target), *ends, 'a price `target`')
 
     def forward(self, macs: MacsModel) -> dict[str, Tensor]:
         """Price the gates as they are.
