@@ -44,20 +44,32 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
         return {}
     free = {site: gate for site, gate in gates.items() if gate.options() is None}
     given = {site: gate for site, gate in gates.items() if site not in free}
-    if not given:
-        return _select_free(free, macs, target, divisor)
+    if not free and divisor != 1:
+        raise ValueError(f'expected `divisor` 1 for gates with options, found {divisor}')
+    # options that were learned, if the free sites can then meet the target
+    kept = {site: gate.selection() for site, gate in given.items()}
+    sizes = {site: len(units) for site, units in kept.items()}
+    if given and target is not None:
+        # as `solve_budget` has them
+        offered = {site: allowed_sizes(gate.total, gate.min_size, math.lcm(divisor, gate.group))
+                   for site, gate in free.items()}
+        smallest, largest = ({site: sizes[place] for site, sizes in offered.items()}
+                             for place in (0, -1))
+        least, most = macs({**sizes, **smallest}), macs({**sizes, **largest})
+        if not least <= target <= most:
+            # those that leave the free sites a size with which they meet it
+            chosen = choose_within(given, macs.beside(smallest), target, most - least)
+            kept = {site: given[site].selection(option) for site, option in chosen.items()}
+            sizes = {site: len(units) for site, units in kept.items()}
+        # options may leave more than the free sites can take
+        target = min(target, macs({**sizes, **largest}))
     if not free:
-        if divisor != 1:
-            raise ValueError(f'expected `divisor` 1 for gates with options, found {divisor}')
-        return _select_options(given, macs, target)
-    return _select_both(free, given, macs, target, divisor)
-
-
-def _select_free(gates: Gates, macs: CostModel, target: int | None,
-                 divisor: int) -> dict[str, Tensor]:
-    return solve_budget({site: gate.scores() for site, gate in gates.items()}, macs, target,
-                        divisor, {site: gate.min_size for site, gate in gates.items()},
-                        {site: gate.group for site, gate in gates.items()})
+        return kept
+    # the free sites fill what is left of the budget
+    return {**kept, **solve_budget(
+        {site: gate.scores() for site, gate in free.items()}, macs.beside(sizes), target, divisor,
+        {site: gate.min_size for site, gate in free.items()},
+        {site: gate.group for site, gate in free.items()})}
 
 
 def choose_within(gates: Gates, macs: CostModel, target: int, missing: int = 0) -> dict[str, int]:
@@ -74,39 +86,6 @@ def choose_within(gates: Gates, macs: CostModel, target: int, missing: int = 0) 
         {site: [size for size, _ in options] for site, options in options_of.items()},
         {site: [logit for _, logit in options] for site, options in options_of.items()},
         macs, int(target * (1 - TOLERANCE)) + 1 - missing, target)
-
-
-def _select_options(gates: Gates, macs: CostModel, target: int | None,
-                    missing: int = 0) -> dict[str, Tensor]:
-    """Units of the options within a target, or of those that were learned."""
-    if target is None:
-        return {site: gate.selection() for site, gate in gates.items()}
-    return {site: gates[site].selection(option)
-            for site, option in choose_within(gates, macs, target, missing).items()}
-
-
-def _select_both(free: Gates, given: Gates, macs: CostModel, target: int | None,
-                 divisor: int) -> dict[str, Tensor]:
-    """Options first: those that were learned, if the free sites can then meet the target.
-
-    Otherwise options are chosen that leave the free sites a size with which they meet it. In both
-    cases these fill what is left of the budget.
-    """
-    kept = _select_options(given, macs, None)
-    if target is not None:
-        # as `solve_budget` has them
-        offered = {site: allowed_sizes(gate.total, gate.min_size, math.lcm(divisor, gate.group))
-                   for site, gate in free.items()}
-        smallest, largest = ({site: sizes[place] for site, sizes in offered.items()}
-                             for place in (0, -1))
-        sizes = {site: len(units) for site, units in kept.items()}
-        least, most = macs({**sizes, **smallest}), macs({**sizes, **largest})
-        if not least <= target <= most:
-            kept = _select_options(given, macs.beside(smallest), target, most - least)
-    sizes = {site: len(units) for site, units in kept.items()}
-    if target is not None:  # options may leave more than the free sites can take
-        target = min(target, macs({**sizes, **largest}))
-    return {**kept, **_select_free(free, macs.beside(sizes), target, divisor)}
 
 
 def choose_options(options: Options,
@@ -183,51 +162,49 @@ class _Search:
     def __init__(self, options: Options, scores: Mapping[str, Sequence[float]],
                  macs: CostModel, low: int, high: int) -> None:
         self.macs, self.low, self.high = macs, low, high
-        self.sizes = {site: np.asarray(sizes, float) for site, sizes in options.items()}
-        self.integers = {site: [int(size) for size in sizes] for site, sizes in options.items()}
-        self.ordered = _ascending(macs, options)
+        self.sizes = {site: [int(size) for size in sizes] for site, sizes in options.items()}
+        self.ordered = _ascending(macs, self.sizes)
         self.logits = {site: np.asarray(scores[site], float) for site in options}
-        means = {site: sizes.mean() for site, sizes in self.sizes.items()}
-        base = macs(means)
+        self.means = {site: np.mean(sizes) for site, sizes in self.sizes.items()}
+        self.base = macs(self.means)
         # what each option costs beside mean sizes, as a share of the cost there
-        self.costs = {site: np.asarray([macs({**means, site: size}) / base - 1 for size in sizes])
-                      for site, sizes in self.integers.items()}
-        self.means, self.base = means, base
+        self.costs = {site: np.asarray([macs({**self.means, site: size}) / self.base - 1
+                                        for size in sizes]) for site, sizes in self.sizes.items()}
         self.order = sorted(options, key=lambda site: -np.ptp(self.costs[site]))
 
     def run(self, chosen: dict[str, int], rest: list[str]) -> dict[str, int] | None:
         """A choice in the window that completes a partial one, or None if there is none."""
-        least, most = self.ends(self._fixed(chosen), rest)  # they bound all other completions
+        fixed = {site: self.sizes[site][index] for site, index in chosen.items()}
+        least, most = self.ends(fixed, rest)  # they bound all other completions
         if least > self.high or most < self.low:
             return None
         if not rest:
             return chosen
         # the likeliest option first; if no completion of it is reachable, the next one
-        for index in np.argsort(-self._tilted(chosen, rest)[rest[0]], kind='stable'):
+        for index in np.argsort(-self._tilted(fixed, rest)[rest[0]], kind='stable'):
             best = self.run({**chosen, rest[0]: int(index)}, rest[1:])
             if best is not None:
                 return best
         return None
-
-    def _fixed(self, chosen: Mapping[str, int]) -> dict[str, int]:
-        return {site: self.integers[site][index] for site, index in chosen.items()}
 
     def ends(self, fixed: Mapping[str, int], rest: Sequence[str]) -> tuple[int, int]:
         """Cost of the cheapest and of the costliest completion."""
         return tuple(self.macs({**fixed, **{site: self.ordered[site][end] for site in rest}})
                      for end in (0, -1))
 
-    def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> dict[str, np.ndarray]:
+    def _tilted(self, fixed: Mapping[str, int], rest: Sequence[str]) -> dict[str, np.ndarray]:
         """Probabilities of the open sites that put the expected cost into the window's middle."""
-        fixed, target = self._fixed(chosen), (self.low + self.high) / 2
         low, high = -1e4, 1e4  # bisection for lambda: MACs fall as it grows
         for _ in range(40):
-            middle = (low + high) / 2
-            probs = {site: self._softmax(site, middle) for site in rest}
-            if self._expected(fixed, probs) > target:
-                low = middle
+            tilt, probs = (low + high) / 2, {}
+            for site in rest:
+                logits = self.logits[site] - tilt * self.costs[site]
+                exps = np.exp(logits - logits.max())
+                probs[site] = exps / exps.sum()
+            if self._expected(fixed, probs) > (self.low + self.high) / 2:
+                low = tilt
             else:
-                high = middle
+                high = tilt
         return probs
 
     def _expected(self, fixed: Mapping[str, int], probs: Mapping[str, np.ndarray]) -> float:
@@ -237,11 +214,6 @@ class _Search:
         given = self.macs({**self.means, **fixed})
         return given + self.base * sum(float(prob @ self.costs[site])
                                        for site, prob in probs.items())
-
-    def _softmax(self, site: str, tilt: float) -> np.ndarray:
-        logits = self.logits[site] - tilt * self.costs[site]
-        exps = np.exp(logits - logits.max())
-        return exps / exps.sum()
 
 
 def allowed_ratio_sizes(total: int, start: float, step: float) -> tuple[int, ...]:
