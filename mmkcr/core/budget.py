@@ -30,11 +30,8 @@ def allowed_sizes(total: int, min_size: int, divisor: int) -> list[int]:
     return sorted({*range(first, total + 1, divisor), total})
 
 
-def solve_budget(scores: Mapping[str, Tensor],
-                 macs: CostModel,
-                 target: int | None,
-                 divisor: int = 1,
-                 min_sizes: Mapping[str, int] | None = None,
+def solve_budget(scores: Mapping[str, Tensor], macs: CostModel, target: int | None,
+                 divisor: int = 1, min_sizes: Mapping[str, int] | None = None,
                  groups: Mapping[str, int] | None = None) -> dict[str, Tensor]:
     """Choose the units of every site under one global threshold.
 
@@ -46,11 +43,10 @@ def solve_budget(scores: Mapping[str, Tensor],
         scores (Mapping[str, Tensor]): Score of every unit by site, shape (total,) each.
         macs (CostModel): Where it falls as a size grows, such as time, the smaller size is not
             offered.
-        target (int, optional): Most MACs. ``None`` keeps the units of positive
-            score, rounded to the nearest allowed size.
+        target (int, optional): Most MACs. ``None`` keeps the units of positive score, rounded to
+            the nearest allowed size.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
-        min_sizes (Mapping[str, int], optional): Fewest units by site.
-            Defaults to 1 each.
+        min_sizes (Mapping[str, int], optional): Fewest units by site. Defaults to 1 each.
         groups (Mapping[str, int], optional): Consecutive units of one score that enter together,
             by site. Defaults to 1 each.
 
@@ -58,8 +54,7 @@ def solve_budget(scores: Mapping[str, Tensor],
         dict[str, Tensor]: Kept units of every site, int64, ascending.
 
     Raises:
-        ValueError: ``divisor`` below 1, or a target below the cost of the
-            smallest subnet or above that of the dense one.
+        ValueError: ``divisor`` below 1, or a target out of reach.
     """
     if divisor < 1:  # of a negative one the least common multiple is positive
         raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
@@ -114,19 +109,12 @@ class Curve(NamedTuple):
 
 
 def allocate(curves: Mapping[str, Curve], budget: int) -> dict[str, int]:
-    """Sizes with the least sum of losses whose costs sum to at most a budget.
+    """Sizes by site with the least sum of losses whose costs sum to at most a budget.
 
     This is a multiple-choice knapsack, solved by dynamic programming over the cost above that of
     the smallest network. Costs are rounded up to a grid, so the budget always holds. The grid is
     the greatest common divisor of all cost steps, and the answer exact, if that gives at most
     20,000 points; else the budget counts as smaller by at most one grid point per site.
-
-    Args:
-        curves (Mapping[str, Curve]): By site.
-        budget (int): Largest total cost.
-
-    Returns:
-        dict[str, int]: Size by site.
 
     Raises:
         ValueError: The budget is below the cost of the smallest sizes.

@@ -27,11 +27,7 @@ def all_finite(value: Tensor) -> bool:
 
 
 def check_finite(values: Mapping[str, Tensor], what: str) -> None:
-    """Refuse values that are not finite; the message says ``what`` they are.
-
-    Raises:
-        NonFiniteError: A tensor holds a NaN or an infinity; the message names the first one.
-    """
+    """Refuse values that are not finite: the message says ``what`` they are and names the first."""
     for name, value in values.items():
         if not all_finite(value):
             wrong = value.detach()[~torch.isfinite(value.detach())]
@@ -46,16 +42,10 @@ def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
 
 def check_finite_state(state: Mapping[str, Tensor], path: str,
                        expected: Mapping[str, Tensor] | None = None) -> None:
-    """Refuse weights that are not finite.
+    """Refuse weights and buffers that are not finite; the message names the first one of ``path``.
 
-    Args:
-        state (Mapping[str, Tensor]): Weights and buffers.
-        path (str): Where they come from, for the message.
-        own (Mapping[str, Tensor], optional): State of the freshly built model. Entries that it
-            lacks, or that are not finite there, are not checked. Defaults to None: all are.
-
-    Raises:
-        NonFiniteError: Some weights are not finite; the message names the first entry.
+    Entries that are not in the ``expected`` state of the freshly built model, or are not finite
+    there, are not checked.
     """
     for name, value in state.items():
         given = value if expected is None else expected.get(name)
@@ -77,11 +67,7 @@ def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    """(3, H, W) of a command's ``--shape``, which is H and W or one number for both.
-
-    Raises:
-        ValueError: Not one or two positive numbers, or more pixels than any model takes.
-    """
+    """(3, H, W) of a command's ``--shape``, which is H and W or one number for both."""
     if len(shape) not in (1, 2) or min(shape) < 1:
         raise ValueError('expected `--shape` of one or two positive numbers, found '
                          f'{" ".join(map(str, shape))}')
@@ -92,11 +78,7 @@ def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device such as ``'cuda:1'`` that does not exist.
-
-    Raises:
-        ValueError: It is not the name of a device, or this machine does not have it.
-    """
+    """Refuse a device such as ``'cuda:1'`` that this machine does not have."""
     try:
         device = torch.device(name)
         if device.type == 'cuda' and not torch.cuda.is_available():
@@ -110,12 +92,9 @@ def check_device(name: str) -> None:
 
 
 def check_place(path: Any, flag: str, file: bool = False) -> None:
-    """Refuse a place where nothing can be written; nothing is left behind.
+    """Refuse a folder, or with ``file`` a file, that cannot be written; nothing is left behind.
 
-    Args:
-        path (str | Path): A folder, or with ``file`` a file; it need not exist.
-        flag (str): Flag of the command, for the message.
-        file (bool): Whether a file is to be written. Defaults to False.
+    The message names the command's ``flag``.
 
     Raises:
         ValueError: A file is where a folder has to be, or a folder where the file has to be.

@@ -34,15 +34,11 @@ class CostModel:
     dense: int | None = None
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
-        """Cost of the network: an integer for integers, a differentiable scalar for tensors.
-
-        Args:
-            sizes (Mapping[str, int | Tensor]): Kept units of every site.
-        """
+        """Cost at kept units of every site: an integer, or of tensors a differentiable scalar."""
         raise NotImplementedError
 
     def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
-        """Expected cost if every site's size is drawn on its own.
+        """Expected cost if every site's size is drawn on its own, a differentiable scalar.
 
         It is the cost at the expected sizes: exact where the cost is a sum of products in which no
         site occurs twice.
@@ -51,9 +47,6 @@ class CostModel:
             names (Sequence[str]): The sites.
             probabilities (Tensor): Of the sizes, shape (sites, K).
             sizes (Tensor): Kept units, shape (sites, K); any where the probability is 0.
-
-        Returns:
-            Tensor: A differentiable scalar.
         """
         return self(dict(zip(names, (probabilities * sizes).sum(1))))
 
@@ -101,11 +94,7 @@ class CostModel:
         return f'{cls.text(lowest)} to {cls.text(highest)}{noun}'
 
     def check_target(self, target: int, least: Mapping[str, int]) -> None:
-        """Refuse a target out of the range from these sizes to the dense network.
-
-        Raises:
-            ValueError: As of :meth:`check_range`.
-        """
+        """Refuse a target out of the range from these sizes to the dense network."""
         self.check_range(target, self(least), self.dense)
 
     def check_range(self, target: float, lowest: float, highest: float,

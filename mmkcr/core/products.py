@@ -24,7 +24,7 @@ class AddedLayer(nn.Module):
 
 
 def added_layers(root: nn.Module) -> dict[str, AddedLayer]:
-    """The added layers below ``root`` by module path, in the order of their registration."""
+    """The added layers below ``root`` by module path, in their order."""
     return {name: module for name, module in root.named_modules() if isinstance(module, AddedLayer)}
 
 
@@ -102,12 +102,8 @@ class ParamsModel(ProductsModel):
     exactly the count of the built subnet, but for tensors with one entry per head, which are
     counted with all heads.
 
-    Gates do not count. Layers that a method adds count for the subnet, but not for ``dense``.
-
-    Args:
-        model (nn.Module): The supernet or dense host, or a task model around it.
-        sites (Mapping[str, Site]): See :class:`ProductsModel`.
-        without (Sequence[nn.Module]): Modules that do not count. Defaults to none.
+    Gates and modules in ``without`` do not count. Layers that a method adds count for the subnet,
+    but not for ``dense``.
     """
 
     name, noun, multiple, scale = 'params', 'parameters', 'M', 10**6

@@ -75,11 +75,7 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
 def choose_within(gates: Gates, macs: CostModel, target: int, missing: int = 0) -> dict[str, int]:
     """Options of gates that cost the target, or less by its tolerance and ``missing``.
 
-    Returns:
-        dict[str, int]: Position among :meth:`~mmkcr.core.BaseGate.options` by site.
-
-    Raises:
-        ValueError: As of :func:`~mmkcr.core.choose_options`.
+    They are positions among :meth:`~mmkcr.core.BaseGate.options`, see :func:`choose_options`.
     """
     options_of = {site: gate.options() for site, gate in gates.items()}
     return choose_options(
@@ -88,11 +84,8 @@ def choose_within(gates: Gates, macs: CostModel, target: int, missing: int = 0) 
         macs, int(target * (1 - TOLERANCE)) + 1 - missing, target)
 
 
-def choose_options(options: Options,
-                   scores: Mapping[str, Sequence[float]],
-                   macs: CostModel,
-                   low: int,
-                   high: int) -> dict[str, int]:
+def choose_options(options: Options, scores: Mapping[str, Sequence[float]], macs: CostModel,
+                   low: int, high: int) -> dict[str, int]:
     r"""Choose an option at every site so that ``low <= MACs <= high``.
 
     The sites' distributions :math:`p_k \propto e^{s_k}` are tilted to
@@ -107,8 +100,7 @@ def choose_options(options: Options,
         macs (CostModel): Sizes may be fractional. If it may fall when a size grows
             (:attr:`~mmkcr.core.CostModel.rises`), the search is complete only where sites do not
             meet in one product.
-        low (int): Fewest MACs.
-        high (int): Most MACs.
+        low, high (int): Fewest and most MACs.
 
     Returns:
         dict[str, int]: Position of the chosen option by site.
@@ -219,11 +211,7 @@ class _Search:
 def allowed_ratio_sizes(total: int, start: float, step: float) -> tuple[int, ...]:
     """Sizes whose shares of ``total`` units go from ``start``, within (0, 1], to 1 in steps.
 
-    Returns:
-        tuple[int, ...]: Sizes, ascending, distinct, at least 1; the last is ``total``.
-
-    Raises:
-        ValueError: A share is out of range.
+    They are ascending, distinct, at least 1; the last is ``total``.
     """
     if not 0 < start <= 1 or step <= 0:
         raise ValueError(f'expected options from a share within (0, 1] in positive steps, found '

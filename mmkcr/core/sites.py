@@ -32,15 +32,13 @@ class SiteHolder(nn.Identity):
 
 
 class MaskPoint(NamedTuple):
-    """Where a site's mask multiplies the inputs or outputs of a module, in the layout of `Axis`.
+    """Where a site's mask multiplies the first input or output of a module.
 
     Args:
-        module (nn.Module): Module whose first input or output is masked.
+        module (nn.Module): The module.
         side (str): ``'input'`` or ``'output'``.
         dim (int): Dimension of the units in the tensor. Defaults to -1.
-        repeats (int): Number of blocks along ``dim`` that each hold all units (3 for fused queries,
-            keys and values). Defaults to 1.
-        inner (int): Consecutive entries of one unit (the channels of a head). Defaults to 1.
+        repeats, inner (int): As of :class:`~mmkcr.core.Axis`. Default to 1.
     """
 
     module: nn.Module
@@ -146,9 +144,8 @@ class Site:
     def products(self) -> Mapping[str, tuple[str, ...]]:
         """Modules whose own products, not those of their children, grow with the size.
 
-        Returns:
-            Mapping[str, tuple[str, ...]]: By module path, the products that grow: ``'scores'``
-            (queries times keys) and ``'values'`` (attention weights times values).
+        By module path these are ``'scores'`` (queries times keys) and ``'values'`` (attention
+        weights times values).
         """
         return {}
 
@@ -161,7 +158,7 @@ class Site:
 
         Args:
             size (int | Tensor): Units kept.
-            input_shape (Sequence[int]): Shape of the module's first input, of one image.
+            input_shape (Sequence[int]): Of the module's first input, of one image.
         """
         raise NotImplementedError
 
@@ -170,19 +167,14 @@ class Site:
         raise NotImplementedError
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """The method's own cost term (KCR section 3.3, DCS section 3.4); arguments of :meth:`macs`.
-
-        Raises:
-            ValueError: The kind has none.
-        """
+        """The papers' cost term (KCR section 3.3, DCS section 3.4); arguments of :meth:`macs`."""
         raise ValueError(f'expected `cost="macs"` for sites of kind `{self.kind}`, which have no '
                          f'cost of a paper, found `cost="paper"` at `{self.name}`')
 
     def resized(self, kept: Tensor) -> None:
         """Change what no weight's shape implies, such as the host's attributes, after a slicing.
 
-        Args:
-            kept (Tensor): Units of the dense dimension that are left, int64, ascending.
+        ``kept`` are the units of the dense dimension that are left, int64, ascending.
         """
 
     def lost_outputs(self) -> tuple[str, ...]:
@@ -232,11 +224,7 @@ class Site:
         self._handles, self._masked = [], []
 
     def check(self, kept: Tensor) -> None:
-        """Refuse a selection that the site cannot have.
-
-        Raises:
-            ValueError: The groups that keep units do not all keep equally many.
-        """
+        """Refuse a selection whose groups, of those that keep units, do not keep equally many."""
         counts = self.group_counts(kept)
         if len(counts) == 0 or not bool((counts == counts[0]).all()):
             raise ValueError('expected equally many channels of every head at site '
@@ -271,9 +259,7 @@ class Site:
     def slice_to(self, kept: Tensor, operator: str | None = None) -> None:
         """Make the site that of a subnet: slice to the kept units, and remove the gate.
 
-        Args:
-            kept (Tensor): Units of the dense dimension, int64, ascending.
-            operator (str, optional): Operator that computes the others, one of :meth:`operators`.
+        One of :meth:`operators` may compute the others.
         """
         self.check(kept)
         if len(kept) < self.present:

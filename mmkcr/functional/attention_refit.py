@@ -35,9 +35,9 @@ def logit_bases(query_moment: Tensor, key_moment: Tensor,
     they are invertible. The scale of the softmax stays that of the old width.
 
     Args:
-        query_moment (Tensor): ``E q q^T`` with biases, not centred, shape (H, d, d).
-        key_moment (Tensor): Covariance of the keys, best within images: keys less their mean
-            over the keys of the same softmax. (H, d, d).
+        query_moment (Tensor): ``E q q^T`` with biases, not centred, (H, d, d).
+        key_moment (Tensor): Covariance of the keys, (H, d, d), best within images: keys less
+            their mean over the keys of the same softmax.
         rho (float): Relative ridge. Defaults to 1e-3.
 
     Returns:
@@ -56,7 +56,7 @@ def value_bases(columns: Tensor, covariance: Tensor,
 
     Args:
         columns (Tensor): Columns of the output projection by head, (H, m, d) with m >= d.
-        covariance (Tensor): Covariance of every head's output, (H, d, d).
+        covariance (Tensor): Of every head's output, (H, d, d).
         rho (float): Relative ridge. Defaults to 1e-3.
 
     Returns:
@@ -83,14 +83,9 @@ def fold_heads(values: Tensor, mixing: Tensor) -> Tensor:
 
 
 def rotary_pairs(width: int, layout: str) -> Tensor:
-    """The two channels of every rotary pair of d channels, int64 (d / 2, 2).
+    """The two channels of every rotary pair of ``width`` d, int64 (d / 2, 2).
 
-    Args:
-        width (int): d.
-        layout (str): 'half' for pairs (i, i + d / 2), 'interleaved' for (2 i, 2 i + 1).
-
-    Raises:
-        ValueError: The width is odd, or the layout is unknown.
+    Pairs are (i, i + d / 2) in the layout 'half', (2 i, 2 i + 1) in 'interleaved'.
     """
     if layout not in ROTARY_LAYOUTS or width % 2:
         raise ValueError(f'expected an even head width and a layout of {ROTARY_LAYOUTS}, found '
@@ -116,13 +111,10 @@ def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
     The logit is the sum of the first parts over all pairs.
 
     Args:
-        query_moment (Tensor): ``E q q^T`` of the *rotated* queries, shape (H, d, d).
+        query_moment (Tensor): ``E q q^T`` of the *rotated* queries, (H, d, d).
         key_moment (Tensor): The same of the rotated keys, or their covariance.
         layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
         rho (float): Relative ridge. Defaults to 1e-3.
-
-    Returns:
-        UnitOrder: Order of the d / 2 pairs.
     """
     pairs = rotary_pairs(query_moment.shape[-1], layout).to(query_moment.device)
     n = len(pairs)

@@ -31,10 +31,7 @@ def fit_clusters(features: Tensor, clusters: int, seed: int = 0, normalize: bool
             Defaults to None: k-means++ on ten points per cluster.
 
     Returns:
-        Tensor: (A, d), fp32, on the features' device.
-
-    Raises:
-        ValueError: There are no features, or some are not finite.
+        Tensor: (A, d), fp32.
     """
     points = _points(features, normalize)
     if not len(points) or not torch.isfinite(points).all():
@@ -69,14 +66,9 @@ def _first_centroids(points: Tensor, clusters: int, seed: int) -> Tensor:
 
 
 def flat_inputs(inputs: Tensor | Sequence[Tensor]) -> Tensor:
-    """Images as points: larger ones averaged down to 32 x 32 pixels, flattened.
+    """Images (B, C, H, W), or B images (C, H, W), as points (B, C H' W') in fp32.
 
-    Args:
-        inputs (Tensor | Sequence[Tensor]): (B, C, H, W), or B images (C, H, W); other shapes are
-            flattened as they are.
-
-    Returns:
-        Tensor: (B, C H' W'), fp32.
+    Larger ones are averaged down to 32 x 32 pixels. Other shapes are flattened as they are.
     """
     inputs = (inputs if isinstance(inputs, Tensor) else torch.stack(list(inputs))).float()
     if inputs.ndim == 4:  # at 224 x 224, 1000 centroids would take 602 MB instead of 12

@@ -39,11 +39,7 @@ def log_assignments(features: Tensor, centroids: Tensor, beta: float = 1.0,
 
 
 def one_hot_scores(labels: Tensor, num_classes: int) -> Tensor:
-    """Labels (B,) as one-hot scores (B, C) in fp64; scores (B, C) of mixed images stay.
-
-    Raises:
-        ValueError: The scores have another number of classes, or a label is out of range.
-    """
+    """Labels (B,) as one-hot scores (B, C) in fp64; scores (B, C) of mixed images stay."""
     if labels.ndim == 2 and labels.shape[1] == num_classes:
         return labels.double()
     if labels.ndim != 1 or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max())
@@ -83,7 +79,7 @@ class InformationAccumulator:
         Args:
             log_phi (Tensor): :func:`log_assignments` of the features, (samples, A).
             labels (Tensor): (samples,), or scores (samples, C).
-            log_phi_inputs (Tensor, optional): Log assignments of the inputs, (samples, B).
+            log_phi_inputs (Tensor, optional): The same of the inputs, (samples, B).
         """
         phi = log_phi.to(self.labels).exp()  # (samples, A), fp64
         self.labels += phi.T @ one_hot_scores(labels, self.labels.shape[1]).to(phi)
@@ -125,9 +121,6 @@ class InformationAccumulator:
             ``i_inputs``, which is I(X~, X); ``ib``, which is I(X~, X) - I(X~, Y);
             ``ibb_printed``, theorem 3.1 as printed, which is no bound; and ``ibb``, which adds
             the lemma's term that the theorem drops (fact 2).
-
-        Raises:
-            ValueError: Nothing was added, or the features were not finite.
         """
         if not self.count or not torch.isfinite(self.labels).all():
             what = 'nan` or `inf' if self.count else '0'

@@ -56,15 +56,12 @@ class Moments:
 
     @torch.no_grad()
     def add(self, features: Tensor, targets: Tensor | None = None) -> 'Moments':
-        """Add some rows; returns itself.
+        """Add some rows; returns itself. Nothing is added if a value is not finite.
 
         Args:
-            features (Tensor): Shape (*batch, n, d). Without ``batch`` any (..., d), whose leading
-                axes are all rows. Any floating dtype and device.
+            features (Tensor): (*batch, n, d). Without ``batch`` any (..., d), whose leading axes
+                are all rows. Any floating dtype and device.
             targets (Tensor, optional): The same with p in the place of d, if there are targets.
-
-        Raises:
-            ValueError: A width is wrong, or a value is not finite. Then nothing was added.
         """
         # all checks come before anything is added
         targets = features[..., :0] if targets is None else targets
