@@ -62,7 +62,7 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
     state = next((checkpoint[key] for key in keys if key in checkpoint), checkpoint)
     entries = state.items() if isinstance(state, Mapping) else [('state_dict', state)]
     others = [name for name, value in entries
-              if not isinstance(name, str) or not torch.is_tensor(value)]
+              if not (isinstance(name, str) and torch.is_tensor(value))]
     if others or not entries:
         entry = f'the entry `{str(others[0]):.60}`, which is none' if others else 'no entry'
         raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found {entry}')
@@ -109,7 +109,11 @@ def _content(filename: str, map_location: Any) -> Any:
         if path.suffix == '.safetensors':
             from safetensors.torch import load_file
             return load_file(path)
-        _check_archive(path)
+        if zipfile.is_zipfile(path):  # PyTorch's format since 2020; PyTorch itself checks no sums
+            with zipfile.ZipFile(path) as archive:
+                # it never compresses
+                if any(file.compress_type for file in archive.infolist()) or archive.testzip():
+                    raise ValueError('it was damaged after it was written')
         return torch.load(path, map_location=map_location, weights_only=not trusted)
 
 
@@ -133,16 +137,6 @@ def restrict_checkpoints() -> None:
     CheckpointLoader.load_checkpoint = staticmethod(load_checkpoint)
 
 
-def _check_archive(path: Path) -> None:
-    """Refuse an archive that was damaged since it was written, which PyTorch does not do."""
-    if not zipfile.is_zipfile(path):  # PyTorch's format from before 2020
-        return
-    with zipfile.ZipFile(path) as archive:
-        # PyTorch never compresses
-        if any(member.compress_type for member in archive.infolist()) or archive.testzip():
-            raise ValueError('a member of the archive is damaged')
-
-
 def _method(owner: Any, name: str) -> Any:
     """The only ``getattr`` that a log's pickle needs: statistics of a ``HistoryBuffer``."""
     from mmengine.logging import HistoryBuffer
@@ -158,12 +152,11 @@ def _harmless() -> list[Any]:
     Those of MMEngine's runs, and containers in which other trainings keep their options (DeiT, MAE
     and DINO write an ``argparse.Namespace``).
     """
-    arrays = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in '?bBhHiIlLqQefdU'}]
-    multiarray = np._core.multiarray
-    allowed = [slice, Namespace, PosixPath, *arrays]
+    allowed = [slice, Namespace, PosixPath, np.ndarray, np.dtype,
+               *{type(np.dtype(code)) for code in '?bBhHiIlLqQefdU'}]
     # a pair (object, name) lets the name in the pickle stand for our object; NumPy's old and new
     # module names both occur
-    allowed += [(getattr(multiarray, name), f'numpy.{core}.multiarray.{name}')
+    allowed += [(getattr(np._core.multiarray, name), f'numpy.{core}.multiarray.{name}')
                 for core in ('core', '_core') for name in ('_reconstruct', 'scalar')]
     with contextlib.suppress(ImportError):  # not needed for other checkpoints than its own
         from mmengine.config import ConfigDict

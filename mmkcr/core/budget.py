@@ -59,12 +59,13 @@ def solve_budget(scores: Mapping[str, Tensor], macs: CostModel, target: int | No
     if divisor < 1:  # of a negative one the least common multiple is positive
         raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
     min_sizes = min_sizes or {}
-    # a group's units have one score, so a stable order has them side by side
-    steps = {site: math.lcm(divisor, (groups or {}).get(site, 1)) for site in scores}
+    groups = groups or {}
     scores = {site: score.detach().double().cpu() for site, score in scores.items()}
+    # a group's units have one score, so a stable order has them side by side
     order = {site: torch.sort(score, descending=True, stable=True)
              for site, score in scores.items()}
-    allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), steps[site])
+    allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1),
+                                   math.lcm(divisor, groups.get(site, 1)))
                for site, score in scores.items()}
     if target is None:  # no budget: the units of positive score
         counts = {site: int((score > 0).sum()) for site, score in scores.items()}
@@ -83,21 +84,17 @@ def solve_budget(scores: Mapping[str, Tensor], macs: CostModel, target: int | No
                 zip(accumulate(means, min), sizes[1:]))]
         # keys do not rise within a site, and ties go by rank: a site's groups stay in their order
         steps = [(site, size) for *_, site, size in sorted(entering, key=lambda step: step[:2])]
-        sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()}, steps, macs,
-                                target)
+        smallest = {site: sizes[0] for site, sizes in allowed.items()}
+
+        def prefix(count: int) -> dict[str, int]:  # a later size of a site overrides an earlier one
+            return {**smallest, **dict(steps[:count])}
+
+        macs.check_range(target, macs(smallest), macs(prefix(len(steps))))
+        # the longest prefix within the target: every longer one costs more
+        longest = bisect_right(range(1, len(steps) + 1), target,
+                               key=lambda count: macs(prefix(count)))
+        sizes = grown_sizes(prefix(longest), steps[longest:], macs, target)
     return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}
-
-
-def _largest_within(smallest: dict[str, int], steps: list[tuple[str, int]],
-                    macs: CostModel, target: int) -> dict[str, int]:
-    def prefix(count: int) -> dict[str, int]:  # a later size of a site overrides an earlier one
-        return {**smallest, **dict(steps[:count])}
-
-    macs.check_range(target, macs(smallest), macs(prefix(len(steps))))
-    # the longest prefix within the target: every longer one costs more
-    longest = bisect_right(range(1, len(steps) + 1), target,
-                           key=lambda count: macs(prefix(count)))
-    return grown_sizes(prefix(longest), steps[longest:], macs, target)
 
 
 class Curve(NamedTuple):

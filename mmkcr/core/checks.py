@@ -47,14 +47,12 @@ def check_finite_state(state: Mapping[str, Tensor], path: str,
     Entries that are not in the ``expected`` state of the freshly built model, or are not finite
     there, are not checked.
     """
-    for name, value in state.items():
-        given = value if expected is None else expected.get(name)
-        if given is None or not torch.is_tensor(value) or not value.is_floating_point():
-            continue
-        if not all_finite(value) and (expected is None or all_finite(given)):
-            bad = value.numel() - int(torch.isfinite(value).sum())
-            raise NonFiniteError(f'expected finite weights in `{path}`, found {bad} of '
-                                 f'{value.numel()} values of `{name}` that are not')
+    bad = {name: value for name, value in state.items() if torch.is_tensor(value)
+           and value.is_floating_point() and not all_finite(value)}
+    if expected is not None:
+        bad = {name: value for name, value in bad.items()
+               if name in expected and all_finite(expected[name])}
+    check_finite(bad, f'weights in `{path}`')
 
 
 def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:

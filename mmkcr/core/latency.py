@@ -128,11 +128,10 @@ class LatencyModel(CostModel):
         self.macs, self.table, self.sites = macs, table, macs.sites
         self.curves = table.curves()
         for name, site in self.sites.items():
-            if name not in self.curves or self.curves[name][0] != site.total:
-                here = f'{self.curves[name][0]} units' if name in self.curves else 'none'
+            if (units := self.curves.get(name, (0, ))[0]) != site.total:
                 kinds = dict.fromkeys(site.rpartition('.')[2] for site in self.sites)
                 raise ValueError(f'expected site `{name}` of {site.total} units in the table of '
-                                 f'latencies, found {here}: measure one with '
+                                 f'latencies, found {units} units: measure one with '
                                  f'`--sites {" ".join(kinds)}`')
         self.full = {name: site.total for name, site in self.sites.items()}
         # sites with a product that another site lies along too

@@ -149,10 +149,9 @@ class _Counter(TorchDispatchMode):
 
     def report(self) -> MacsReport:
         """What was counted: a MAC is two FLOPs."""
-        modules, operators, by_module = (
+        return MacsReport(sum(self._operators.values()) // 2, *(
             {name: flops // 2 for name, flops in counts.items()}
-            for counts in (self._modules, self._operators, self._own))
-        return MacsReport(sum(self._operators.values()) // 2, modules, operators, by_module)
+            for counts in (self._modules, self._operators, self._own)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: dict[str, Any] | None = None) -> Any:

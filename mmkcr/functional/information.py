@@ -42,11 +42,10 @@ def one_hot_scores(labels: Tensor, num_classes: int) -> Tensor:
     """Labels (B,) as one-hot scores (B, C) in fp64; scores (B, C) of mixed images stay."""
     if labels.ndim == 2 and labels.shape[1] == num_classes:
         return labels.double()
-    if labels.ndim != 1 or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max())
-                            < num_classes):
-        labelled = f'shape {tuple(labels.shape)}' if labels.ndim != 1 else \
-            f'{int(labels.min())} to {int(labels.max())}'
-        raise ValueError(f'expected labels of {num_classes} classes, found `{labelled}`')
+    if labels.ndim != 1 or labels.numel() and not 0 <= labels.min() <= labels.max() < num_classes:
+        what = f'{labels.min()} to {labels.max()}' if labels.ndim == 1 else \
+            f'shape {tuple(labels.shape)}'
+        raise ValueError(f'expected labels of {num_classes} classes, found `{what}`')
     return F.one_hot(labels.long(), num_classes).double()
 
 

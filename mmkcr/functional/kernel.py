@@ -144,20 +144,18 @@ def approximate_tnn(moment: Tensor, landmark_moment: Tensor, form: str = 'projec
     return tails(((moment @ basis) * basis).sum(0).clamp(min=0))  # energies v_i^T S v_i, (d,)
 
 
-def kernel_complexity(tail_sums: Tensor, n: int, r0: int | None = None) -> tuple[float, int]:
-    """KC, or A-KC: ``min_{h in [0, r0]} h / n + sqrt(tail_h / n)`` (KCR section 3.2, 4.6).
+def kernel_complexity(tail_sums: Tensor, n: int) -> tuple[float, int]:
+    """KC, or A-KC: ``min_h h / n + sqrt(tail_h / n)``, and the h that attains it.
+
+    The h are 0 … min(n, d) (KCR sections 3.2 and 4.6, with r0 = min(n, d)).
 
     Args:
         tail_sums (Tensor): (d + 1,) TNN at every h: ``tails(eigenvalues)`` for KC,
             :func:`approximate_tnn` for A-KC.
         n (int): Number of samples.
-        r0 (int, optional): Largest h. Defaults to ``min(n, d)``.
-
-    Returns:
-        tuple[float, int]: The value, and the h that attains it.
     """
-    r0 = min(n, len(tail_sums) - 1) if r0 is None else r0
-    h = torch.arange(r0 + 1, dtype=torch.float64, device=tail_sums.device)
-    values = h / n + (tail_sums[:r0 + 1].double() / n).sqrt()
+    tail_sums = tail_sums[:n + 1].double()
+    h = torch.arange(len(tail_sums), dtype=torch.float64, device=tail_sums.device)
+    values = h / n + (tail_sums / n).sqrt()
     best = int(values.argmin())
     return float(values[best]), best

@@ -119,43 +119,39 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """Tensor: Shape (*batch, d), fp64."""
-        self._check_not_empty()
-        return self._mean
+        """Shape (*batch, d), fp64."""
+        return self._not_empty(self._mean)
 
     @property
     def covariance(self) -> Tensor:
-        """Tensor: ``E[(h - mean)(h - mean)^T]``, shape (*batch, d, d), fp64, symmetric."""
-        self._check_not_empty()
-        lower = self._scatter.tril() / self.count
+        """``E[(h - mean)(h - mean)^T]``, shape (*batch, d, d), fp64, symmetric."""
+        lower = self._not_empty(self._scatter).tril() / self.count
         return lower + lower.tril(-1).mT
 
     @property
     def variance(self) -> float:
-        """float: Sum of the features' variances, over all streams."""
-        self._check_not_empty()
-        return float(self._scatter.diagonal(dim1=-2, dim2=-1).sum()) / self.count
+        """Sum of the features' variances, over all streams."""
+        return float(self._not_empty(self._scatter).diagonal(dim1=-2, dim2=-1).sum()) / self.count
 
     @property
     def second_moment(self) -> Tensor:
-        """Tensor: ``E[h h^T]``, shape (*batch, d, d), fp64."""
+        """``E[h h^T]``, shape (*batch, d, d), fp64."""
         return self.covariance + self._mean.unsqueeze(-1) * self._mean.unsqueeze(-2)
 
     @property
     def target_mean(self) -> Tensor:
-        """Tensor: Shape (*batch, p), fp64."""
-        self._check_not_empty()
-        return self._target_mean
+        """Shape (*batch, p), fp64."""
+        return self._not_empty(self._target_mean)
 
     @property
     def cross_covariance(self) -> Tensor:
-        """Tensor: ``E[(y - mean)(h - mean)^T]``, shape (*batch, p, d), fp64."""
-        self._check_not_empty()
-        return self._cross_scatter / self.count
+        """``E[(y - mean)(h - mean)^T]``, shape (*batch, p, d), fp64."""
+        return self._not_empty(self._cross_scatter) / self.count
 
-    def _check_not_empty(self) -> None:
+    def _not_empty(self, total: Tensor) -> Tensor:
         if self.count == 0:
             raise ValueError(f'expected at least one row of `{self.name}`, found 0')
+        return total
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -100,7 +100,7 @@ def test_what_is_out_of_reach_gives_the_range():
 def test_sites_that_the_table_lacks_are_refused():
     table = table_of(MACS)
     table.classes.pop()
-    with pytest.raises(ValueError, match='of 32 units in the table of latencies, found none: '
+    with pytest.raises(ValueError, match='of 32 units in the table of latencies, found 0 units: '
                        'measure one with `--sites mlp_hidden`'):
         LatencyModel(MACS, table)
     table = table_of(MACS)

@@ -106,21 +106,17 @@ def config_changes(before: Mapping[str, Any],
         was, now_is = ('not there' if value is _MISSING else f'{value!r:.60}'
                        for value in (old, new))
         line = f'`{key}` was {was} and is {now_is}'
-        if _is_essential(key):
+        first, _, rest = key.partition('.')
+        # accumulation decides which samples share a step
+        essential = rest not in ('max_epochs', 'max_iters') if first == 'train_cfg' else \
+            first in ('model', 'data_preprocessor') or key.endswith('accumulative_counts')
+        if essential:
             refused.append(line)
         elif _RESTORED.match(key) and _MISSING not in (old, new):
             named.append(f"{line}: the checkpoint's is used")
         else:
             named.append(f'{line}: the run does not go on as it would have')
     return refused, named
-
-
-def _is_essential(key: str) -> bool:
-    first, _, rest = key.partition('.')
-    if first == 'train_cfg':
-        return rest not in ('max_epochs', 'max_iters')
-    # accumulation decides which samples share a step
-    return first in ('model', 'data_preprocessor') or key.endswith('accumulative_counts')
 
 
 def _entries(key: str, value: Any) -> Iterator[tuple[str, Any]]:
