@@ -7,7 +7,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.datasets.label_check import watch_labels
+from mmkcr.datasets.data_check import watch_labels
 from mmkcr.models.tasks import find_task, is_self_supervised
 from mmkcr.registry import HOOKS
 
@@ -25,7 +25,7 @@ class ClassCheckHook(Hook):
 
     The hosts do not: a head for fewer classes fails in the middle of a loss or a metric, one for
     more trains. Masks of semantic segmentation are checked when they are loaded
-    (:class:`~mmkcr.datasets.label_check.CheckSegLabels`). Self-supervised training reads no labels,
+    (:class:`~mmkcr.datasets.data_check.CheckSegLabels`). Self-supervised training reads no labels,
     and the log says so. ``tools/train.py`` and ``tools/test.py`` use this hook.
     """
 
