@@ -9,8 +9,8 @@ from mmengine.logging import print_log
 from mmengine.optim import OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
-from mmkcr.engine.hooks.finite import FiniteHook
-from mmkcr.engine.hooks.sync_batch_norm import SyncBatchNormHook
+from mmkcr.engine.checks import FiniteHook
+from mmkcr.engine.sync_batch_norm import SyncBatchNormHook
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import AtomicCheckpointHook

@@ -8,7 +8,7 @@ from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructo
 
 import mmkcr.engine.registered  # noqa: F401
 from mmkcr.apis import slim
-from mmkcr.engine.optimizers import layer_depth
+from mmkcr.engine.layer_decay import layer_depth
 from mmkcr.registry import MODELS
 
 RATE = 0.7
