@@ -28,12 +28,7 @@ def derive_seed(*parts: Any) -> int:
 
 
 def seed_everything(seed: int, devices: bool = True) -> None:
-    """Seed Python, NumPy and PyTorch, and accelerators unless ``devices`` is False.
-
-    Args:
-        seed (int): Within [0, 2**63).
-        devices (bool): Defaults to True.
-    """
+    """Seed Python, NumPy and PyTorch by a number within [0, 2**63), and accelerators if asked."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if devices and torch.accelerator.is_available():
@@ -181,49 +176,36 @@ class EndlessBatches:
 
     To go to a position it draws indices but loads no sample; MMEngine's own iterator loads every
     batch that it skips, unless the batches are plain slices of an ``InfiniteSampler``. A sampler
-    that ends is restarted with the next epoch's order.
+    that ends is restarted with the next epoch's order. The batches of several loaders, each with
+    its own epochs, come together in a tuple.
     """
 
-    def __init__(self, loader: DataLoader) -> None:
-        self.loader = loader
-        self._batches = self._from(0)
+    def __init__(self, *loaders: DataLoader) -> None:
+        self.loaders = loaders
+        self.skip_iter(0)
 
     def __iter__(self) -> 'EndlessBatches':
         return self
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        batches = tuple(map(next, self._streams))
+        return batches if len(batches) > 1 else batches[0]
 
     def skip_iter(self, num_iters: int) -> None:
         """Go to a position: batches of this rank, counted from the very beginning."""
-        self._batches = self._from(num_iters)
-
-    def _from(self, position: int) -> Iterator[Any]:
-        for epoch in itertools.count():
-            set_epoch(self.loader, epoch)
-            passed = skip_batches(self.loader, position)
-            position -= passed
-            # also of an epoch that ends at the position: nothing is left of it
-            if position == 0:
-                for batch in self.loader:
-                    passed += 1
-                    yield batch
-            if passed == 0:
-                raise ValueError('expected at least one batch in an epoch, found none: the batches '
-                                 f'are larger than the {len(self.loader.dataset)} samples')
+        self._streams = [_batches_from(loader, num_iters) for loader in self.loaders]
 
 
-class PairedBatches(EndlessBatches):
-    """The batches of two loaders, in pairs."""
-
-    def __init__(self, first: DataLoader, second: DataLoader) -> None:
-        super().__init__(first)
-        self.second = EndlessBatches(second)
-
-    def __next__(self) -> tuple[Any, Any]:
-        return super().__next__(), next(self.second)
-
-    def skip_iter(self, num_iters: int) -> None:
-        """Skip batches of both streams, see :meth:`EndlessBatches.skip_iter`."""
-        super().skip_iter(num_iters)
-        self.second.skip_iter(num_iters)
+def _batches_from(loader: DataLoader, position: int) -> Iterator[Any]:
+    for epoch in itertools.count():
+        set_epoch(loader, epoch)
+        passed = skip_batches(loader, position)
+        position -= passed
+        # also of an epoch that ends at the position: nothing is left of it
+        if position == 0:
+            for batch in loader:
+                passed += 1
+                yield batch
+        if passed == 0:
+            raise ValueError('expected at least one batch in an epoch, found none: the batches '
+                             f'are larger than the {len(loader.dataset)} samples')

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
-from mmkcr.engine.resume.preemption import PreemptionHook, keep_workers
+from mmkcr.engine.resume.checkpoints import PreemptionHook, keep_workers
 
 
 def test_a_file_without_a_pointer_stays(tmp_path):
