@@ -4,7 +4,7 @@ import copy
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -90,7 +90,7 @@ class AtomicCheckpointHook(CheckpointHook):
         # the host removes the former best checkpoint before it writes the new one
         backend, outdated = self.file_backend, []
         self.file_backend = copy.copy(backend)
-        self.file_backend.remove = self.file_backend.rmtree = outdated.append
+        self.file_backend.remove = outdated.append
         try:
             super()._save_best_checkpoint(runner, metrics)
         finally:
@@ -103,41 +103,35 @@ class AtomicCheckpointHook(CheckpointHook):
     def _remove(self, path: str) -> None:
         if self.file_backend.isfile(path):
             self.file_backend.remove(path)
-        elif self.file_backend.isdir(path):  # deepspeed saves folders
-            self.file_backend.rmtree(path)
 
 
 @HOOKS.register_module()
 class PreemptionHook(Hook):
-    """Saves and ends a run after the iteration in which a signal came.
+    """Saves and ends a run after the iteration in which a SIGTERM came.
 
     Batch systems send SIGTERM before they take a machine away. All processes agree on the
     iteration, ``preempted.pth`` is written, ``last_checkpoint`` points to it, and the run ends with
     status 143. With ``--resume`` it continues within the epoch (:class:`ExactResumeHook`, which
     registers this hook). The file is removed after the next ordinary checkpoint. A signal during a
     validation takes effect after it.
-
-    Args:
-        signals (Sequence[str]): Names of the signals. Defaults to ``('SIGTERM', )``.
     """
 
     priority = 'LOWEST'  # after all that belongs to an iteration
 
-    def __init__(self, signals: Sequence[str] = ('SIGTERM', )) -> None:
-        self.signals = [signal.Signals[name] for name in signals]
-        self._before: dict[int, Any] = {}
+    def __init__(self) -> None:
+        self._before: Any = None  # the former handler
         self._told = False
 
     def before_train(self, runner: Runner) -> None:
-        """Handle the signals, and shield workers from them: a batch system signals them too."""
+        """Handle the signal, and shield workers from it: a batch system signals them too."""
         # Python allows handlers in the main thread only
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in self.signals}
+            self._before = signal.signal(signal.SIGTERM, self._note)
         loaders = list(train_loaders(runner).values())
         if runner.val_loop is not None:  # its workers may wait while training runs
             loaders.append(runner.val_loop.dataloader)
         for loader in loaders:
-            keep_workers(loader, self.signals)
+            keep_workers(loader)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any | None = None,
                          outputs: dict | None = None) -> None:
@@ -163,9 +157,9 @@ class PreemptionHook(Hook):
         raise SystemExit(STATUS)
 
     def after_train(self, runner: Runner) -> None:
-        """Restore the former handlers."""
-        while self._before:
-            signal.signal(*self._before.popitem())
+        """Restore the former handler."""
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
         self._forget_old(runner)
 
     def _note(self, *_: Any) -> None:
@@ -181,38 +175,38 @@ class PreemptionHook(Hook):
             path.unlink()
 
 
-def _start_worker(signals: Sequence[int], start: Callable | None, worker: int) -> None:
-    """Have a worker process obey signals only if they come from its own parent process."""
+def _start_worker(start: Callable | None, worker: int) -> None:
+    """Have a worker process obey a SIGTERM only if it comes from its own parent process."""
     # a fork server gives its own mask, not that of the process that asked for a worker
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    threading.Thread(target=_obey, args=(signals, ), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    threading.Thread(target=_obey, daemon=True).start()
     if start is not None:  # the loader's own
         start(worker)
 
 
-def _obey(signals: Sequence[int]) -> None:
-    # blocked signals stay pending until this thread takes them, together with their sender; the
+def _obey() -> None:
+    # a blocked signal stays pending until this thread takes it, together with its sender; the
     # loader terminates its workers by the same signal, and that one they must obey
-    while signal.sigwaitinfo(signals).si_pid != os.getppid():
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
         pass
     os._exit(0)  # SystemExit would only end this thread
 
 
-def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
-    """Let a loader's workers outlive other processes' signals, so that an iteration can finish.
+def keep_workers(loader: DataLoader) -> None:
+    """Let a loader's workers outlive other processes' SIGTERM, so that an iteration can finish.
 
     The loader is changed in place, before it is iterated.
     """
     if not loader.num_workers or not hasattr(signal, 'sigwaitinfo'):  # macOS
         return
-    loader.worker_init_fn = partial(_start_worker, signals, loader.worker_init_fn)
+    loader.worker_init_fn = partial(_start_worker, loader.worker_init_fn)
     start_workers = loader._get_iterator
 
     def shielded() -> Any:
         # workers inherit what is blocked. They block it themselves too late: a signal may have
         # come, and PyTorch may have started its pool of threads anew, any of which would take it
         resource_tracker.ensure_running()  # where it starts, it unblocks SIGTERM
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
             return start_workers()
         finally:
