@@ -15,7 +15,6 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.registry import RUNNERS
-from .schedule import reached
 
 #: Keys of ``compression``, with their defaults.
 DEFAULTS: dict[str, Any] = dict(
@@ -299,7 +298,7 @@ def _resolved(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
         return dict(hook)
     length, by_epoch = run_length(config)
     counts = {key: max(1, round(share * length)) for key, share in shares.items()}
-    if shares.get('begin', 1) < 1:
-        counts['begin'] = reached(counts['begin'], length)
+    if shares.get('begin', 1) < 1:  # of a short run the last, which it reaches
+        counts['begin'] = min(counts['begin'], length - 1)
     # hooks count epochs by default
     return {**hook, **counts, **({} if by_epoch else dict(by_epoch=False))}

@@ -104,8 +104,7 @@ class SeededBatches(Sampler):
 
 def set_epoch(loader: DataLoader, epoch: int) -> None:
     """Choose the epoch (from 0) whose order and seeds come next; the sampler need not know it."""
-    if isinstance(loader.batch_sampler, SeededBatches):
-        loader.batch_sampler.epoch = epoch
+    _seeded(loader).epoch = epoch
     sampler = source_sampler(loader)
     if hasattr(sampler, 'set_epoch'):
         sampler.set_epoch(epoch)
