@@ -23,17 +23,12 @@ COMMANDS = {'digits': 'python tools/dataset_converters/digits.py --out',
 
 
 def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS) -> None:
-    """Refuse a config whose data are missing, wrapped data sets included.
+    """Refuse a config whose data are missing, wrapped data sets included, in the named loaders.
 
     It checks ``data_root``, the folders below it that ``data_prefix`` names, or ``split`` of a
     set of folders such as ImageNet, COCO annotation files, which must have categories, and
     questions, which must have answers except in the test set. Roots with a protocol, such as
     ``s3://``, are left to their backends, and sets that download themselves to the host.
-
-    Args:
-        cfg (Mapping): Config of a run.
-        loaders (Sequence[str]): Keys of the data loaders to check, if they are there. Defaults to
-            those of training, validation and test.
 
     Raises:
         FileNotFoundError: A folder or an annotation file is missing; for digits the message
@@ -152,11 +147,7 @@ class CheckSegLabels:
         self.num_classes, self.ignore_index = num_classes, ignore_index
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Check a sample.
-
-        Raises:
-            ValueError: A label is out of range; the message names the mask.
-        """
+        """Check a sample; errors name the mask."""
         sample = results.get('data_samples')
         if hasattr(sample, 'gt_sem_seg'):
             labels = sample.gt_sem_seg.data

@@ -151,11 +151,7 @@ def _refuse_mixing_inside(dataset: Dataset) -> None:
 
 
 def class_labels(dataset: Dataset) -> np.ndarray:
-    """The class of every sample, (n,), int64.
-
-    Raises:
-        TypeError: A sample has no integer ``gt_label``, or several.
-    """
+    """The class of every sample, (n,), int64; refuses samples without one, or with several."""
     labels = [dataset.get_data_info(index).get('gt_label') for index in range(len(dataset))]
     wrong = [label for label in labels if not isinstance(label, (int, np.integer))]
     if wrong:

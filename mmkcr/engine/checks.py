@@ -51,14 +51,10 @@ class ClassCheckHook(Hook):
 
 
 def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
-    """Refuse heads whose number of classes differs from the data set's.
+    """Refuse heads with other numbers of classes than the data set, and annotations without some.
 
     In panoptic segmentation a detector's heads on regions know the things only. A data set that
-    names no classes passes, and so does any for a tracker.
-
-    Raises:
-        ValueError: A head has another number of classes, or COCO annotations lack some of the
-            classes; the message names the data set's ``part``, such as ``'training'``.
+    names no classes passes, and so does any for a tracker. Messages name its ``part``.
     """
     task = find_task(model)
     classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
@@ -103,8 +99,7 @@ class FiniteHook(Hook):
     hook then. ``ExactResumeHook`` and ``tools/train.py`` add this hook.
 
     Args:
-        patience (int): Maximum number of iterations in a row without a step, at least 0. Defaults
-            to 50.
+        patience (int): Maximum number of iterations in a row without a step. Defaults to 50.
     """
 
     priority = 'LOW'  # after averages are swapped in, before anything is saved
@@ -137,11 +132,7 @@ class FiniteHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any | None = None,
                          outputs: dict[str, Any] | None = None) -> None:
-        """Check all terms of the loss.
-
-        Raises:
-            NonFiniteError: One is not finite, or the scaler has skipped too many steps.
-        """
+        """Check all terms of the loss, and how many steps the scaler has skipped."""
         losses = {name: value for name, value in (outputs or {}).items()
                   if 'loss' in name and not _finite(value)}
         # an iteration that only accumulates gradients proves nothing
@@ -175,11 +166,7 @@ class FiniteHook(Hook):
         self._stepped.add(optimizer)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Check everything that is to be saved.
-
-        Raises:
-            NonFiniteError: A weight is not finite; nothing is written.
-        """
+        """Check everything that is to be saved, so that nothing is written otherwise."""
         for part in ('state_dict', 'ema_state_dict'):
             for name, value in (checkpoint.get(part) or {}).items():
                 # averaged copies have a prefix

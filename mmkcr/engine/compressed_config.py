@@ -228,11 +228,7 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
 
 
 def run_length(config: Config) -> tuple[int, bool]:
-    """Length of a training, and whether it counts epochs.
-
-    Raises:
-        ValueError: There is no ``train_cfg`` with a length.
-    """
+    """Length of a training, and whether it counts epochs."""
     train = config.get('train_cfg') or {}
     for key, by_epoch in (('max_epochs', True), ('max_iters', False)):
         if train.get(key):

@@ -24,10 +24,6 @@ def join_processes(config: Config) -> None:
     """Prepare a config for its ``launcher``, in place; without a GPU, join the processes by gloo.
 
     The Runner joins processes itself, but only with GPUs.
-
-    Raises:
-        ValueError: A variable that the launcher sets is missing, or a process has no GPU of its
-            own.
     """
     if config.launcher == 'none':
         return

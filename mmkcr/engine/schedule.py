@@ -60,11 +60,7 @@ def stretch_schedule(config: Config, factor: float) -> None:
 
 
 def scale_rates(config: Config, factor: float) -> None:
-    """Scale a config's learning rates, including its schedulers' bounds, in place.
-
-    Raises:
-        ValueError: It has no ``optim_wrapper.optimizer.lr``.
-    """
+    """Scale a config's learning rates, including its schedulers' bounds, in place."""
     optimizer = (config.get('optim_wrapper') or {}).get('optimizer') or {}
     if 'lr' not in optimizer:
         raise ValueError('expected a config with `optim_wrapper.optimizer.lr` to scale, found none')

@@ -60,8 +60,7 @@ class SyncBatchNormHook(Hook):
 def synchronize(module: nn.Module) -> list[Any]:
     """Make the batch norm that a layer calls in training use the batches of all processes.
 
-    Returns:
-        list: Handles; ``remove()`` of all of them undoes it.
+    ``remove()`` of all handles undoes it.
     """
     mode = _AcrossProcesses()
 
@@ -92,12 +91,8 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
                                 momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
     """``torch.nn.functional.batch_norm`` in training, over the batches of all processes.
 
-    Its arguments are those of PyTorch's function. B of ``x``, (B, C, ...), may differ between
-    processes.
-
-    Returns:
-        Tensor: Same shape as ``x``. Its gradient is that of the sum of all processes' losses,
-        which ``DistributedDataParallel`` turns into their mean.
+    B of ``x``, (B, C, ...), may differ between processes. The gradient is that of the sum of all
+    processes' losses, which ``DistributedDataParallel`` turns into their mean.
     """
     # statistics in fp32, as the fused kernels have it
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -110,14 +110,11 @@ class DistillationLoss(nn.Module):
         self._preprocessor = [student.data_preprocessor]
 
     def forward(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        """The weighted loss of a batch, a scalar in fp32 or fp64.
+        """The weighted loss, a scalar in fp32 or fp64.
 
         Args:
             logits (Tensor): The student's logits (B, C), with gradient.
             inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
-
-        Raises:
-            ValueError: Student and teacher have different numbers of classes.
         """
         with torch.no_grad():
             teacher = self.teacher.model(inputs.device)
@@ -198,11 +195,7 @@ class FeatureDistillationLoss(nn.Module):
         return self._student[0].register_forward_hook(keep)
 
     def forward(self, _: Tensor, inputs: Tensor) -> Tensor:
-        """The weighted loss of the student's normalised inputs (B, 3, H, W), in fp32 or fp64.
-
-        Raises:
-            ValueError: The outputs of student and teacher differ in shape.
-        """
+        """The weighted loss of the student's normalised inputs (B, 3, H, W), in fp32 or fp64."""
         maps, self._maps = self._maps, []  # emptied, so that no graph outlives its step
         with torch.no_grad():
             wanted = flat_tensors(self.teacher.model(inputs.device).backbone(inputs))

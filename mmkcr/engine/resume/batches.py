@@ -121,19 +121,12 @@ def source_sampler(loader: DataLoader) -> Sampler:
 
 
 def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
-    """Make what a loader yields a function of ``seed``, epoch and position.
+    """Make what a loader yields a function of a seed, the epoch and the position, in place.
 
-    Idempotent. The epoch is that of :func:`set_epoch`. Transforms that remember earlier samples,
-    such as mmdet's ``CachedMosaic``, remain dependent on their worker. Samples of a data set that
-    loads a batch at once (``__getitems__``) share the seed of one of them.
-
-    Args:
-        loader (DataLoader): Changed in place, before it is iterated.
-        seed (int): The run's seed, the same on every rank.
-        stream (str): Name that sets this loader apart from the run's others.
-
-    Raises:
-        TypeError: The dataset is iterable-style, so samples have no index.
+    The seed is the same on every rank, the name of the stream sets this loader apart from the run's
+    others, the epoch is that of :func:`set_epoch`. Transforms that remember earlier samples, such
+    as mmdet's ``CachedMosaic``, remain dependent on their worker. Samples of a data set that loads
+    a batch at once (``__getitems__``) share the seed of one of them.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError('expected a map-style dataset for an exact resume, found the iterable '
@@ -153,8 +146,7 @@ def _seeded(loader: DataLoader) -> SeededBatches:
 def skip_batches(loader: DataLoader, number: int) -> int:
     """Make a loader's next pass begin behind a number of batches, of which no sample is loaded.
 
-    Returns:
-        int: How many of them there were; fewer than ``number`` at the end of an epoch.
+    It tells how many there were: fewer than ``number`` at the end of an epoch.
     """
     sampler = _seeded(loader)
     sampler.rest = None  # of a pass that was never begun

@@ -51,8 +51,6 @@ class AtomicCheckpointHook(CheckpointHook):
     written. Here a checkpoint is written to a temporary file and renamed, then ``last_checkpoint``
     is replaced the same way, and only then are outdated ones removed. This applies to local files;
     with other ``backend_args`` the storage's own guarantees hold.
-
-    Takes the arguments of :class:`mmengine.hooks.CheckpointHook`.
     """
 
     def before_train(self, runner: Runner) -> None:
@@ -135,11 +133,7 @@ class PreemptionHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any | None = None,
                          outputs: dict | None = None) -> None:
-        """Save and end if any process was told to.
-
-        Raises:
-            SystemExit: The run ends here.
-        """
+        """Save and end, by a ``SystemExit``, if any process was told to."""
         signalled = torch.tensor(int(self._told))
         all_reduce(signalled, 'max')
         if not signalled:
@@ -193,10 +187,7 @@ def _obey() -> None:
 
 
 def keep_workers(loader: DataLoader) -> None:
-    """Let a loader's workers outlive other processes' SIGTERM, so that an iteration can finish.
-
-    The loader is changed in place, before it is iterated.
-    """
+    """Let a loader's workers outlive other processes' SIGTERM, so that an iteration can finish."""
     if not loader.num_workers or not hasattr(signal, 'sigwaitinfo'):  # macOS
         return
     loader.worker_init_fn = partial(_start_worker, loader.worker_init_fn)
