@@ -19,7 +19,7 @@ from mmkcr.registry import RUNNERS
 #: Keys of ``compression``, with their defaults.
 DEFAULTS: dict[str, Any] = dict(
     sites=None, gates=None, structure=None, weights=None, target=None, part=None,
-    input_shape=None, wrapper=None, price=None, entropy_weight=0., regularizers=None,
+    input_shape=None, wrapper=None, price=None, entropy_weight=None, regularizers=None,
     scores=None, feature_layer=None, loop='plain', fraction=0.3, split_seed=0, architecture=None,
     paramwise=None, hooks=(), scope='backbone')
 #: Constructor of the optimizers, by loop.
@@ -122,9 +122,13 @@ def with_import(config: Config) -> dict[str, Any]:
     return dict(imports, imports=[*names, *({'mmkcr'} - set(names))])
 
 
+def _given(settings: ConfigDict, *keys: str) -> dict[str, Any]:
+    return {key: settings[key] for key in keys if settings[key] is not None}
+
+
 def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
     """Wrap the backbone, or the whole model, in ``mmkcr.Searchable``."""
-    given = {key: settings[key] for key in ('gates', 'structure') if settings[key] is not None}
+    given = _given(settings, 'gates', 'structure')
     if settings.scope == 'model':
         if not settings.sites or settings.sites == 'own':
             raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
@@ -166,18 +170,12 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
         dict(type=settings.wrapper)
     model = dict(wrapper, architecture=config.model)
     if settings.price is not None:
-        given = {key: settings[key] for key in ('part', 'target') if settings[key] is not None}
-        shape = settings.input_shape or image_size(config)
-        model['price'] = dict(settings.price, input_shape=shape, **given)
-        if settings.entropy_weight:
-            model['entropy_weight'] = settings.entropy_weight
+        model['price'] = dict(settings.price, input_shape=settings.input_shape
+                              or image_size(config), **_given(settings, 'part', 'target'))
+        model.update(_given(settings, 'entropy_weight'))
     if settings.regularizers is not None:
-        settings.regularizers = ConfigDict(
-            {name: term for name, term in settings.regularizers.items() if term is not None})
-    for key in ('regularizers', 'feature_layer', 'scores'):
-        if settings[key] is not None:
-            model[key] = settings[key]
-    config.model = model
+        model['regularizers'] = _given(settings.regularizers, *settings.regularizers)
+    config.model = dict(model, **_given(settings, 'feature_layer', 'scores'))
     optimizer = config.get('optim_wrapper') or {}
     if not str(optimizer.get('constructor') or 'mmkcr.').startswith('mmkcr.'):
         # the hosts' read the task model's names and methods, which the wrapper hides
@@ -208,8 +206,8 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
     scope, model = scope or config.get('default_scope'), task_config(config)
     if model.get('type') == 'mmkcr.Searchable':  # around a whole model
         model = model.backbone
-    backbone = model.get('backbone') or {}
-    while isinstance(backbone.get('backbone'), Mapping):  # in `mmkcr.Searchable`, or in two
+    backbone = model
+    while isinstance(backbone.get('backbone'), Mapping):  # also in `mmkcr.Searchable`, or in two
         backbone = backbone['backbone']
     if scope == 'mmdet':
         pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))

@@ -9,7 +9,8 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 from mmengine.runner.base_loop import BaseLoop
-from torch.utils.data import DataLoader
+
+from mmkcr.engine.resume.batches import loaders_of
 
 #: Variables that each launcher sets, in PyTorch's order, and the command that starts processes.
 _VARIABLES = dict(
@@ -85,8 +86,8 @@ def no_workers_left(runner: Runner) -> Iterator[None]:
     try:
         yield
     finally:
-        loops = [value for value in vars(runner).values() if isinstance(value, BaseLoop)]
-        for loader in (value for loop in loops for value in vars(loop).values()):
-            if isinstance(loader, DataLoader) and loader._iterator is not None:
-                loader._iterator._shutdown_workers()
-                loader._iterator = None
+        for loop in (value for value in vars(runner).values() if isinstance(value, BaseLoop)):
+            for loader in loaders_of(loop).values():
+                if loader._iterator is not None:
+                    loader._iterator._shutdown_workers()
+                    loader._iterator = None

@@ -107,11 +107,10 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
     out = centred * (var + eps).rsqrt().view(shape)
     with torch.no_grad():
         share = momentum * (count > 0).to(count)
-        if running_mean is not None:
-            running_mean.lerp_(mean.to(running_mean), share.to(running_mean))
-        if running_var is not None:  # unbiased, as PyTorch has it
-            unbiased = var * count / (count - 1).clamp(min=1)
-            running_var.lerp_(unbiased.to(running_var), share.to(running_var))
+        unbiased = var * count / (count - 1).clamp(min=1)  # as PyTorch's running variance
+        for running, value in ((running_mean, mean), (running_var, unbiased)):
+            if running is not None:
+                running.lerp_(value.to(running), share.to(running))
     if weight is not None:
         out = out * weight.to(out).view(shape)
     if bias is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.dist import get_dist_info
-from mmengine.runner import Runner
+from mmengine.runner.base_loop import BaseLoop
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 
@@ -156,10 +156,10 @@ def skip_batches(loader: DataLoader, number: int) -> int:
     return skipped
 
 
-def train_loaders(runner: Runner) -> dict[str, DataLoader]:
-    """The loaders of a run's training loop, by attribute: a search has two."""
-    return {name: value for name, value in vars(runner.train_loop).items()
-            if isinstance(value, DataLoader)}
+def loaders_of(loop: BaseLoop | None) -> dict[str, DataLoader]:
+    """The loaders of a loop, if a run has it, by attribute: the training of a search has two."""
+    attributes = {} if loop is None else vars(loop)
+    return {name: value for name, value in attributes.items() if isinstance(value, DataLoader)}
 
 
 class EndlessBatches:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from mmkcr.core import atomic_write
 from mmkcr.registry import HOOKS
-from .batches import train_loaders
+from .batches import loaders_of
 
 #: Event that is announced on all processes before one of them saves.
 BEFORE_CHECKPOINT = 'before_checkpoint'
@@ -125,11 +125,9 @@ class PreemptionHook(Hook):
         # Python allows handlers in the main thread only
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._note)
-        loaders = list(train_loaders(runner).values())
-        if runner.val_loop is not None:  # its workers may wait while training runs
-            loaders.append(runner.val_loop.dataloader)
-        for loader in loaders:
-            keep_workers(loader)
+        for loop in (runner.train_loop, runner.val_loop):  # whose workers may wait meanwhile
+            for loader in loaders_of(loop).values():
+                keep_workers(loader)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any | None = None,
                          outputs: dict | None = None) -> None:

@@ -15,16 +15,7 @@ from mmkcr.engine.checks import FiniteHook
 from mmkcr.engine.sync_batch_norm import SyncBatchNormHook
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
-from .batches import (
-    EndlessBatches,
-    derive_seed,
-    make_reproducible,
-    seed_everything,
-    set_epoch,
-    skip_batches,
-    source_sampler,
-    train_loaders,
-)
+from . import batches
 from .checkpoints import AtomicCheckpointHook, PreemptionHook
 
 _KEY = 'exact_resume'
@@ -108,8 +99,8 @@ class ExactResumeHook(Hook):
         within = isinstance(loop, EpochBasedTrainLoop) and meta['iter'] > meta['epoch'] * len(
             loop.dataloader)
         checkpoint[_KEY] = dict(
-            sampler_seeds={name: getattr(source_sampler(loader), 'seed', None)
-                           for name, loader in train_loaders(runner).items()},
+            sampler_seeds={name: getattr(batches.source_sampler(loader), 'seed', None)
+                           for name, loader in batches.loaders_of(runner.train_loop).items()},
             # what was to be validated before an epoch began has been
             validated=self._validated or within,
             batches=len(loop.dataloader) if within else None,
@@ -126,56 +117,56 @@ class ExactResumeHook(Hook):
         broadcast_object_list(seeds)  # one for all ranks, also under `diff_rank_seed`
         self._seed = seeds[0]
         resumed_seeds = self._resumed.pop('sampler_seeds', {})
-        for name, loader in train_loaders(runner).items():
-            batches = loader.batch_sampler
+        for name, loader in batches.loaders_of(runner.train_loop).items():
+            sampler = loader.batch_sampler
             # the host would train nothing, or end in a bare StopIteration
-            if hasattr(batches, '__len__') and len(batches) == 0:
-                raise ValueError(f'expected at least one batch of {batches.batch_size} images in '
+            if hasattr(sampler, '__len__') and len(sampler) == 0:
+                raise ValueError(f'expected at least one batch of {sampler.batch_size} images in '
                                  f'`{name}`, found {len(loader.dataset)} images, of which '
                                  '`drop_last` leaves none')
-            make_reproducible(loader, self._seed, name)
+            batches.make_reproducible(loader, self._seed, name)
             if resumed_seeds.get(name) is not None:
                 # without `randomness` the host draws a new seed for every start
-                source_sampler(loader).seed = resumed_seeds[name]
+                batches.source_sampler(loader).seed = resumed_seeds[name]
         if states := self._resumed.pop('processes', None):
             # of another number of processes each has what one of them had
             set_own_state(runner, states[get_rank() % len(states)])
         loop = runner.train_loop
         # an iteration-based run goes to its position without loading skipped batches
         if isinstance(loop, IterBasedTrainLoop) and not isinstance(loop.dataloader_iterator,
-                                                                   EndlessBatches):
-            loop.dataloader_iterator = EndlessBatches(loop.dataloader)
+                                                                   batches.EndlessBatches):
+            loop.dataloader_iterator = batches.EndlessBatches(loop.dataloader)
         self._passed = self._within_epoch(runner, self._resumed.pop('batches', None))
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Set the random states and the samplers' epoch, and skip batches of a resumed epoch."""
-        seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
-        for loader in train_loaders(runner).values():
-            set_epoch(loader, runner.epoch)
+        batches.seed_everything(batches.derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
+        for loader in batches.loaders_of(runner.train_loop).values():
+            batches.set_epoch(loader, runner.epoch)
             # 0 too: of two loaders the second is not asked once the first has nothing left
-            skip_batches(loader, self._passed)
+            batches.skip_batches(loader, self._passed)
         self._passed = 0
 
     def before_train_iter(self, runner: Runner, batch_idx: int,
                           data_batch: dict | None = None) -> None:
         """Set the random states of the main process."""
         self._validated = False
-        seed_everything(derive_seed(self._seed, 'iter', runner.iter, get_rank()))
+        batches.seed_everything(batches.derive_seed(self._seed, 'iter', runner.iter, get_rank()))
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Note that a checkpoint of the best model already has this validation behind it."""
         self._validated = True
 
     @staticmethod
-    def _within_epoch(runner: Runner, batches: int | None) -> int:
-        """Number of batches that a resumed run has already used of its epoch."""
+    def _within_epoch(runner: Runner, length: int | None) -> int:
+        """Number of batches that a resumed run has already used of its epoch of a length."""
         loop = runner.train_loop
         if not isinstance(loop, EpochBasedTrainLoop):
             return 0
         begin = loop.epoch * len(loop.dataloader)
         passed = loop.iter - begin
         # another number of batches means another order: the epoch begins anew
-        if batches == len(loop.dataloader):
+        if length == len(loop.dataloader):
             return passed
         if passed:
             print_log(f'The run does not go on exactly: expected iteration {begin} at the start of '
