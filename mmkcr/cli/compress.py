@@ -51,7 +51,7 @@ from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
 from mmkcr.engine.build import load_config
-from mmkcr.engine.workers import no_workers_left
+from mmkcr.engine.processes import no_workers_left
 from mmkcr.visualization import format_table
 
 

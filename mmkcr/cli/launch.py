@@ -19,8 +19,7 @@ from torch import nn
 from mmkcr.core import NonFiniteError, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.engine.build import drop_idle_workers
-from mmkcr.engine.processes import is_first_process, join_processes
-from mmkcr.engine.workers import no_workers_left
+from mmkcr.engine.processes import is_first_process, join_processes, no_workers_left
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.methods.search.price import MacsPrice
 from mmkcr.methods.search.refresh import RefreshHook

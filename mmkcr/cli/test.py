@@ -27,11 +27,9 @@ from mmkcr.cli.shared import Running, apply_running
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
-from mmkcr.engine.build import load_config, take_options, trained_weights
+from mmkcr.engine.build import check_expected, load_config, take_options, trained_weights
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.engine.expected import check_expected
-from mmkcr.engine.processes import is_first_process
-from mmkcr.engine.workers import no_workers_left
+from mmkcr.engine.processes import is_first_process, no_workers_left
 from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
 

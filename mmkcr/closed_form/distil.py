@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from mmkcr.core import atomic_write
 from mmkcr.core.forward import flat_tensors
-from mmkcr.engine.resume.atomic_checkpoint import AtomicCheckpointHook
+from mmkcr.engine.resume.checkpoints import AtomicCheckpointHook
 from mmkcr.models.tasks import unwrap
 from .batches import of_size, split_batches
 from .compression import called

@@ -46,12 +46,9 @@ _ENTRIES = {*inspect.signature(Runner.__init__).parameters, 'auto_scale_lr', 'co
 
 
 def take_options(config: Config, options: Mapping[str, Any]) -> None:
-    """Overwrite entries, by dotted path as ``--cfg-options``, in place.
+    """Overwrite entries, by dotted path as ``--cfg-options``, in place; refuse slips.
 
-    MMEngine would add one that is a slip.
-
-    Raises:
-        ValueError: A path begins almost as an entry of the config does.
+    MMEngine would add a path that begins almost as an entry of the config does.
     """
     known = {*config, *_ENTRIES}
     for first in {path.split('.')[0] for path in options} - known:
@@ -70,13 +67,7 @@ def drop_idle_workers(config: Config) -> None:
 
 
 def run_folder(config: Config, name: str | Path) -> Path:
-    """Where the files of a config go unless the user says otherwise.
-
-    It is the config's ``work_dir``, else ``work_dirs/<config's name>``.
-
-    Raises:
-        OSError: Nothing can be written there.
-    """
+    """The config's ``work_dir``, else ``work_dirs/<config's name>``, if it can be written."""
     folder = Path(config.get('work_dir') or Path('work_dirs', Path(str(name)).stem))
     check_place(folder, '--out')
     return folder
@@ -121,13 +112,23 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float],
+                   key: str = 'expected') -> list[str]:
+    """One sentence for every metric that differs from what a config expects.
+
+    Under ``key`` the config holds value and tolerance by metric.
+    """
+    return [f'expected `{name}` of {value} +/- {tolerance}, found {metrics.get(name)}'
+            for name, (value, tolerance) in (config.get(key) or {}).items()
+            # not <=: also for nan
+            if not abs(metrics.get(name, float('nan')) - value) <= tolerance]
+
+
 def trained_weights(config: Config, given: str | None, what: str) -> str:
     """The checkpoint of a command that needs a trained network: the given one, or the config's.
 
-    Of the config it is ``load_from``, or the ``weights`` of its ``compression``.
-
-    Raises:
-        ValueError: There is neither; the message names the config as ``what``.
+    Of the config, which errors name as ``what``, it is ``load_from``, or the ``weights`` of its
+    ``compression``.
     """
     path = given or config.get('load_from') or (config.get('compression') or {}).get('weights')
     if not path:
@@ -137,11 +138,7 @@ def trained_weights(config: Config, given: str | None, what: str) -> str:
 
 
 def dense_config(config: Config) -> Config:
-    """A copy of a config with the bare task model alone, in the dense state.
-
-    Raises:
-        ValueError: There is no ``model`` with a ``backbone``.
-    """
+    """A copy of a config with the bare task model alone, in the dense state."""
     config = copy.deepcopy(config)
     model = task_config(config) if config.get('model') else {}
     if 'backbone' not in model:

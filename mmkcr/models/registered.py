@@ -17,7 +17,6 @@ from .backbones.named import (
 )
 from .backbones.register_vit import RegisterVisionTransformer
 from .heads.efficientvit_head import EfficientViTClsHead
-from .losses.distillation import DistillationLoss
-from .losses.feature_distillation import FeatureDistillationLoss
+from .losses import DistillationLoss, FeatureDistillationLoss
 from .search_space import SearchSpace
 from .searchable import Searchable, SearchableBackbone

@@ -453,7 +453,7 @@ def test_fine_tuned_with_the_dense_network_as_teacher(checkpoint, tuned):
 
 
 BLOCK = 'mmkcr.closed_form.progress:CompressProgress.save_block'
-POINTER = 'mmkcr.engine.resume.atomic_checkpoint:point_to'
+POINTER = 'mmkcr.engine.resume.checkpoints:point_to'
 
 
 def killed(place, count, *words):

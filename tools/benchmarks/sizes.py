@@ -40,11 +40,9 @@ LATER = {
     'self-supervision, questions, whole models': (
         'methods/kcr/selfsup/*.py', 'methods/kcr/vqa/*.py'),
     'nothing lost, the first minute': (
-        'safe_load.py', 'engine/resume/checkpoint_guard.py', 'engine/resume/atomic_checkpoint.py',
-        'engine/resume/preemption.py', 'engine/resume/exact_resume.py',
-        'engine/hooks/class_check.py', 'engine/hooks/finite.py', 'engine/resume/batches.py',
-        'cli/init_config.py', 'apis/publish.py', 'apis/shipped.py', 'engine/expected.py',
-        'cli/launch.py', 'engine/processes.py', 'cli/console.py', 'cli/limits.py',
+        'safe_load.py', 'engine/resume/*.py', 'engine/checks.py', 'cli/init_config.py',
+        'apis/publish.py', 'apis/shipped.py', 'cli/launch.py', 'engine/processes.py',
+        'cli/console.py', 'cli/limits.py',
         'datasets/*_check.py', 'core/checks.py'),
 }
 _REGISTRARS = ('mlp_adapter', 'attention_adapter', 'channel_adapter', 'stream_adapter')

@@ -24,7 +24,7 @@ from mmkcr.engine.build import (
     load_weights,
     set_structure,
 )
-from mmkcr.engine.workers import no_workers_left
+from mmkcr.engine.processes import no_workers_left
 from mmkcr.models.counting import count_macs
 from mmkcr.models.tasks import search_space
 from .jobs import Say

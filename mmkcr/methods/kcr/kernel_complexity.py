@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mmkcr.functional.kernel import leading_basis, moment_of, orthonormalise, truncation_rank
 from mmkcr.methods.search.refresh import RefreshedTerm
-from mmkcr.models.losses.processes import mean_over_processes
+from mmkcr.models.losses import mean_over_processes
 from mmkcr.registry import MODELS
 
 

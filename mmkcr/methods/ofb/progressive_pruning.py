@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_within
-from mmkcr.datasets.part import count_sources
+from mmkcr.datasets.part import sample_sources
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.tasks import find_task, renew_record, search_space, unwrap
 from mmkcr.registry import HOOKS
@@ -227,4 +227,4 @@ def _epoch_length(runner: Runner) -> int:
     """
     loader = runner.train_dataloader
     size = loader.batch_sampler.batch_size * get_world_size()
-    return math.ceil(count_sources(loader.dataset) / size)
+    return math.ceil(len(set(sample_sources(loader.dataset))) / size)

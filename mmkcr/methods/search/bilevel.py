@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmkcr.core import eval_mode
-from mmkcr.engine.resume.batches import PairedBatches, set_epoch
+from mmkcr.engine.resume.batches import EndlessBatches, set_epoch
 from mmkcr.models.tasks import held_copies, unwrap
 from mmkcr.registry import LOOPS
 from .constructors import KEYS, gate_parameters
@@ -164,7 +164,7 @@ class IterBilevelTrainLoop(_BilevelLoop, IterBasedTrainLoop):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.dataloader_iterator = PairedBatches(self.dataloader, self.architecture_dataloader)
+        self.dataloader_iterator = EndlessBatches(self.dataloader, self.architecture_dataloader)
 
     def run_iter(self, data_batch: tuple[Sequence[dict], Sequence[dict]]) -> None:
         """Update the gates, then the weights, by the batches of their parts."""

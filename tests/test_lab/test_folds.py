@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.dataset import BaseDataset, RepeatDataset
 
-from mmkcr.datasets import FoldPart
-from mmkcr.datasets.fold_part import fold_indices
+from lab.folds import FoldPart, fold_indices
 
 
 @st.composite
