@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 BACKBONE = 'backbone.'
 #: Buffers that hosts compute anew and take out of what they load.
 RECOMPUTED = re.compile(r'(.*\.)?(relative_position_index|relative_coords_table|attn_mask)$')
+#: As `optional_keys` of a host that says nothing.
+NO_KEY = r'$^'
 InitCfg = Mapping[str, Any] | list[Mapping[str, Any]] | None
 
 
@@ -150,7 +152,7 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
                and not key.startswith(gates)]
     surplus = [key for key in given_shapes if key not in expected]
     # allowed, but said: they are new, or the network does not use them
-    optional = re.compile(space.optional_keys)
+    optional = re.compile(getattr(host, 'optional_keys', NO_KEY))
     new, unused = (list(filter(optional.match, keys)) for keys in (missing, surplus))
     wrong = dict(missing=[key for key in missing if key not in new],
                  unexpected=[key for key in surplus if key not in unused])

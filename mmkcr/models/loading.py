@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmkcr.core import check_finite_state
-from .backbone_loading import RECOMPUTED
+from .backbone_loading import NO_KEY, RECOMPUTED
 from .tasks import find_task, unwrap
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
@@ -50,8 +50,8 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
         raise ValueError(f'expected a checkpoint of a search, as the config is one, found `{path}` '
                          'without gates')
     missing, surplus, shaped = _try(task, kept, path)
-    space = getattr(getattr(task, 'backbone', None), 'search_space', None)
-    keys = getattr(space, 'optional_keys', r'$^')  # such as output norms of other levels
+    # such as output norms of other levels
+    keys = getattr(getattr(task, 'backbone', None), 'optional_keys', NO_KEY)
     optional = re.compile(rf'backbone\.(?:{keys})')
     _refuse(task, path, missing, shaped, [key for key in surplus if not optional.match(key)])
 

@@ -140,7 +140,7 @@ def test_macs_of_fewer_heads_are_those_of_the_built_subnet(name):
     family = FAMILIES[name]
     shape, host = (3, family.size, family.size), family.build()
     dense = count_macs(host, shape)
-    space = SearchSpace.of_dense(host, ['heads'])
+    space = SearchSpace(host, ['heads'])
     macs = MacsModel(host, host, space.sites, lambda: host(torch.zeros(1, *shape)))
     sizes = {site: max(total // 2, 1) for site, total in space.totals().items()}
     assert macs.dense == dense == macs(space.totals()) > macs(sizes)
