@@ -43,6 +43,12 @@ class HostSite(Site):
         """A module of the host by its path."""
         return self.host.get_submodule(path)
 
+    def exchange(self, path: str, module: nn.Module) -> None:
+        """Put a module in the place of another, in its mode."""
+        before = self.module(path)
+        if module is not before:
+            self.host.set_submodule(path, module.train(before.training))
+
     def widened(self, outputs: Any) -> Any:
         """The host's outputs in their dense width."""
         return outputs

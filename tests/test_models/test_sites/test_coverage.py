@@ -34,7 +34,7 @@ from mmkcr.models import Searchable
 from mmkcr.models.adapters import attention_adapter
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
-from mmkcr.models.sites.attention_width import _scaled
+from mmkcr.models.sites.heads import _scaled
 
 DOCUMENT = Path(__file__).parents[3] / 'docs' / 'coverage.md'
 NAMES = [pytest.param(name, marks=pytest.mark.skipif(
