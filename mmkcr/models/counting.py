@@ -1,4 +1,4 @@
-"""MACs and parameters of any model of the three task families."""
+"""MACs, parameters and bytes of any model of the three task families."""
 
 import warnings
 from collections.abc import Sequence
@@ -6,7 +6,17 @@ from contextlib import suppress
 
 from torch import nn
 
-from mmkcr.core import CostModel, MacsReport, Structure, count_forward_macs, count_params
+from mmkcr.core import (
+    COUNTED,
+    CostModel,
+    LatencyModel,
+    LatencyTable,
+    MacsModel,
+    MacsReport,
+    Structure,
+    count_forward_macs,
+    count_params,
+)
 from mmkcr.core.weights import state_bytes
 from .head_choice import is_choice
 from .search_space import StructureLike
@@ -46,6 +56,28 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
 def count_macs(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> int:
     """Total of :func:`macs_report`."""
     return macs_report(model, input_shape).total
+
+
+def cost_model(cost: str, macs: MacsModel, table: LatencyTable | None = None) -> CostModel:
+    """Build the cost model of a budget.
+
+    Args:
+        cost (str): ``'macs'``, ``'params'`` or ``'bytes'``. With a ``table``, ``'macs'`` means
+            time.
+        macs (MacsModel): MACs of the network.
+        table (LatencyTable, optional): Measured on it. Defaults to None.
+
+    Raises:
+        ValueError: Another cost, two at once, or a table of another network.
+    """
+    if cost not in COUNTED or table is not None and cost != 'macs':
+        raise ValueError(f'expected a budget of {list(COUNTED)} or, with a table of latencies, of '
+                         f'time, found {cost!r}{" with a table" if table is not None else ""}')
+    if table is not None:
+        return LatencyModel(macs, table)
+    if cost == 'macs':
+        return macs
+    return COUNTED[cost](macs.model, macs.sites, momentum_copies(macs.model))
 
 
 def check_built(promises: Sequence[CostModel], promised: Sequence[int],

@@ -31,7 +31,7 @@ from mmkcr.models import (
     OFBVisionTransformer,
     Searchable,
 )
-from mmkcr.models.costs import cost_model
+from mmkcr.models.counting import cost_model
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, why_not
 from mmkcr.models.tasks import task_forward

@@ -238,7 +238,7 @@ def test_chosen_heads_beside_channels(gates):
     (dict(blocks=[1, 1]), r'found \[1, 1\]'), (dict(blocks='all'), "found 'all'"),
     (dict(blocks=[1], which='lowest'), r"found \['blocks', 'which'\]"),
     (dict(blocks=[1], operator='pool'), "found 'pool'"),
-    (dict(scores='scores.json'), 'expected `replace`'),
+    (dict(scores='scores.json'), 'blocks to replace, found None'),
     (dict(scores='scores.json', replace=4), 'from 0 to 3 blocks'),
     (dict(scores='scores.json', replace=13, scattered=True), 'from 0 to 12 heads'),
     (dict(scores='other.json', replace=1), '4 numbers at site `layers.2.attn.head_operator`'),
