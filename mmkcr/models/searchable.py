@@ -27,7 +27,7 @@ class SearchableBackbone:
         *args, **kwargs: The host backbone's arguments.
 
     Raises:
-        ValueError: As in :class:`SearchSpace`.
+        ValueError: As in :class:`SearchSpace`, or an unknown ``arch``.
     """
 
     #: Kinds of site of the class, see :class:`~mmkcr.models.search_space.SearchSpace`.
@@ -43,6 +43,10 @@ class SearchableBackbone:
         kwargs = {key: list(value) if key == 'out_indices' and isinstance(value, tuple) else value
                   for key, value in kwargs.items()}
         arguments = self._given(args, kwargs)
+        arch = arguments.get('arch')
+        if isinstance(arch, str) and arch.lower() not in self.arch_zoo:
+            raise ValueError(f'expected `arch` of `{type(self).__name__}` among '
+                             f'{sorted(self.arch_zoo)}, found {arch!r}')
         super().__init__(*args, **kwargs)
         plain_drop_rates(self)
         registered = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())

@@ -12,7 +12,7 @@ from mmkcr.core.axes import along_inputs, along_outputs, outputs_of
 from mmkcr.models.adapters import channel_views, stream_views
 from mmkcr.models.adapters.mlps import plain_conv
 from mmkcr.models.layers.selection import Take, put
-from .base import HostSite, channel_dim, linear_paths
+from .base import HostSite, linear_paths
 
 
 class Channels(HostSite):
@@ -61,20 +61,11 @@ class Channels(HostSite):
                 item if isinstance(item, int) else self.module(item) for item in reads.before)
             axes.append(along_inputs(layer, inner=reads.inner * self.width, before=before,
                                      writer=None if before is None else writer))
-        for path, norm in self._written():
-            # a scale folds into the norm if there is one: the norm would undo it in the layer
+        for path, norm in zip(view.writers, view.norms or ('', ) * len(view.writers)):
+            # a mask acts on the norm if there is one: the norm would undo a scale in the layer
             axes += along_outputs(self.module(path), not norm, inner=self.width)
             axes += along_outputs(self.module(norm), True, inner=self.width) if norm else []
         return axes
-
-    def _written(self) -> list[Any]:
-        norms = self.view.norms or ('', ) * len(self.view.writers)
-        return list(zip(self.view.writers, norms))
-
-    def mask_points(self) -> list[MaskPoint]:
-        """The output of every writer, behind its norm if there is one."""
-        return [MaskPoint(self.module(norm or path), 'output', channel_dim(self.module(path)),
-                          inner=self.width) for path, norm in self._written()]
 
     def resized(self, kept: Tensor) -> None:
         """Let the adapter update a module that records the width."""
@@ -160,10 +151,6 @@ class AttentionOutputs(HostSite):
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         return [along_inputs(self.owner.proj.conv, True)]
-
-    def mask_points(self) -> list[MaskPoint]:
-        """See :class:`~mmkcr.core.Site`."""
-        return [MaskPoint(self.owner.proj.conv, 'input', 1)]
 
     def resized(self, kept: Tensor) -> None:
         """Select what the projection reads."""

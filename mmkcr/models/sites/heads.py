@@ -30,7 +30,7 @@ class AttentionWidth(AttentionSite):
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, not self.view.why_uncalled
-        # a scale folds where `mask_points` masks: into the projections or into the output's columns
+        # masks act on queries, keys and values if hooks can see them, else on the output's input
         axes = [axis for path, repeats in zip(view.projections, view.fused)
                 for axis in along_outputs(self.module(path), called, repeats=repeats)]
         axes.append(along_inputs(self.module(view.output), not called))
@@ -46,14 +46,6 @@ class AttentionWidth(AttentionSite):
     def products(self) -> Mapping[str, tuple[str, ...]]:
         """Both products of the attention."""
         return {self.path: ('scores', 'values')}
-
-    def mask_points(self) -> list[MaskPoint]:
-        """Queries, keys and values if hooks can see them, else the output projection's input."""
-        view = self.view
-        if not view.why_uncalled:
-            return [MaskPoint(self.module(path), 'output', -1, repeats, self.layout[1])
-                    for path, repeats in zip(view.projections, view.fused)]
-        return [MaskPoint(self.module(view.output), 'input', -1, *self.layout)]
 
     def _shape(self, kept: Tensor) -> tuple[int, int]:
         """Number of heads that are left, and their width."""

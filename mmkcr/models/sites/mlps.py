@@ -65,20 +65,12 @@ class MLPHidden(HostSite):
 
     def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
-        # a scale folds into the module that `mask_points` masks, or into the output's columns
         view, masked, axes = self.view, self._where(), []
         for path in view.inputs:
             axes += along_outputs(self.module(path), path == masked, repeats=self._parts)
         for path in (*view.between, *(path for path, _ in self.norms())):
             axes += along_outputs(self.module(path), path == masked)
         return [*axes, along_inputs(self.module(view.output), not masked)]
-
-    def mask_points(self) -> list[MaskPoint]:
-        """See :class:`~mmkcr.core.Site`."""
-        masked, output = self._where(), self.module(self.view.output)
-        if masked:
-            return [MaskPoint(self.module(masked), 'output', channel_dim(output))]
-        return [MaskPoint(output, 'input', channel_dim(output))]
 
     def norms(self) -> list[tuple[str, int]]:
         """The norm over the hidden layer, if there is one."""
