@@ -115,15 +115,9 @@ def feature_width(model: nn.Module, layer: str = 'backbone') -> int:
 @contextmanager
 def features_on_samples(model: nn.Module, layer: str = 'backbone',
                         key: str = 'features') -> Iterator[None]:
-    """Within the block the model's predicted data samples carry a layer's features (d,).
+    """Within the block the model's predicted data samples carry a layer's features (d,) as ``key``.
 
-    Args:
-        model (nn.Module): Its 'predict' mode returns one data sample an image.
-        layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
-        key (str): Their field of the data samples. Defaults to 'features'.
-
-    Raises:
-        TypeError: A forward pass inside the block returns something else.
+    A forward pass that does not return one data sample an image is refused.
     """
     def attach(module: nn.Module, args: tuple, outputs: Any) -> None:
         features = tap.features

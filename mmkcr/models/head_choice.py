@@ -45,9 +45,8 @@ def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowes
         scores (Mapping[str, Tensor]): By site, shape (H,).
         count (int | float): Blocks, or heads, to replace; a float between 0 and 1 is a share of
             all, rounded.
-        which (str): ``'lowest'`` scores, ``'highest'`` or ``'random'``. Defaults to ``'lowest'``.
+        which (str): One of :data:`SELECTIONS`; ``seed`` is of ``'random'``.
         blockwise (bool): A block's score is its heads' mean. Defaults to True.
-        seed (int): Of ``'random'``. Defaults to 0.
 
     Returns:
         dict[str, Tensor]: Kept heads by site, int64, ascending.

@@ -35,13 +35,9 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
     checkpoint is ignored: what was searched or retrained loads under any of its configs. Entries
     that the model's own loading converts (old keys, position embeddings) are converted.
 
-    Args:
-        model (nn.Module): A task model, possibly wrapped.
-        state (Mapping[str, Tensor]): See :func:`weights_of`.
-        path (str): The file, for the message.
-
     Raises:
-        ValueError: It does not fit, or has values that are not finite; the first entry is named.
+        ValueError: The state does not fit, or has values that are not finite; the message names
+            the file ``path``.
     """
     task = find_task(model)
     kept = {key: value for key, value in state.items() if not key.startswith(TRAINING_STATE)}
@@ -57,9 +53,7 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 
 
 def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
-    """Load a run's whole model, including the state of its training wrapper.
-
-    Arguments and errors are those of :func:`load_task`.
+    """Load a run's whole model, including the state of its training wrapper, see :func:`load_task`.
     """
     wrong = _misfits(unwrap(model), state, path)
     del wrong['unexpected']
