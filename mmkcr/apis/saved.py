@@ -178,9 +178,7 @@ def load(folder: str | Path, model: nn.Module | None = None,
     backbone = getattr(model, 'backbone', None)
     host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
         model
-    space = SearchSpace.of_dense(host, structure.backbone.get('sites') or ())
-    space.put_masks()
-    space.slice_to(structure)
+    SearchSpace(host, structure.backbone.get('sites') or (), structure=structure)
     check_recorded(host, structure, model)
     expected = model.state_dict(keep_vars=True)
     if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(expected))):

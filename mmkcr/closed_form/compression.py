@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import naming_remedy
-from mmkcr.models.costs import cost_model
-from mmkcr.models.counting import check_built, note_backbone_macs
+from mmkcr.models.counting import check_built, cost_model, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites.base import KindConfig, check_ties
 from mmkcr.models.tasks import (

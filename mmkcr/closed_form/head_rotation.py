@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from mmkcr.functional.attention_refit import fold_heads, logit_bases, value_bases
 from mmkcr.functional.kernel import tails
 from mmkcr.functional.moments import Moments
-from mmkcr.models.sites.attention_width import AttentionWidth
-from mmkcr.models.sites.heads import HeadChannels
+from mmkcr.models.sites.heads import AttentionWidth, HeadChannels
 from .calibration import WeightChange
 from .options import CompressOptions, SiteProfile
 from .units import Units

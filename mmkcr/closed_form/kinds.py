@@ -62,7 +62,7 @@ def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,
                          f'({", ".join(FAMILIES)} and others of mmpretrain, mmdet, mmseg and timm; '
                          f'{", ".join(HF_FAMILIES)} of transformers: docs/coverage.md), found '
                          f'`{type(host).__name__}`{_reasons(host)}')
-    space = SearchSpace.of_dense(host, [*masks, *kinds])
+    space = SearchSpace(host, [*masks, *kinds])
     if masks:
         space.put_masks()
     return space

@@ -201,13 +201,13 @@ def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> S
     :func:`~mmkcr.closed_form.kinds.default_kinds`.
 
     Raises:
-        ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
+        ValueError: As in :class:`~mmkcr.models.search_space.SearchSpace`.
     """
     backbone = getattr(model, 'backbone', model)
     host = backbone if isinstance(backbone, nn.Module) else model
     space = getattr(host, 'search_space', None)
     if sites or space is None or not space.kinds:
-        return SearchSpace.of_dense(host, sites or default_kinds(host))
+        return SearchSpace(host, sites or default_kinds(host))
     return space
 
 

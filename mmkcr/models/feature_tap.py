@@ -25,15 +25,14 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
     """
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]
-    if isinstance(output, Tensor) and not output.is_floating_point():
-        raise TypeError(f'expected features from the tapped layer `{layer}`, found a tensor of '
-                        f'{output.dtype}: name the layer that gives them (`feature_layer`; of '
-                        'MAE `backbone.ln1`)')
-    if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
-        return output if output.ndim == 2 else output.mean((2, 3) if output.ndim == 4 else 1)
-    form = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    raise TypeError('expected a tensor of shape (B, C), (B, N, C) or (B, C, H, W) from the tapped '
-                    f'layer, found `{form}`')
+    form = f'{tuple(output.shape)}` of `{output.dtype}' if isinstance(output, Tensor) else \
+        type(output).__name__
+    if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim not in (
+            2, 3, 4):
+        raise TypeError('expected features of shape (B, C), (B, N, C) or (B, C, H, W) from the '
+                        f'tapped layer `{layer}`, found `{form}`: name the layer that gives them '
+                        '(`feature_layer`; of MAE `backbone.ln1`)')
+    return output if output.ndim == 2 else output.mean((2, 3) if output.ndim == 4 else 1)
 
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:
@@ -116,15 +115,9 @@ def feature_width(model: nn.Module, layer: str = 'backbone') -> int:
 @contextmanager
 def features_on_samples(model: nn.Module, layer: str = 'backbone',
                         key: str = 'features') -> Iterator[None]:
-    """Within the block the model's predicted data samples carry a layer's features (d,).
+    """Within the block the model's predicted data samples carry a layer's features (d,) as ``key``.
 
-    Args:
-        model (nn.Module): Its 'predict' mode returns one data sample an image.
-        layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
-        key (str): Their field of the data samples. Defaults to 'features'.
-
-    Raises:
-        TypeError: A forward pass inside the block returns something else.
+    A forward pass that does not return one data sample an image is refused.
     """
     def attach(module: nn.Module, args: tuple, outputs: Any) -> None:
         features = tap.features

@@ -45,9 +45,8 @@ def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowes
         scores (Mapping[str, Tensor]): By site, shape (H,).
         count (int | float): Blocks, or heads, to replace; a float between 0 and 1 is a share of
             all, rounded.
-        which (str): ``'lowest'`` scores, ``'highest'`` or ``'random'``. Defaults to ``'lowest'``.
+        which (str): One of :data:`SELECTIONS`; ``seed`` is of ``'random'``.
         blockwise (bool): A block's score is its heads' mean. Defaults to True.
-        seed (int): Of ``'random'``. Defaults to 0.
 
     Returns:
         dict[str, Tensor]: Kept heads by site, int64, ascending.
@@ -104,18 +103,15 @@ def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
     if len(given) > 1 or set(choice) - {given[0], *_KEYS[given[0]]}:
         raise ValueError(f'expected a structure with `blocks` and {list(_KEYS["blocks"])}, or with '
                          f'`scores` and {list(_KEYS["scores"])}, found {sorted(choice)}')
-    options = {key: value for key, value in choice.items() if key not in (*given, 'operator')}
-    if given == ['blocks']:
-        kept = _of_blocks(sites, choice['blocks'])
-    else:
-        if 'replace' not in options:
-            raise ValueError('expected `replace`, a number of blocks or heads, beside `scores`, '
-                             f'found {sorted(choice)}')
-        kept = select_heads(_read_scores(sites, choice['scores']), options.pop('replace'),
-                            blockwise=not options.pop('scattered', False), **options)
-    if choice.get('operator') is not None:
-        set_operator(space, choice['operator'])
-    return space.structure_for(kept)
+    options = dict(choice)
+    operator = options.pop('operator', None)
+    if operator is not None:
+        set_operator(space, operator)
+    if 'blocks' in options:
+        return space.structure_for(_of_blocks(sites, options['blocks']))
+    return space.structure_for(select_heads(
+        _read_scores(sites, options.pop('scores')), options.pop('replace', None),
+        blockwise=not options.pop('scattered', False), **options))
 
 
 def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> dict[str, Tensor]:
@@ -131,15 +127,12 @@ def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> dict[str, Ten
 def _read_scores(sites: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     content = read_json(Path(path), 'a scores')
     try:
-        scores = {name: torch.tensor(content['scores'][name], dtype=torch.float64)
-                  for name in content['scores']}
-    except (KeyError, TypeError, ValueError):
+        scores = {name: torch.tensor(values, dtype=torch.float64)
+                  for name, values in content['scores'].items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
         scores = {}
-    wrong = [f'{site.total} numbers at site `{name}`' for name, site in sites.items()
-             if name not in scores or scores[name].shape != (site.total, )]
-    if len(scores) > len(sites):
-        wrong.append(f'{len(sites)} sites only')
-    if wrong:
-        raise ValueError(f'expected `scores` of the heads of this network, {wrong[0]}, found '
-                         f'others in `{path}`')
+    for name, site in sites.items():
+        if name not in scores or scores[name].shape != (site.total, ) or len(scores) > len(sites):
+            raise ValueError(f'expected `scores` of {len(sites)} sites as of this network, with '
+                             f'{site.total} numbers at site `{name}`, found others in `{path}`')
     return {name: scores[name] for name in sites}

@@ -2,7 +2,6 @@
 
 import inspect
 import random
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +20,8 @@ from .two_stage import most_proposals, two_stage_outputs
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside wrappers: distributed, compiled, or for test-time augmentation."""
-    wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
-    if 'mmengine.model' in sys.modules:
-        from mmengine.model import BaseTTAModel, is_model_wrapper
-        wrapped = is_model_wrapper(model) or isinstance(model, BaseTTAModel)
-    if wrapped:
+    wrappers = nn.DataParallel, nn.parallel.DistributedDataParallel
+    if isinstance(model, wrappers) or is_of(model, 'mmengine.model.BaseTTAModel'):
         return unwrap(model.module)
     # of `torch.compile`
     return unwrap(model._orig_mod) if '_orig_mod' in model._modules else model
@@ -169,12 +165,10 @@ def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[
 
 def tensor_outputs(model: nn.Module, inputs: Tensor,
                    samples: Sequence[Any] | None = None) -> Any:
-    """Outputs of a task model in mode ``'tensor'``.
+    """Outputs of a task model in mode ``'tensor'``, of preprocessed images (B, C, H, W).
 
     The heads of Mask2Former and MaskFormer read the images' sizes from samples, which mmseg does
     not give them in this mode.
-
-    Inputs are images (B, C, H, W), as the data preprocessor gives them.
     """
     task = find_task(model)
     head = getattr(task, 'decode_head', None)
@@ -187,10 +181,9 @@ def tensor_outputs(model: nn.Module, inputs: Tensor,
 
 
 def deciding_scores(task: nn.Module, outputs: Any) -> Any:
-    """What a classifier decides by, of the outputs of its head: its predictions are their argmax.
+    """The scores whose argmax a classifier predicts, of its head's outputs.
 
-    They are the outputs themselves, except for a Conformer: its head gives the scores of both
-    branches, and adds them up to predict.
+    The head of a Conformer gives those of both branches, and adds them up to predict.
     """
     summed = is_of(getattr(task, 'head', None), 'mmpretrain.models.ConformerHead')
     return sum(outputs) if summed else outputs

@@ -31,15 +31,13 @@ def cascade_stages(task: nn.Module) -> int:
 
 def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
                       boxes: Sequence[Sequence[Tensor]]) -> tuple[Any, Any]:
-    """Run both stages of a detector on given proposals.
+    """Run both stages of a detector of mmdet on given proposals.
 
     The stages of a cascade are run one by one, each on its own proposals: mmdet's own forward
     makes them of the outputs before, gives the boxes of the last stage alone, and detaches masks.
 
     Args:
-        task (nn.Module): Two-stage detector of mmdet.
-        inputs (Tensor): Images (N, 3, H, W).
-        samples (Sequence): Their data samples.
+        task, inputs, samples: The detector, images (N, 3, H, W) and their data samples.
         boxes (Sequence[Sequence[Tensor]]): Proposals of every image, (P, 4) each: x1, y1, x2, y2
             in pixels; of every stage of a cascade, or once for all stages.
 

@@ -374,7 +374,7 @@ def test_a_layer_of_torch_with_its_fast_path(tmp_path):
 def test_files_of_subnets_and_dense_networks(family, tmp_path):
     """At other batches and sizes than the traced one; the network is not changed."""
     dense = randomise(FAMILIES[family].build())
-    space = SearchSpace.of_dense(copy.deepcopy(dense), ['heads'])
+    space = SearchSpace(copy.deepcopy(dense), ['heads'])
     space.slice_to(space.structure_for({  # without the first of every layer
         name: torch.arange(1, total) for name, total in space.totals().items()}))
     size = FAMILIES[family].size
@@ -398,7 +398,7 @@ def test_heads_with_a_scale_of_their_own(tmp_path):
 def test_embedding_of_fused_window_attention(tmp_path):
     torch.manual_seed(0)
     model = models.KCRSwinTransformer(**SWIN, out_indices=(1, ), fused_attention=True)
-    space = SearchSpace.of_dense(model, ['embedding'])
+    space = SearchSpace(model, ['embedding'])
     space.slice_to(space.structure_for({
         name: torch.arange(total // 2) for name, total in space.totals().items()}))
     report = export_onnx(space.host, tmp_path / 'net.onnx', (3, 56, 56))

@@ -194,7 +194,7 @@ def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs):
 def test_random_subnets_of_groups(group):
     """Whole groups of neighbours, of every head equally many."""
     model = models.KCRVisionTransformer(**VIT)
-    SearchSpace.of_dense(model, ['mlp_channels', 'head_channels'])
+    SearchSpace(model, ['mlp_channels', 'head_channels'])
     _, structure = random_subnet(model, 0.75, SHAPE, divisor=1, group=group)
     for site in structure.sites.values():
         blocks = torch.tensor(site.kept).view(-1, group)

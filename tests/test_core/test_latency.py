@@ -28,7 +28,7 @@ DENSE = 10_000_000
 def macs_model(kinds=('mlp_hidden', ), width=16, hidden=32, layers=2):
     arch = dict(embed_dims=width, num_layers=layers, num_heads=2, feedforward_channels=hidden)
     model = KCRVisionTransformer(arch=arch, img_size=16, patch_size=8)
-    space = SearchSpace.of_dense(model, list(kinds))
+    space = SearchSpace(model, list(kinds))
     return MacsModel(model, space.host, space.sites, task_forward(model, SHAPE))
 
 

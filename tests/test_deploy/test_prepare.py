@@ -35,7 +35,7 @@ def subnet(cls, kwargs, kinds, target='80%'):
     """A random subnet whose norms and weights are not those of initialisation."""
     torch.manual_seed(0)
     model = cls(**kwargs)
-    SearchSpace.of_dense(model, kinds)
+    SearchSpace(model, kinds)
     for parameter in model.parameters():
         parameter.data.normal_(0.1, 0.3)
     model, _ = random_subnet(model, target, SHAPE, divisor=1)

@@ -85,7 +85,7 @@ def test_a_rotated_network_is_the_network(build):
         out = network(images)
         return tuple(out.values()) if isinstance(out, dict) else out
 
-    space = SearchSpace.of_dense(model, ['head_channels'])
+    space = SearchSpace(model, ['head_channels'])
     layers = {path: layer for site in space.sites.values()
               for path, layer in NarrowHeads(site, None).projections().items()}
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_values_that_no_position_touches_are_rotated(name):
         nn.init.normal_(parameter, std=0.2)
     model.eval()
     before = model(IMAGES).detach()
-    space = SearchSpace.of_dense(model, ['head_channels'])
+    space = SearchSpace(model, ['head_channels'])
     heads = [RotaryHeads(site, CompressOptions(rows=10**6)) for site in space.sites.values()]
     layers = {path: layer for one in heads for path, layer in one.projections().items()}
     with torch.no_grad():
@@ -154,4 +154,4 @@ def test_a_bias_beside_the_projections_is_refused():
     model = BEiTViT(arch=dict(embed_dims=32, num_layers=1, num_heads=4, feedforward_channels=64),
                     img_size=32, patch_size=8, layer_cfgs=dict(bias='qv_bias'))
     with pytest.raises(ValueError, match='not called as modules'):
-        SearchSpace.of_dense(model, ['head_channels'])
+        SearchSpace(model, ['head_channels'])

@@ -175,7 +175,7 @@ def test_buffers_that_the_host_takes_out_of_a_checkpoint_are_not_missed():
     load_task(model, state, 'swin.pth')
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
-    with pytest.raises(ValueError, match='found none of its entry `head.fc.bias`'):
+    with pytest.raises(ValueError, match=r'found 1 missing \(head.fc.bias\)'):
         load_task(model, {key: value for key, value in state.items() if key != 'head.fc.bias'}, 'x')
 
 
@@ -188,8 +188,8 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_it_has():
 
     model = build()
     bare = {name.removeprefix('backbone.'): value for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r'none of its entry `backbone.cls_token` and of 17 others'
-                       ', but `cls_token` and 17 others$'):
+    with pytest.raises(ValueError, match=r'18 missing \(backbone.cls_token, .*\), 18 unexpected '
+                       r'\(cls_token, .*\) and 0 mis-shaped keys\n'):
         load_task(model, bare, 'bare.pth')
     # mmpretrain's own check of the position table is an assertion
     small = build()

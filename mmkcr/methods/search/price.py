@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import COUNTED, Cost, CostModel, MacsModel, load_table
-from mmkcr.models.costs import cost_model
+from mmkcr.models.counting import cost_model
 from mmkcr.registry import MODELS
 
 

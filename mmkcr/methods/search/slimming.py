@@ -14,8 +14,7 @@ from mmkcr.core import (
     select_units,
 )
 from mmkcr.core.products import added_layers
-from mmkcr.models.costs import cost_model
-from mmkcr.models.counting import count_macs, note_backbone_macs
+from mmkcr.models.counting import cost_model, count_macs, note_backbone_macs
 from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import (
     copied_spaces,
@@ -57,8 +56,9 @@ def slim(model: nn.Module,
             heads run on as many proposals as the weights give; else the model.
         latency (LatencyTable, optional): Table of the dense network; ``target_macs`` is then a
             time, see :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
-        cost (str): What the target limits, see :func:`~mmkcr.models.costs.cost_model`; parameters
-            and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to ``'macs'``.
+        cost (str): What the target limits, see :func:`~mmkcr.models.counting.cost_model`;
+            parameters and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to
+            ``'macs'``.
         ordinary (bool): See :func:`~mmkcr.apis.compress`. Defaults to True.
 
     Returns:

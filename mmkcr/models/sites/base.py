@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from mmkcr.core import Axis, BaseGate, Site, Unsupported
+from mmkcr.core import Axis, BaseGate, MaskPoint, Site, Unsupported
 from mmkcr.core.checks import did_you_mean
 from mmkcr.lazy import is_of
 from mmkcr.models.adapters import attention_views
@@ -43,9 +44,26 @@ class HostSite(Site):
         """A module of the host by its path."""
         return self.host.get_submodule(path)
 
+    def exchange(self, path: str, module: nn.Module) -> None:
+        """Put a module in the place of another, in its mode."""
+        before = self.module(path)
+        if module is not before:
+            self.host.set_submodule(path, module.train(before.training))
+
     def widened(self, outputs: Any) -> Any:
         """The host's outputs in their dense width."""
         return outputs
+
+    def mask_points(self) -> list[MaskPoint]:
+        """By default where a scale folds: behind layers that write the units, or before readers."""
+        points = []
+        for axis in self.axes():
+            layer = axis.module
+            if axis.folds and axis.name == 'weight':
+                written = axis.dim == getattr(layer, 'transposed', False)
+                points.append(MaskPoint(layer, 'output' if written else 'input',
+                                        channel_dim(layer), axis.repeats, axis.inner))
+        return points
 
     def claims(self) -> list[Axis]:
         """The axes that no other site may lie along: by default its own."""
@@ -84,7 +102,7 @@ class AttentionSite(HostSite):
 
 def channel_dim(layer: nn.Module) -> int:
     """Dimension of the channels that a layer reads and writes: 1 of maps, -1 of tokens."""
-    return 1 if isinstance(layer, _ConvNd) else -1
+    return 1 if isinstance(layer, (_ConvNd, _BatchNorm, nn.GroupNorm)) else -1
 
 
 def linear_paths(host: nn.Module) -> list[str]:

@@ -126,7 +126,7 @@ def test_subnet_from_its_file_and_state_dict(name, tmp_path):
     data = json.loads((tmp_path / 's.json').read_text())
     own = MODELS.build(dict(data['backbone'], structure=Structure.load(data)))
     assert list(own.state_dict()) == list(subnet.state_dict())
-    assert own.sites() == model.sites()
+    assert own.search_space.totals() == model.search_space.totals()
 
 
 @every
@@ -134,11 +134,11 @@ def test_dense_checkpoint_loads_into_supernet_apart_from_what_is_added(name):
     cls, gates, kwargs, _ = NETWORKS[name]
     dense, model = randomise(cls(**kwargs), 3), cls(**kwargs, gates=gates)
     missing, unexpected = model.load_state_dict(dense.state_dict(), strict=False)
-    added = *added_layers(model), *(f'{site}.gate' for site in model.sites())
+    added = *added_layers(model), *(f'{site}.gate' for site in model.search_space.sites)
     assert not unexpected
     assert missing == [key for key in model.state_dict()
                        if key.startswith(tuple(f'{path}.' for path in added))]
-    assert {f'{site}.gate.alpha' for site in model.sites()} <= set(missing)
+    assert {f'{site}.gate.alpha' for site in model.search_space.sites} <= set(missing)
     assert all(torch.equal(model.state_dict()[key], value)
                for key, value in dense.state_dict().items())
     with pytest.raises(ValueError, match='checkpoint of the subnet'):
@@ -178,8 +178,8 @@ def test_gradients_reach_everything(name):
 def test_published_architectures_have_the_expected_sites():
     with uninitialized():
         vit, swin = KCRVisionTransformer(arch='deit-small'), KCRSwinTransformer(arch='tiny')
-    assert vit.sites() == {f'layers.{i}.ffn.mlp_channels': 384 for i in range(12)}
-    assert swin.sites() == {
+    assert vit.search_space.totals() == {f'layers.{i}.ffn.mlp_channels': 384 for i in range(12)}
+    assert swin.search_space.totals() == {
         f'stages.{s}.blocks.{b}.ffn.mlp_channels': 96 * 2**s
         for s, depth in enumerate([2, 2, 6, 2]) for b in range(depth)
     }

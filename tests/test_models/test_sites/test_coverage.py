@@ -34,7 +34,7 @@ from mmkcr.models import Searchable
 from mmkcr.models.adapters import attention_adapter
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
-from mmkcr.models.sites.attention_width import _scaled
+from mmkcr.models.sites.heads import _scaled
 
 DOCUMENT = Path(__file__).parents[3] / 'docs' / 'coverage.md'
 NAMES = [pytest.param(name, marks=pytest.mark.skipif(
@@ -140,7 +140,7 @@ def test_macs_of_fewer_heads_are_those_of_the_built_subnet(name):
     family = FAMILIES[name]
     shape, host = (3, family.size, family.size), family.build()
     dense = count_macs(host, shape)
-    space = SearchSpace.of_dense(host, ['heads'])
+    space = SearchSpace(host, ['heads'])
     macs = MacsModel(host, host, space.sites, lambda: host(torch.zeros(1, *shape)))
     sizes = {site: max(total // 2, 1) for site, total in space.totals().items()}
     assert macs.dense == dense == macs(space.totals()) > macs(sizes)

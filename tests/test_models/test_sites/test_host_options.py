@@ -224,7 +224,7 @@ def test_weights_that_are_computed_are_refused(normalise):
     normalise(host.layers[1].ffn.layers[1])
     with pytest.raises(ValueError, match=r'expected layers whose weights are parameters of their '
                        r'own, found a .*Linear` at `layers\.1\.ffn\.layers\.1` without such'):
-        SearchSpace.of_dense(host, ['mlp_hidden'])
+        SearchSpace(host, ['mlp_hidden'])
 
 
 def test_masks_stay_where_hosts_exchange_batch_norms():
