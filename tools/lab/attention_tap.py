@@ -12,7 +12,6 @@ from mmpretrain.models.utils import WindowMSA
 from torch import Tensor, nn
 
 from mmkcr.models.layers.lite_mla import LiteMLA
-from mmkcr.models.layers.window_attention import FusedWindowMSA
 from mmkcr.models.tasks import unwrap
 
 
@@ -73,16 +72,12 @@ class AttentionTap:
             self.attention[name] = Attention(out.detach(), *products)
 
         def undo() -> None:
-            vars(module).pop('fused', None)
             for handle in handles:
                 handle.remove()
 
         products: list = []  # written by the projection, read by the softmax behind it
         handles = [module.qkv.register_forward_hook(project),
                    module.softmax.register_forward_hook(weigh)]
-        if isinstance(module, FusedWindowMSA):
-            # the fused kernel would not call the module `softmax`
-            vars(module)['fused'] = False
         return undo
 
     def _replace(self, name: str, module: nn.Module, attribute: str,

@@ -10,7 +10,6 @@ from typing import Any
 from mmpretrain.models import MobileViT, ResNet, SwinTransformer, VisionTransformer
 from torch import Tensor
 
-from mmkcr.models.layers.window_attention import fuse_window_attention
 from mmkcr.models.searchable import SearchableBackbone
 from mmkcr.registry import MODELS
 from .efficientvit import EfficientViT
@@ -71,20 +70,9 @@ class KCRSwinTransformer(UpgradedSwinKeys, SearchableBackbone, SwinTransformer):
 
     With ``pad_small_map=True`` and ``out_indices=(0, 1, 2, 3)`` it is a backbone for mmdet and
     mmseg: every feature level keeps its dense width.
-
-    Args:
-        *args: See :class:`mmpretrain.models.SwinTransformer`.
-        fused_attention (bool): Attend by ``scaled_dot_product_attention``, see
-            :class:`~mmkcr.models.layers.window_attention.FusedWindowMSA`. Defaults to False.
-        **kwargs: See :class:`~mmkcr.models.searchable.SearchableBackbone`.
     """
 
     method, kinds = 'kcr', ('mlp_channels', )
-
-    def __init__(self, *args: Any, fused_attention: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if fused_attention:
-            fuse_window_attention(self)
 
 
 @MODELS.register_module()
