@@ -9,7 +9,6 @@ a view are ``partial`` of functions of this module, so that networks can be pick
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from torch import nn
@@ -19,15 +18,22 @@ from mmkcr.core.axes import along_outputs
 from mmkcr.models.layers.sized_attention import (
     Rotary,
     Sized,
+    SizedClassAttention,
+    SizedCrossCovariance,
     SizedHuggingFaceAttention,
     SizedHuggingFaceRotaryAttention,
     SizedMultiheadAttention,
     SizedReducedAttention,
     SizedRotaryAttention,
-    SizedTimmBEiTAttention,
-    SizedWindowAttentionV2,
 )
 from mmkcr.models.layers.take_over import take_over
+from mmkcr.models.layers.window_attention import (
+    SizedBEiTAttention,
+    SizedGroupedAttention,
+    SizedMixMIMAttention,
+    SizedWindowAttention,
+    SizedWindowAttentionV2,
+)
 from .views import UNCALLED, attention_adapter, in_transformers, record
 
 _UTILS = 'mmpretrain.models.utils.attention'
@@ -194,17 +200,15 @@ def _along_samples(layer: nn.Module) -> list[Axis]:
             *along_outputs(layer.attention_weights, inner=samples)]
 
 
-def _usual(sized: type[nn.Module] | str | None = None, projections: tuple[str, ...] = ('qkv', ),
+def _usual(sized: type[nn.Module] | None = None, projections: tuple[str, ...] = ('qkv', ),
            **others: Any) -> dict[str, Any]:
     """Arguments of a view of layers that hold all heads, one after the other.
 
     Args:
-        sized (type | str, optional): Class of ours that computes with any number of heads; a name
-            if it is a layer of mmpretrain, too. Defaults to None: the host's own does.
+        sized (type, optional): Class of ours that computes with any number of heads. Defaults to
+            None: the host's own does.
         projections, **others: See :class:`AttentionView`.
     """
-    if isinstance(sized, str):
-        sized = getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), sized)
     if sized is not None:
         others['resize'] = partial(_resize_opened, partial(take_over, sized))
     return dict(dict(projections=projections, output='proj'), **others)
@@ -218,21 +222,19 @@ def simple_attention(*names: str, **arguments: Any) -> None:
 _MM = 'mmpretrain.models.backbones'
 _COSINES = dict(why_uncalled=UNCALLED, why_no_width='its products are cosines over the whole head')
 simple_attention(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
-                 'mmseg.models.backbones.swin.WindowMSA', sized='SizedWindowMSA')
-simple_attention(f'{_UTILS}.BEiTAttention', sized='SizedBEiTAttention')
-simple_attention('timm.models.beit.Attention', sized=SizedTimmBEiTAttention)
+                 'mmseg.models.backbones.swin.WindowMSA', sized=SizedWindowAttention)
+simple_attention(f'{_UTILS}.BEiTAttention', 'timm.models.beit.Attention', sized=SizedBEiTAttention)
 # in pre-training it has a mask of its own
-simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized='SizedMixMIMAttention')
-simple_attention(f'{_UTILS}.WindowMSAV2', sized='SizedWindowMSAV2', **_COSINES)
-simple_attention('timm.models.swin_transformer_v2.WindowAttention', sized=SizedWindowAttentionV2,
-                 **_COSINES)
+simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized=SizedMixMIMAttention)
+simple_attention(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention',
+                 sized=SizedWindowAttentionV2, **_COSINES)
 simple_attention('timm.models.swin_transformer.WindowAttention')
 simple_attention(f'{_MM}.twins.LocallyGroupedSelfAttention',
                  'mmseg.models.backbones.twins.LocallyGroupedSelfAttention',
-                 sized='SizedGroupedAttention')
-simple_attention(f'{_MM}.xcit.ClassAttntion', sized='SizedClassAttention',
+                 sized=SizedGroupedAttention)
+simple_attention(f'{_MM}.xcit.ClassAttntion', sized=SizedClassAttention,
                  projections=('q', 'k', 'v'))
-simple_attention(f'{_MM}.xcit.XCA', sized='SizedCrossCovariance',
+simple_attention(f'{_MM}.xcit.XCA', sized=SizedCrossCovariance,
                  why_no_width='its softmax is over the channels of a head')
 simple_attention(f'{_MM}.vit_sam.Attention',
                  *in_transformers(sam='SamVisionAttention', vitdet='VitDetAttention'),

@@ -8,6 +8,7 @@ from torch import nn
 
 from mmkcr.core import Unsupported
 from mmkcr.models.layers.take_over import take_over
+from mmkcr.models.layers.window_attention import SizedWindowAttention
 from . import mlps
 from .views import StreamView, stream_adapter
 
@@ -119,16 +120,12 @@ def _swin_stage(host: nn.Module, number: int) -> StreamView:
 
 
 def _resize_swin(number: int, host: nn.Module, units: int) -> None:
-    from mmpretrain.models.utils import WindowMSA
-
-    from mmkcr.models.layers.mmpretrain_attention import SizedWindowMSA
     stage = host.stages[number]
     host.num_features[number] = stage.embed_dims = units
     for block in stage.blocks:
         layer = block.attn.w_msa
-        # the heads of mmpretrain's fill the width of its input
-        if isinstance(layer, WindowMSA) and not isinstance(layer, SizedWindowMSA):
-            block.attn.w_msa = take_over(SizedWindowMSA, layer)
+        if not isinstance(layer, SizedWindowAttention):  # the heads fill the width of its input
+            block.attn.w_msa = take_over(SizedWindowAttention, layer)
         block.attn.w_msa.embed_dims = block.ffn.embed_dims = units
     if stage.downsample is not None:
         stage.downsample.in_channels = units

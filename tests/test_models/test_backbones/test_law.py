@@ -41,7 +41,7 @@ HOSTS = VisionTransformer, SwinTransformer, ResNet, MobileViT, EfficientViT
 OWN = 'local', 'num_registers', 'operator', 'qk_mask'
 #: Ours in subnets of the hosts' layers: what takes and puts channels, and attention that is
 #: narrower than its input.
-LAYERS = dict(kcr={'SlicedLayerNorm', 'Put'}, ofb={'SizedWindowMSA'})
+LAYERS = dict(kcr={'SlicedLayerNorm', 'Put'}, ofb={'SizedWindowAttention'})
 GUMBEL = [name for name, network in NETWORKS.items()
           if network.gates['type'] == 'mmkcr.GumbelChannelGate']
 every = pytest.mark.parametrize('name', NETWORKS)
