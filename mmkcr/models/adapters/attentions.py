@@ -34,14 +34,10 @@ from mmkcr.models.layers.window_attention import (
     SizedWindowAttention,
     SizedWindowAttentionV2,
 )
-from .views import UNCALLED, attention_adapter, in_transformers, record
+from .views import UNCALLED, attention_adapter, in_transformers, present, record
 
-_UTILS = 'mmpretrain.models.utils.attention'
-
-
-def _is(module: nn.Module, name: str) -> bool:
-    """Whether a module is of a class of that name, or of a subclass."""
-    return any(cls.__name__ == name for cls in type(module).__mro__)
+_MM, _UTILS = 'mmpretrain.models.backbones', 'mmpretrain.models.utils.attention'
+_APART = ('q_proj', 'k_proj', 'v_proj')
 
 
 @attention_adapter(f'{_UTILS}.MultiheadAttention')
@@ -63,30 +59,6 @@ def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return record(layer, heads, width)
 
 
-@attention_adapter('mmpretrain.models.backbones.twins.GlobalSubsampledAttention',
-                   'timm.models.pvt_v2.Attention')
-def reduced_attention(module: nn.Module) -> dict[str, Any]:
-    """Attention to a downsampled map (Twins, timm's PVT v2); the reduction has no heads."""
-    if getattr(module, 'v_shortcut', False):
-        raise Unsupported('a shortcut adds the values to the output of the attention')
-    return _usual(SizedReducedAttention, ('q', 'kv'))
-
-
-@attention_adapter('mmpretrain.models.backbones.levit.Attention',
-                   'mmpretrain.models.backbones.levit.AttentionSubsample',
-                   'mmpretrain.models.backbones.efficientformer.AttentionWithBias',
-                   f'{_UTILS}.LeAttention')
-def biased_attention(module: nn.Module) -> dict[str, Any]:
-    """LeViT's attention, also in EfficientFormer and TinyViT: wide values, biases by offset.
-
-    Queries, keys and values of one head lie next to each other in the projections' outputs.
-    """
-    normed = isinstance(module.proj, nn.Sequential)  # an activation, then a layer with its norm
-    why = 'its queries, keys and values lie side by side, head by head'
-    return dict(projections=(), output='proj.1.linear' if normed else 'proj',
-                resize=_resize_biased, of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
-
-
 def _of_whole_heads(layer: nn.Module) -> list[Axis]:
     """Axes of the biases, and of projections that keep a head's q, k and v side by side."""
     keys, values = layer.key_dim, layer.d
@@ -106,26 +78,31 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return layer
 
 
-@attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope',
-                   'timm.models.eva.EvaAttention')
+@attention_adapter('timm.layers.attention.Attention')
 def timm_attention(module: nn.Module) -> dict[str, Any]:
-    """timm's ``Attention`` and ``AttentionRope`` (ViT, DINOv2, SigLIP 2 ...) and ``EvaAttention``.
-
-    The last one is of EVA-02 and DINOv3.
-    """
+    """timm's ``Attention`` (ViT, DINOv2, SigLIP 2 ...)."""
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
     if getattr(module, 'num_kv_groups', 1) > 1:
         raise Unsupported('heads share keys and values')
-    split = module._modules.get('qkv') is None
+    split, plain = module._modules.get('qkv') is None, isinstance(module.q_norm, nn.Identity)
+    return dict(projections=_APART if split else ('qkv', ), output='proj',
+                why_no_width='' if plain else 'a norm acts over the channels of a head')
+
+
+@attention_adapter('timm.layers.attention.AttentionRope')
+def rotary_attention(module: nn.Module) -> dict[str, Any]:
+    """The same with rotary positions."""
     layout = 'half' if getattr(module, 'rotate_half', False) else 'interleaved'
-    opened, eva = partial(_open_rotary, SizedRotaryAttention, layout), _is(module, 'EvaAttention')
-    plain = isinstance(module.q_norm, nn.Identity)
-    return dict(
-        projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ), output='proj',
-        resize=partial(_resize_opened, opened) if eva else record,
-        why_no_width='' if plain else 'a norm acts over the channels of a head',
-        **(dict(rotary=layout, opened=opened) if eva or _is(module, 'AttentionRope') else {}))
+    return dict(timm_attention(module), rotary=layout,
+                opened=partial(_open_rotary, SizedRotaryAttention, layout))
+
+
+@attention_adapter('timm.models.eva.EvaAttention')
+def eva_attention(module: nn.Module) -> dict[str, Any]:
+    """The same of EVA-02 and DINOv3, whose heads fill the input's width."""
+    view = rotary_attention(module)
+    return dict(view, resize=partial(_resize_opened, view['opened']))
 
 
 def _open_rotary(cls: type[nn.Module], layout: str, layer: nn.Module) -> nn.Module:
@@ -139,32 +116,13 @@ def _resize_opened(opened: Callable[[nn.Module], nn.Module], layer: nn.Module, h
 
 
 @attention_adapter(*in_transformers(
-    vit='ViTAttention', dinov2='Dinov2Attention', clip='CLIPAttention', swin='SwinAttention',
-    dinov2_with_registers='Dinov2WithRegistersAttention', dinov3_vit='DINOv3ViTAttention',
-    siglip='SiglipAttention', siglip2='Siglip2Attention', segformer='SegformerAttention',
-    rt_detr='RTDetrSelfAttention', d_fine='DFineSelfAttention'))
-def hugging_face_attention(module: nn.Module) -> dict[str, Any]:
-    """Attention of Hugging Face's vision encoders, with separate projections."""
-    if 'q_proj' not in module._modules:
-        return _nested_attention(module)
-    rotary = _is(module, 'DINOv3ViTAttention')
+    clip='CLIPAttention', siglip='SiglipAttention', siglip2='Siglip2Attention'))
+def contrastive_attention(module: nn.Module) -> dict[str, Any]:
+    """Attention of CLIP and SigLIP, whose heads fill the input's width before v5."""
     resize = record
-    if hasattr(module, 'embed_dim') and not rotary and \
-            int(sys.modules['transformers'].__version__.split('.')[0]) < 5:
-        # heads fill the input's width
+    if int(sys.modules['transformers'].__version__.split('.')[0]) < 5:
         resize = partial(_resize_opened, partial(take_over, SizedHuggingFaceAttention))
-    opened = partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half')
-    return dict(projections=('q_proj', 'k_proj', 'v_proj'), resize=resize,
-                output='o_proj' if 'o_proj' in module._modules else 'out_proj',
-                **(dict(rotary='half', opened=opened) if rotary else {}))
-
-
-@attention_adapter(*in_transformers(flava='FlavaAttention'))
-def _nested_attention(module: nn.Module) -> dict[str, Any]:
-    """Attention of FLAVA, and of the others before v5: a nested module, then a layer."""
-    name = 'attention' if 'attention' in module._modules else 'self'
-    return dict(path=name, output='output.dense',
-                projections=tuple(f'{name}.{part}' for part in ('query', 'key', 'value')))
+    return dict(projections=_APART, output='out_proj', resize=resize)
 
 
 @attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
@@ -186,13 +144,6 @@ def _open_torch(layer: nn.Module) -> nn.Module:
     return take_over(SizedMultiheadAttention, layer, drop=drop)
 
 
-@attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
-def deformable_attention(module: nn.Module) -> dict[str, Any]:
-    """mmcv's deformable attention, whose heads sample the values at their own places."""
-    return dict(projections=('value_proj', ), output='output_proj', of_heads=_along_samples,
-                why_no_width='its heads have no queries and keys')
-
-
 def _along_samples(layer: nn.Module) -> list[Axis]:
     # samples of a query in one head: each has an (x, y) offset and a weight
     samples = layer.num_levels * layer.num_points
@@ -200,26 +151,24 @@ def _along_samples(layer: nn.Module) -> list[Axis]:
             *along_outputs(layer.attention_weights, inner=samples)]
 
 
-def _usual(sized: type[nn.Module] | None = None, projections: tuple[str, ...] = ('qkv', ),
-           **others: Any) -> dict[str, Any]:
-    """Arguments of a view of layers that hold all heads, one after the other.
+def simple_attention(*names: str, projections: tuple[str, ...] = ('qkv', ),
+                     output: str | tuple[str, ...] = 'proj', sized: type[nn.Module] | None = None,
+                     **others: Any) -> None:
+    """Register attention that holds all heads of queries, then of keys, then of values.
 
     Args:
+        *names (str): Qualified names of classes.
         sized (type, optional): Class of ours that computes with any number of heads. Defaults to
             None: the host's own does.
-        projections, **others: See :class:`AttentionView`.
+        projections, output, **others: See :class:`~mmkcr.models.adapters.views.AttentionView` and
+            :func:`~mmkcr.models.adapters.views.present`.
     """
     if sized is not None:
         others['resize'] = partial(_resize_opened, partial(take_over, sized))
-    return dict(dict(projections=projections, output='proj'), **others)
+    attention_adapter(*names)(partial(present, dict(
+        others, projections=projections, output=output)))
 
 
-def simple_attention(*names: str, **arguments: Any) -> None:
-    """Register attention whose view has always the same arguments, see :func:`_usual`."""
-    attention_adapter(*names)(lambda module: _usual(**arguments))
-
-
-_MM = 'mmpretrain.models.backbones'
 _COSINES = dict(why_uncalled=UNCALLED, why_no_width='its products are cosines over the whole head')
 simple_attention(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
                  'mmseg.models.backbones.swin.WindowMSA', sized=SizedWindowAttention)
@@ -232,6 +181,8 @@ simple_attention('timm.models.swin_transformer.WindowAttention')
 simple_attention(f'{_MM}.twins.LocallyGroupedSelfAttention',
                  'mmseg.models.backbones.twins.LocallyGroupedSelfAttention',
                  sized=SizedGroupedAttention)
+simple_attention(f'{_MM}.twins.GlobalSubsampledAttention', 'timm.models.pvt_v2.Attention',
+                 projections=('q', 'kv'), sized=SizedReducedAttention)
 simple_attention(f'{_MM}.xcit.ClassAttntion', sized=SizedClassAttention,
                  projections=('q', 'k', 'v'))
 simple_attention(f'{_MM}.xcit.XCA', sized=SizedCrossCovariance,
@@ -241,3 +192,25 @@ simple_attention(f'{_MM}.vit_sam.Attention',
                  why_no_width='its positions have channels that all heads share')
 simple_attention(f'{_MM}.vit_eva02.AttentionWithRoPE',
                  why_no_width='its positions are no rotations of pairs of channels')
+# wide values, biases by offset; an activation and a layer with its norm may end it
+simple_attention(f'{_MM}.levit.Attention', f'{_MM}.levit.AttentionSubsample',
+                 f'{_MM}.efficientformer.AttentionWithBias', f'{_UTILS}.LeAttention',
+                 projections=(), output=('proj.1.linear', 'proj'), resize=_resize_biased,
+                 of_heads=_of_whole_heads, **dict.fromkeys(
+                     ('why_no_width', 'why_uncalled'),
+                     'its queries, keys and values lie side by side, head by head'))
+# its heads sample the values at their own places
+simple_attention('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention',
+                 projections=('value_proj', ), output='output_proj', of_heads=_along_samples,
+                 why_no_width='its heads have no queries and keys')
+# before v5 a module of projections, then a layer
+simple_attention(*in_transformers(
+    vit='ViTAttention', dinov2='Dinov2Attention', swin='SwinAttention', flava='FlavaAttention',
+    dinov2_with_registers='Dinov2WithRegistersAttention', segformer='SegformerAttention',
+    rt_detr='RTDetrSelfAttention', d_fine='DFineSelfAttention'),
+    path=('attention', 'self'), output=('o_proj', 'out_proj', 'output.dense'),
+    projections=_APART + tuple(f'{name}.{part}' for name in ('attention', 'self')
+                               for part in ('query', 'key', 'value')))
+simple_attention(*in_transformers(dinov3_vit='DINOv3ViTAttention'), projections=_APART,
+                 output='o_proj', rotary='half',
+                 opened=partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half'))

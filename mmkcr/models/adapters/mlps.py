@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Unsupported
-from .views import in_transformers, mlp_adapter
+from .views import in_transformers, mlp_adapter, present
 
 _MM = 'mmpretrain.models.backbones'
 _TIMM = 'timm.layers.mlp'
@@ -19,27 +19,14 @@ _NORMED = dict(why_no_channels='a norm follows its last layer')
 _TWICE = dict(why_no_channels='its dropout is called twice, which leaves no place behind it')
 
 
-def simple_mlp(*names: str, inputs: Sequence[str] = ('fc1', ), output: str | Sequence[str] = 'fc2',
-               **others: Any) -> None:
-    """Register MLPs whose parts have fixed local paths.
+def simple_mlp(*names: str, inputs: tuple[str, ...] = ('fc1', ),
+               output: str | tuple[str, ...] = 'fc2', **others: Any) -> None:
+    """Register MLPs whose parts have fixed local paths; without inputs it is none.
 
-    Paths that a module does not have, or as an identity, are left out; without inputs it is no MLP.
-    Arguments are those of :class:`~mmkcr.models.adapters.views.MLPView`, but ``output`` may be
-    several, of which a module has one.
+    Arguments are those of :class:`~mmkcr.models.adapters.views.MLPView`, see
+    :func:`~mmkcr.models.adapters.views.present`.
     """
-    mlp_adapter(*names)(partial(_simple, dict(others, inputs=inputs, output=output)))
-
-
-def _simple(arguments: dict[str, Any], module: nn.Module) -> Any:
-    def there(paths: Sequence[str]) -> tuple[str, ...]:
-        return tuple(path for path in paths if path in parts)
-
-    parts = {path for path, part in module.named_modules() if not isinstance(part, nn.Identity)}
-    view = {key: there(value) if isinstance(value, tuple) else value
-            for key, value in arguments.items()}
-    view['hidden_norm'] = ''.join(there([view.get('hidden_norm', '')]))
-    view['output'] = ''.join(view['output'])
-    return view if view['inputs'] else []
+    mlp_adapter(*names)(partial(present, dict(others, inputs=inputs, output=output)))
 
 
 @mlp_adapter('mmcv.cnn.bricks.transformer.FFN', f'{_MM}.deit3.DeiT3FFN')
@@ -55,8 +42,8 @@ def ffn(module: nn.Module) -> dict[str, Any]:
 def timm_mlp(module: nn.Module) -> dict[str, Any]:
     """timm's ``Mlp``, ``GluMlp`` (gate and value in one layer) and ``SwiGLU``."""
     maps = _MAPS if isinstance(module.fc2, nn.Conv2d) else {}
-    return _simple(dict(maps, inputs=('fc1_g', 'fc1_x', 'fc1'), output='fc2', after='drop2',
-                        hidden_norm='norm'), module)
+    return present(dict(maps, inputs=('fc1_g', 'fc1_x', 'fc1'), output='fc2', after='drop2',
+                        hidden_norm=('norm', )), module)
 
 
 @mlp_adapter('mmseg.models.backbones.mit.MixFFN', 'mmdet.models.backbones.pvt.MixFFN')
@@ -147,7 +134,7 @@ def d_fine_mlp(module: nn.Module) -> Any:
 
 # of DINOv2 and EVA-02, with a norm over the hidden layer or without
 simple_mlp('mmpretrain.models.utils.swiglu_ffn.SwiGLUFFN', inputs=('w12', ), output='w3',
-           after='dropout_layer', scales=('gamma2', ), hidden_norm='norm')
+           after='dropout_layer', scales=('gamma2', ), hidden_norm=('norm', ))
 simple_mlp(f'{_MM}.mvit.MLP')
 simple_mlp(f'{_MM}.efficientformer.LinearMlp', after='drop2')
 simple_mlp(f'{_MM}.efficientformer.ConvMlp', between=('norm1', ), **_TWICE)

@@ -8,7 +8,7 @@ that an adapter gives at its module.
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -296,6 +296,20 @@ def in_transformers(**classes: str) -> list[str]:
     """Qualified names of classes of ``transformers``, separated by blanks, by their model."""
     return [f'transformers.models.{model}.modeling_{model}.{name}'
             for model, names in classes.items() for name in names.split()]
+
+
+def present(arguments: Mapping[str, Any], module: nn.Module) -> Any:
+    """Arguments of a view with those paths of tuples that a module has, not as an identity.
+
+    A single path is the first of a tuple that is there.
+    """
+    there = {path for path, part in module.named_modules() if not isinstance(part, nn.Identity)}
+    view = {key: tuple(path for path in value if path in there) if isinstance(value, tuple)
+            else value for key, value in arguments.items()}
+    for key in {'path', 'output', 'hidden_norm'} & view.keys():
+        if isinstance(view[key], tuple):
+            view[key] = next(iter(view[key]), '')
+    return view if view.get('inputs', True) else []
 
 
 def known_hosts() -> list[str]:

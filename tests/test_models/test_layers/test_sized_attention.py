@@ -18,7 +18,7 @@ from timm.models.eva import EvaAttention
 from timm.models.swin_transformer_v2 import WindowAttention
 from torch import nn
 
-from mmkcr.models.adapters.attentions import timm_attention, torch_attention
+from mmkcr.models.adapters.attentions import rotary_attention, torch_attention
 from mmkcr.models.layers.plain import make_plain
 from mmkcr.models.layers.sized_attention import SizedMultiheadAttention
 from mmkcr.models.layers.take_over import take_over
@@ -45,7 +45,7 @@ def test_grouped_attention_is_the_hosts_where_windows_do_not_fit(size):
 @pytest.mark.parametrize('cls', [EvaAttention, AttentionRope])
 def test_rotary_attention_is_the_hosts_where_it_is_causal(cls):
     host = cls(16, 4, scale_norm=False).double().eval()
-    ours = timm_attention(host)['opened'](copy.deepcopy(host))
+    ours = rotary_attention(host)['opened'](copy.deepcopy(host))
     tokens, rope = (torch.randn(*size, dtype=torch.float64) for size in ((2, 9, 16), (8, 8)))
     for causal in (False, True):
         torch.testing.assert_close(ours(tokens, rope=rope, is_causal=causal),
