@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmpretrain.models import MobileViT, ResNet, SwinTransformer, VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmkcr.models.searchable import SearchableBackbone
 from mmkcr.registry import MODELS
@@ -173,6 +173,11 @@ class _WithTokens:
     #: Site of the width that patches are embedded in.
     embedding_site = 'patch_embed.embedding'
 
+    @property
+    def last_norm(self) -> nn.Module:
+        """The norm whose outputs are the normalised tokens, if there is one."""
+        return self.ln1 if hasattr(self, 'ln1') else getattr(self, f'norm{self.num_layers - 1}')
+
     def token_map(self, tokens: Tensor, hw: tuple) -> Tensor:
         """Normalised tokens (B, N, present) as a map (B, dense width, h, w)."""
         last = [site for site in self.search_space.sites.values() if site.kind == 'embedding'][-1]
@@ -184,20 +189,10 @@ class _WithTokens:
 class OFBVisionTransformer(ViTKeys, _WithTokens, OFBBackbone, VisionTransformer):
     """mmpretrain's ``VisionTransformer`` with the search space of Once-for-Both."""
 
-    @property
-    def last_norm(self) -> Any:
-        """The norm whose outputs are the normalised tokens."""
-        return self.ln1
-
 
 @MODELS.register_module()
 class OFBSwinTransformer(_WithTokens, UpgradedSwinKeys, OFBBackbone, SwinTransformer):
     """mmpretrain's ``SwinTransformer`` with the search space of Once-for-Both."""
-
-    @property
-    def last_norm(self) -> Any:
-        """The norm whose outputs are the normalised tokens."""
-        return getattr(self, f'norm{self.num_layers - 1}')
 
 
 @MODELS.register_module()
