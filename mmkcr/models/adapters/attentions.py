@@ -15,25 +15,9 @@ from torch import nn
 
 from mmkcr.core import Axis, Unsupported
 from mmkcr.core.axes import along_outputs
-from mmkcr.models.layers.sized_attention import (
-    Rotary,
-    Sized,
-    SizedClassAttention,
-    SizedCrossCovariance,
-    SizedHuggingFaceAttention,
-    SizedHuggingFaceRotaryAttention,
-    SizedMultiheadAttention,
-    SizedReducedAttention,
-    SizedRotaryAttention,
-)
+from mmkcr.models.layers import sized_attention as ours
+from mmkcr.models.layers import window_attention as windows
 from mmkcr.models.layers.take_over import take_over
-from mmkcr.models.layers.window_attention import (
-    SizedBEiTAttention,
-    SizedGroupedAttention,
-    SizedMixMIMAttention,
-    SizedWindowAttention,
-    SizedWindowAttentionV2,
-)
 from .views import UNCALLED, attention_adapter, in_transformers, present, record
 
 _MM, _UTILS = 'mmpretrain.models.backbones', 'mmpretrain.models.utils.attention'
@@ -95,7 +79,7 @@ def rotary_attention(module: nn.Module) -> dict[str, Any]:
     """The same with rotary positions."""
     layout = 'half' if getattr(module, 'rotate_half', False) else 'interleaved'
     return dict(timm_attention(module), rotary=layout,
-                opened=partial(_open_rotary, SizedRotaryAttention, layout))
+                opened=partial(_open_rotary, ours.SizedRotaryAttention, layout))
 
 
 @attention_adapter('timm.models.eva.EvaAttention')
@@ -106,13 +90,13 @@ def eva_attention(module: nn.Module) -> dict[str, Any]:
 
 
 def _open_rotary(cls: type[nn.Module], layout: str, layer: nn.Module) -> nn.Module:
-    return take_over(cls, layer, rotary=Rotary(layout))
+    return take_over(cls, layer, rotary=ours.Rotary(layout))
 
 
 def _resize_opened(opened: Callable[[nn.Module], nn.Module], layer: nn.Module, heads: int,
                    width: int) -> nn.Module:
     """Replace the layer, unless it is one of ours, by one that computes with any heads."""
-    return record(layer if isinstance(layer, Sized) else opened(layer), heads, width)
+    return record(layer if isinstance(layer, ours.Sized) else opened(layer), heads, width)
 
 
 @attention_adapter(*in_transformers(
@@ -121,7 +105,7 @@ def contrastive_attention(module: nn.Module) -> dict[str, Any]:
     """Attention of CLIP and SigLIP, whose heads fill the input's width before v5."""
     resize = record
     if int(sys.modules['transformers'].__version__.split('.')[0]) < 5:
-        resize = partial(_resize_opened, partial(take_over, SizedHuggingFaceAttention))
+        resize = partial(_resize_opened, partial(take_over, ours.SizedHuggingFaceAttention))
     return dict(projections=_APART, output='out_proj', resize=resize)
 
 
@@ -129,7 +113,7 @@ def contrastive_attention(module: nn.Module) -> dict[str, Any]:
 def torch_attention(module: nn.Module) -> dict[str, Any]:
     """mmcv's attention around ``nn.MultiheadAttention`` (DETR, DINO, Mask2Former ...)."""
     inner = module.attn
-    if type(inner) not in (nn.MultiheadAttention, SizedMultiheadAttention):
+    if type(inner) not in (nn.MultiheadAttention, ours.SizedMultiheadAttention):
         raise Unsupported(f'`{type(inner).__name__}` has no adapter')
     if inner.in_proj_weight is None or inner.bias_k is not None or inner.add_zero_attn or \
             inner.batch_first:
@@ -141,7 +125,7 @@ def torch_attention(module: nn.Module) -> dict[str, Any]:
 
 def _open_torch(layer: nn.Module) -> nn.Module:
     drop = nn.Dropout(layer.dropout).train(layer.training)
-    return take_over(SizedMultiheadAttention, layer, drop=drop)
+    return take_over(ours.SizedMultiheadAttention, layer, drop=drop)
 
 
 def _along_samples(layer: nn.Module) -> list[Axis]:
@@ -171,21 +155,22 @@ def simple_attention(*names: str, projections: tuple[str, ...] = ('qkv', ),
 
 _COSINES = dict(why_uncalled=UNCALLED, why_no_width='its products are cosines over the whole head')
 simple_attention(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
-                 'mmseg.models.backbones.swin.WindowMSA', sized=SizedWindowAttention)
-simple_attention(f'{_UTILS}.BEiTAttention', 'timm.models.beit.Attention', sized=SizedBEiTAttention)
+                 'mmseg.models.backbones.swin.WindowMSA', sized=windows.SizedWindowAttention)
+simple_attention(f'{_UTILS}.BEiTAttention', 'timm.models.beit.Attention',
+                 sized=windows.SizedBEiTAttention)
 # in pre-training it has a mask of its own
-simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized=SizedMixMIMAttention)
+simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized=windows.SizedMixMIMAttention)
 simple_attention(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention',
-                 sized=SizedWindowAttentionV2, **_COSINES)
+                 sized=windows.SizedWindowAttentionV2, **_COSINES)
 simple_attention('timm.models.swin_transformer.WindowAttention')
 simple_attention(f'{_MM}.twins.LocallyGroupedSelfAttention',
                  'mmseg.models.backbones.twins.LocallyGroupedSelfAttention',
-                 sized=SizedGroupedAttention)
+                 sized=windows.SizedGroupedAttention)
 simple_attention(f'{_MM}.twins.GlobalSubsampledAttention', 'timm.models.pvt_v2.Attention',
-                 projections=('q', 'kv'), sized=SizedReducedAttention)
-simple_attention(f'{_MM}.xcit.ClassAttntion', sized=SizedClassAttention,
+                 projections=('q', 'kv'), sized=ours.SizedReducedAttention)
+simple_attention(f'{_MM}.xcit.ClassAttntion', sized=ours.SizedClassAttention,
                  projections=('q', 'k', 'v'))
-simple_attention(f'{_MM}.xcit.XCA', sized=SizedCrossCovariance,
+simple_attention(f'{_MM}.xcit.XCA', sized=ours.SizedCrossCovariance,
                  why_no_width='its softmax is over the channels of a head')
 simple_attention(f'{_MM}.vit_sam.Attention',
                  *in_transformers(sam='SamVisionAttention', vitdet='VitDetAttention'),
@@ -213,4 +198,4 @@ simple_attention(*in_transformers(
                                for part in ('query', 'key', 'value')))
 simple_attention(*in_transformers(dinov3_vit='DINOv3ViTAttention'), projections=_APART,
                  output='o_proj', rotary='half',
-                 opened=partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half'))
+                 opened=partial(_open_rotary, ours.SizedHuggingFaceRotaryAttention, 'half'))

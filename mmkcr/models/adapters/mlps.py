@@ -105,23 +105,18 @@ def bottleneck(module: nn.Module) -> list[dict[str, Any]]:
 @mlp_adapter('mmkcr.models.backbones.efficientvit.MBConv')
 def mbconv(module: nn.Module) -> dict[str, Any]:
     """EfficientViT's inverted bottleneck; it reads the stream itself, without a norm."""
-    norms = {name: f'{name}.{conv.norm_name}' for name, conv in module.named_children()
-             if getattr(conv, 'with_norm', False)}
-    for name in ('inverted_conv', 'depth_conv'):
-        if name in norms:
-            plain_norm(module.get_submodule(norms[name]))
-    between = (norms.get('inverted_conv'), 'depth_conv.conv', norms.get('depth_conv'))
-    view = dict(inputs=('inverted_conv.conv', ), between=tuple(filter(None, between)),
-                output='point_conv.conv')
+    for conv in (module.inverted_conv, module.depth_conv):
+        if conv.with_norm:
+            plain_norm(conv.norm)
+    why, last = '', module.point_conv
     if not module.residual:
-        return dict(view, why_no_channels='it has no identity')
-    last = norms.get('point_conv')
-    try:
-        if last:
-            plain_norm(module.get_submodule(last))
-    except Unsupported as reason:
-        return dict(view, why_no_channels=str(reason))
-    return dict(view, norm='before', after='after', scales=(last, ) if last else ())
+        why = 'it has no identity'
+    elif last.with_norm and not isinstance(last.norm, _BatchNorm):
+        why = f'a `{type(last.norm).__name__}` mixes the channels'
+    return present(dict(
+        inputs=('inverted_conv.conv', ), output='point_conv.conv', why_no_channels=why,
+        between=('inverted_conv.bn', 'depth_conv.conv', 'depth_conv.bn'), norm='before',
+        after='after', scales=('point_conv.bn', )), module)
 
 
 @mlp_adapter(*in_transformers(d_fine='DFineMLP'))
