@@ -140,12 +140,9 @@ def simple_attention(*names: str, projections: tuple[str, ...] = ('qkv', ),
                      **others: Any) -> None:
     """Register attention that holds all heads of queries, then of keys, then of values.
 
-    Args:
-        *names (str): Qualified names of classes.
-        sized (type, optional): Class of ours that computes with any number of heads. Defaults to
-            None: the host's own does.
-        projections, output, **others: See :class:`~mmkcr.models.adapters.views.AttentionView` and
-            :func:`~mmkcr.models.adapters.views.present`.
+    ``sized`` is a class of ours that computes with any number of heads, if the host's own does not;
+    all else is of :class:`~mmkcr.models.adapters.views.AttentionView`, see
+    :func:`~mmkcr.models.adapters.views.present`.
     """
     if sized is not None:
         others['resize'] = partial(_resize_opened, partial(take_over, sized))

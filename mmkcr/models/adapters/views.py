@@ -58,7 +58,7 @@ class MLPView(View):
     """An MLP: projections into a hidden layer, and one out of it.
 
     Args:
-        inputs (tuple[str, ...]): Projections (linear, or convolutions) into the hidden layer; gate
+        inputs (tuple[str, ...]): Projections into the hidden layer, linear or convolutions; gate
             and value may be the outputs of one, one after the other.
         output (str): The projection out of it.
         between (tuple[str, ...]): Depthwise convolutions and batch norms on hidden channels.
@@ -67,7 +67,7 @@ class MLPView(View):
         after (str): A module without parameters that is called exactly once, between the output
             projection and the residual sum.
         scales (tuple[str, ...]): Channelwise factors between output projection and ``after``.
-        why_no_channels (str): Why input and output channels cannot be selected, or ''.
+        why_no_channels (str): Why input and output channels cannot be selected.
         width (str): Attribute of the module that records the hidden width.
     """
 
@@ -151,25 +151,24 @@ class AttentionView(View):
     Args:
         projections (tuple[str, ...]): Layers of queries, keys and values, fused or not.
         output (str): The projection that reads the heads' outputs; called as a module.
-        heads (int): H. Defaults to 0: what the module records.
+        heads (int): H, if the module does not record it.
         width (int): d, as the output projection shows it.
         fused (tuple[int, ...]): For each projection, how many of queries, keys and values it
             holds, all heads of one after those of the other, as its weight shows: (3, ) for one
             layer ``qkv``, (1, 2) for queries alone, keys and values together.
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
-            module that computes with them, itself or one of another class.
-        extra (Callable): Takes the module; returns further axes with channels as units (biases,
-            tables of positions), as :class:`~mmkcr.core.Axis`.
-        why_no_width (str): Why heads cannot become narrower, or ''.
+            module that computes with them.
+        extra, of_heads (Callable): Take the module; return further axes, as
+            :class:`~mmkcr.core.Axis`, with channels as units (biases, tables of positions), or
+            with heads as units.
+        why_no_width (str): Why heads cannot become narrower.
         why_uncalled (str): Why the projections are not called as modules, so that no hook sees
-            queries and keys. Defaults to '': they are, unless the layer has a ``q_bias``.
-        of_heads (Callable, optional): Takes the module; returns further axes with heads as units.
+            queries and keys; known of a layer with a ``q_bias``.
         opened (Callable, optional): Takes the module; returns one of
             :mod:`~mmkcr.models.layers.sized_attention` that computes the same and calls its output
-            projection as a module, and with rotary positions a child ``rotary``. Defaults to None:
-            the module does so itself.
+            projection as a module, and with rotary positions a child ``rotary``.
         rotary (str): Which channels of queries and keys rotary positions turn as a pair, see
-            :func:`~mmkcr.functional.attention_refit.rotary_pairs`; '' if there are none.
+            :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
     """
 
     projections: tuple[str, ...]
@@ -201,11 +200,10 @@ class Reads(NamedTuple):
     """A layer that reads channels.
 
     Args:
-        path (str): Path of a linear layer or convolution, from the host.
+        path (str): A linear layer or convolution.
         inner (int): Consecutive inputs of one channel (49 of a flattened 7 x 7 map).
         before (tuple[int | str, ...], optional): For a layer that reads a concatenation: what
-            comes before these channels, as numbers of channels or paths of the layers that write
-            them. Defaults to None: it reads nothing else.
+            comes before these channels, as numbers of channels or paths of their writers.
     """
 
     path: str
@@ -221,8 +219,8 @@ class ChannelView(View):
         writers (tuple[str, ...]): Linear layers and convolutions; the first names the site.
         readers (tuple[Reads, ...]): The layers that read them; there must be no others.
         norms (tuple[str, ...]): Norm behind each writer; '' where there is none.
-        resize (Callable, optional): Takes the module of the adapter and the number of channels
-            that are left; sets attributes that depend on it.
+        resize (Callable, optional): Takes the adapter's module and the number of channels that are
+            left; sets attributes that depend on it.
     """
 
     writers: tuple[str, ...]
@@ -238,8 +236,8 @@ class StreamView(View):
     Args:
         total (int): Channels.
         writers (tuple[str, ...]): Linear layers and convolutions.
-        readers (tuple[tuple[str, int], ...]): Layers that read the channels, and their
-            consecutive inputs of one channel.
+        readers, norms (tuple[tuple[str, int], ...]): Layers that read the channels, layer norms
+            over them, and their consecutive entries of one channel.
         masked (tuple[tuple[str, int], ...]): Modules whose output the stream's mask multiplies,
             with the channel dimension.
         folds (tuple[str, ...]): Of writers, scales and norms, those that the mask can be folded
@@ -247,12 +245,8 @@ class StreamView(View):
         places (tuple[int, ...]): Positions, in the tuple that the host returns, of features with
             these channels.
         scales (tuple[str, ...]): Channelwise factors and batch norms.
-        norms (tuple[tuple[str, int], ...]): Layer norms over the stream, and their consecutive
-            entries of one channel.
-        tokens (tuple[str, ...]): Parameters of the host that start the stream, each (1, tokens,
-            channels).
-        resize (Callable, optional): Takes the host and the number of channels that are left; sets
-            attributes that record it.
+        tokens (tuple[str, ...]): Parameters of the host that start it, (1, tokens, channels) each.
+        resize (Callable, optional): As of :class:`ChannelView`, of the host.
     """
 
     total: int

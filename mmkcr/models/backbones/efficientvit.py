@@ -17,13 +17,7 @@ from mmkcr.registry import MODELS
 
 
 class DSConv(BaseModule):
-    """Depthwise separable convolution with a residual connection.
-
-    Args:
-        channels (int): C.
-        norm_cfg (dict): Norm after each convolution.
-        act_cfg (dict): Activation after the depthwise convolution.
-    """
+    """Depthwise separable convolution with a residual connection."""
 
     def __init__(self, channels: int, norm_cfg: Mapping, act_cfg: Mapping) -> None:
         super().__init__()
@@ -39,14 +33,8 @@ class DSConv(BaseModule):
 class MBConv(BaseModule):
     """Inverted bottleneck: expanding, depthwise and pointwise convolution.
 
-    Args:
-        in_channels (int): Input channels.
-        out_channels (int): Output channels.
-        expand_ratio (float): Ratio of hidden to input channels.
-        norm_cfg, act_cfg: As of :class:`DSConv`, also of the first convolution.
-        stride (int): Of the depthwise convolution; with 1 the input is added. Defaults to 1.
-        fewer_norm (bool): Biases instead of norms after the first two convolutions, as in the
-            stages with attention. Defaults to False.
+    With a ``stride`` of 1 the input is added. ``fewer_norm`` puts biases instead of norms after the
+    first two convolutions, as in the stages with attention.
     """
 
     def __init__(self, in_channels: int, out_channels: int, expand_ratio: float,

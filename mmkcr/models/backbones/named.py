@@ -101,20 +101,20 @@ class DCSBackbone(SearchableBackbone):
     """
 
     method = 'dcs'
+    #: Arguments that hosts lack and their defaults; a structure records those that differ.
+    own: Mapping[str, Any] = dict(outputs=True, qk_mask=dict(type='mmkcr.QKMask'))
 
     def __init__(self, *args: Any,
                  qk_mask: Mapping[str, Any] | None = dict(type='mmkcr.QKMask'),
                  outputs: bool = True, **kwargs: Any) -> None:
-        self.qk_mask, self.outputs = qk_mask, outputs
+        self.qk_mask, self.outputs = None if qk_mask is None else dict(qk_mask), outputs
         masks = [] if qk_mask is None else [dict(qk_mask, kind='qk_mask')]
         self.kinds = [*masks, *(self.kinds if outputs else ())]
         super().__init__(*args, **kwargs)
 
     def _own_arguments(self) -> dict[str, Any]:
-        given = {} if self.outputs else dict(outputs=False)
-        if self.qk_mask is None or dict(self.qk_mask) != dict(type='mmkcr.QKMask'):
-            given['qk_mask'] = None if self.qk_mask is None else dict(self.qk_mask)
-        return given
+        return {name: getattr(self, name) for name, default in self.own.items()
+                if getattr(self, name) != default}
 
 
 @MODELS.register_module()
@@ -122,22 +122,19 @@ class DCSEfficientViT(DCSBackbone, EfficientViT):
     """:class:`EfficientViT` with DCS-Transformer blocks (DCS, appendix A).
 
     Args:
-        *args: See :class:`EfficientViT`.
+        *args, **kwargs: See :class:`EfficientViT` and :class:`DCSBackbone`.
         local (bool): Also select the channels of the bottleneck after every attention, which is
             this network's MLP. The projections alone hold a twelfth of B1's MACs, which is less
             than the paper's subnet saves. Defaults to False.
-        **kwargs: See :class:`DCSBackbone`.
     """
 
     kinds = ('attention_outputs', )
+    own = dict(DCSBackbone.own, local=False)
 
     def __init__(self, *args: Any, local: bool = False, **kwargs: Any) -> None:
-        self.select_local = local
+        self.local = local
         self.kinds = [*self.kinds, *(KCREfficientViT.kinds if local else ())]
         super().__init__(*args, **kwargs)
-
-    def _own_arguments(self) -> dict[str, Any]:
-        return {**super()._own_arguments(), **(dict(local=True) if self.select_local else {})}
 
 
 @MODELS.register_module()

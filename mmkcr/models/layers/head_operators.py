@@ -66,12 +66,7 @@ class TokenExchange(nn.Module):
 
 
 class HeadOperator(AddedLayer, metaclass=ABCMeta):
-    """Computes the output of s heads from the tokens, without attention.
-
-    Args:
-        heads (int): s.
-        head_dims (int): d.
-        extra (int): E. Defaults to 0.
+    """Computes the output of s heads from the tokens, of which E are extra ones, without attention.
     """
 
     #: Whether the heads are mixed into one.
@@ -95,14 +90,9 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
         """Compute the weights that do not depend on the image: as they are, or of one head.
 
         They are ``value``, ``bias``, ``columns`` (D, C) and, for full convolutions, ``kernel``
-        (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
-
-        Args:
-            weight (Tensor, optional): Weight of the values, shape (s * d, D).
-            bias (Tensor, optional): Bias of the values, shape (s * d,).
-            columns (Tensor): Columns of the output projection, shape (D, s * d).
-            chosen (Tensor, optional): How far each head is replaced, in [0, 1], shape (s,).
-                An ensemble is over the replaced heads. Defaults to all.
+        (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3). They come from weight (s * d, D) and
+        bias of the values, and columns (D, s * d) of the output projection. An ensemble is over
+        the heads as far as they are replaced, ``chosen`` (s,) in [0, 1]; by default over all.
         """
         if self.ensembled:
             shares = self.shares(chosen).reshape(self.heads, -1).mean(1)  # over the taps, if any
@@ -181,7 +171,7 @@ class DepthwiseHeads(HeadOperator):
     """DW[all]: a depthwise 3 x 3 convolution of the values (equation 11).
 
     It has stride 1, zero padding and a bias, but no activation, norm or scale. It starts as a
-    normalised Gaussian of sigma 1 with bias 0. Arguments as in :class:`HeadOperator`.
+    normalised Gaussian of sigma 1 with bias 0.
     """
 
     plain = reads_values = True
@@ -358,11 +348,7 @@ def folded_name(name: str) -> str:
 
 
 def head_operator(name: str) -> type[HeadOperator]:
-    """The operator class of a name.
-
-    Raises:
-        ValueError: No operator has this name.
-    """
+    """The operator class of a name, or a ``ValueError``."""
     if name not in OPERATORS:
         raise ValueError(f'expected an operator for heads among {sorted(OPERATORS)}, found '
                          f'{name!r}')

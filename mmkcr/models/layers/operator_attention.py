@@ -20,10 +20,7 @@ from .take_over import take_over
 class TokenGrid:
     """Layout of the current batch's tokens, for modules that only see a sequence.
 
-    Args:
-        extra (int): E, tokens before the patches. Defaults to 0.
-        hw (tuple[int, int], optional): h and w. Defaults to None: :meth:`record`, a hook on the
-            patch embedding, sets them for every batch.
+    It is E, the tokens before the patches, and h and w, which :meth:`record` sets for every batch.
     """
 
     def __init__(self, extra: int = 0, hw: tuple[int, int] | None = None) -> None:
