@@ -57,7 +57,6 @@ def subnet(cls, seed=0, target=0.8, shape=SHAPE, gates=GATES, **kwargs):
     (models.KCRVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), GATES),
     (models.OFBVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), OPTIONS),
     (models.KCRSwinTransformer, dict(SWIN, **PADDED), GATES),
-    (models.KCRSwinTransformer, dict(SWIN, **PADDED, fused_attention=True), GATES),
     (models.OFBSwinTransformer, dict(SWIN, **PADDED), OPTIONS), (models.OFBResNet, RESNET, OPTIONS),
     (models.DCSMobileViT, MOBILE, GATES), (models.KCREfficientViT, EFFICIENT, GATES),
     (models.DCSEfficientViT, dict(EFFICIENT, local=True), GATES)])
@@ -395,9 +394,9 @@ def test_heads_with_a_scale_of_their_own(tmp_path):
     assert 'Dropout' not in {node.op_type for node in onnx.load(report.path).graph.node}
 
 
-def test_embedding_of_fused_window_attention(tmp_path):
+def test_embedding_of_window_attention(tmp_path):
     torch.manual_seed(0)
-    model = models.KCRSwinTransformer(**SWIN, out_indices=(1, ), fused_attention=True)
+    model = models.KCRSwinTransformer(**SWIN, out_indices=(1, ))
     space = SearchSpace(model, ['embedding'])
     space.slice_to(space.structure_for({
         name: torch.arange(total // 2) for name, total in space.totals().items()}))

@@ -79,7 +79,7 @@ def adapters(path: Path) -> dict[str, int]:
         if any(name in _REGISTRARS for name in names):
             found[node.name] = node.end_lineno - node.decorator_list[0].lineno + 1
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and \
-                getattr(node.value.func, 'id', '') == 'simple_mlp':
+                getattr(node.value.func, 'id', '') in ('simple_mlp', 'simple_attention'):
             found[ast.unparse(node.value.args[0])] = node.end_lineno - node.lineno + 1
     return found
 

@@ -158,7 +158,6 @@ def pyramid_of_two_stages(module: nn.Module) -> list[View]:
     """What a feature pyramid passes to the region proposals and to the heads on regions."""
     neck, head = getattr(module, 'neck', None), module.roi_head
     _only(neck, 'FPN', 'PAFPN')
-    _only(module.rpn_head, 'RPNHead')
     if neck.add_extra_convs or head.with_shared_head:
         raise Unsupported('a feature pyramid with convolutions for more levels, or one that a '
                           'shared head reads')
@@ -170,21 +169,25 @@ def pyramid_of_two_stages(module: nn.Module) -> list[View]:
                 raise Unsupported(f'a feature pyramid that `{name}` may read')
     # one set of heads reads all levels, so all output convolutions share their channels
     convs = [f'neck.{conv}' for conv in _convs(neck, 'fpn_convs')]
-    readers = [Reads('rpn_head.rpn_conv' if isinstance(module.rpn_head.rpn_conv, nn.Conv2d) else
-                     'rpn_head.rpn_conv.0.conv')]
+    readers = [Reads(f'rpn_head.{_first(rpn_head(module.rpn_head))}')]
     if type(neck).__name__ == 'PAFPN':  # its levels are summed up once more
-        for name in ('downsample_convs', 'pafpn_convs'):
-            more = [f'neck.{conv}' for conv in _convs(neck, name)]
-            convs += more
-            readers += [Reads(f'{conv}.conv') for conv in more]
+        more = [f'neck.{conv}' for name in ('downsample_convs', 'pafpn_convs')
+                for conv in _convs(neck, name)]
+        convs += more
+        readers += [Reads(f'{conv}.conv') for conv in more]
     for name, adapter in (('bbox_head', box_head), ('mask_head', mask_head)):
         inner = getattr(head, name, None)
         several = isinstance(inner, nn.ModuleList)
-        for place, one in enumerate(inner if several else [inner] if inner is not None else []):
-            first = adapter(one)[0]['writers'][0]  # or says what is not supported
+        for place, one in enumerate(inner if several else filter(None, [inner])):
+            first = _first(adapter(one))  # or says what is not supported
             area = one.roi_feat_area if first == 'shared_fcs.0' and not one.with_avg_pool else 1
             readers.append(Reads(f'roi_head.{name}.{f"{place}." if several else ""}{first}', area))
     return [_view(module, convs, readers, resize=_resize_regions)]
+
+
+def _first(views: Sequence[View]) -> str:
+    """Path of the layer that reads what the module is given."""
+    return views[0]['writers'][0]
 
 
 def _resize_regions(module: nn.Module, channels: int) -> None:

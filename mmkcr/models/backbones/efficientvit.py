@@ -1,18 +1,59 @@
-"""EfficientViT of MIT (Cai et al. 2023), B0 to B3."""
+"""EfficientViT of MIT (Cai et al. 2023), B0 to B3.
+
+Shapes: B batch, C channels, H x W positions.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule, ModuleList, Sequential
 from mmpretrain.models.backbones.base_backbone import BaseBackbone
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.models.layers.lite_mla import LiteMLA
-from mmkcr.models.layers.mbconv import DSConv, MBConv
 from mmkcr.registry import MODELS
+
+
+class DSConv(BaseModule):
+    """Depthwise separable convolution with a residual connection."""
+
+    def __init__(self, channels: int, norm_cfg: Mapping, act_cfg: Mapping) -> None:
+        super().__init__()
+        self.depth_conv = ConvModule(channels, channels, 3, 1, 1, groups=channels,
+                                     norm_cfg=norm_cfg, act_cfg=act_cfg)
+        self.point_conv = ConvModule(channels, channels, 1, norm_cfg=norm_cfg, act_cfg=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape."""
+        return x + self.point_conv(self.depth_conv(x))
+
+
+class MBConv(BaseModule):
+    """Inverted bottleneck: expanding, depthwise and pointwise convolution.
+
+    With a ``stride`` of 1 the input is added. ``fewer_norm`` puts biases instead of norms after the
+    first two convolutions, as in the stages with attention.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, expand_ratio: float,
+                 norm_cfg: Mapping, act_cfg: Mapping, stride: int = 1,
+                 fewer_norm: bool = False) -> None:
+        super().__init__()
+        self.residual = stride == 1
+        hidden = round(in_channels * expand_ratio)
+        inner = dict(norm_cfg=None if fewer_norm else norm_cfg, act_cfg=act_cfg, bias=fewer_norm)
+        self.inverted_conv = ConvModule(in_channels, hidden, 1, **inner)
+        self.depth_conv = ConvModule(hidden, hidden, 3, stride, 1, groups=hidden, **inner)
+        self.point_conv = ConvModule(hidden, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None)
+        # in a subnet: take the kept channels of the stream, and put them back at their positions
+        self.before, self.after = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C', H', W')."""
+        out = self.after(self.point_conv(self.depth_conv(self.inverted_conv(self.before(x)))))
+        return x + out if self.residual else out
 
 
 class EfficientViTBlock(BaseModule):
@@ -139,7 +180,7 @@ class EfficientViT(BaseBackbone):
 
     def _freeze(self) -> None:
         for part in [self.stem, *self.stages][:self.frozen_stages + 1]:
-            torch.nn.Module.train(part, False)
+            nn.Module.train(part, False)
             part.requires_grad_(False)
 
     def train(self, mode: bool = True) -> 'EfficientViT':

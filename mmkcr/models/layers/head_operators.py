@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, Cost, count_params, slice_axes
+from mmkcr.core.axes import along_outputs
 from mmkcr.core.products import AddedLayer
 
 #: Softmax temperature of the ensembles over heads.
@@ -65,12 +66,7 @@ class TokenExchange(nn.Module):
 
 
 class HeadOperator(AddedLayer, metaclass=ABCMeta):
-    """Computes the output of s heads from the tokens, without attention.
-
-    Args:
-        heads (int): s.
-        head_dims (int): d.
-        extra (int): E. Defaults to 0.
+    """Computes the output of s heads from the tokens, of which E are extra ones, without attention.
     """
 
     #: Whether the heads are mixed into one.
@@ -85,29 +81,23 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__()
         self.heads, self.head_dims = heads, head_dims
-        self.exchange = TokenExchange(extra, self.out_heads) if extra else None
+        self.exchange = TokenExchange(extra, self.count_out(self.heads)) if extra else None
         if self.ensembled:
             self.logits = nn.Parameter(torch.ones(heads, *self.logits_shape))
 
-    @property
-    def out_heads(self) -> int:
-        """Heads of the output."""
-        return 1 if self.ensembled else self.heads
-
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
+    def derive(self, weight: Tensor | None, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
-        """Compute the weights that do not depend on the image: by default as they are.
+        """Compute the weights that do not depend on the image: as they are, or of one head.
 
         They are ``value``, ``bias``, ``columns`` (D, C) and, for full convolutions, ``kernel``
-        (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
-
-        Args:
-            weight (Tensor): Weight of the values, shape (s * d, D).
-            bias (Tensor, optional): Bias of the values, shape (s * d,).
-            columns (Tensor): Columns of the output projection, shape (D, s * d).
-            chosen (Tensor, optional): How far each head is replaced, in [0, 1], shape (s,).
-                An ensemble is over the replaced heads. Defaults to all.
+        (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3). They come from weight (s * d, D) and
+        bias of the values, and columns (D, s * d) of the output projection. An ensemble is over
+        the heads as far as they are replaced, ``chosen`` (s,) in [0, 1]; by default over all.
         """
+        if self.ensembled:
+            shares = self.shares(chosen).reshape(self.heads, -1).mean(1)  # over the taps, if any
+            weight, bias = _mix(shares, weight, 0), _mix(shares, bias, 0)
+            columns = _mix(shares, columns, 1)
         return dict(value=weight, bias=bias, columns=columns)
 
     @abstractmethod
@@ -130,7 +120,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def params(self, heads: Cost) -> Cost:
         """Parameters of the operator if ``heads`` heads are replaced."""
         # ensemble logits grow with the replaced heads, all else with the output heads
-        weights = (count_params(self) - self._mixed * self.heads) // self.out_heads
+        weights = (count_params(self) - self._mixed * self.heads) // self.count_out(self.heads)
         return self.count_out(heads) * weights + heads * self._mixed
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
@@ -149,14 +139,12 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def select(self, index: Tensor) -> 'HeadOperator':
         """Keep only the given heads, int64 of shape (s',), in place."""
         self.heads = len(index)
-        axes = [Axis(self.exchange, name, 1) for name in ('from_patches', 'to_patches')]
-        # of one output head only the logits exist once per replaced head
-        slice_axes([Axis(self, 'logits')] if self.ensembled else [*axes, *self.axes()], index)
+        # of one output head only the logits exist once per replaced head; what is absent is left
+        axes = [Axis(self, 'logits')] if self.ensembled else [
+            Axis(self.exchange, 'from_patches', 1), Axis(self.exchange, 'to_patches', 1),
+            Axis(self, 'taps'), *along_outputs(getattr(self, 'conv', None), inner=self.head_dims)]
+        slice_axes(axes, index)
         return self
-
-    @abstractmethod
-    def axes(self) -> list[Axis]:
-        """Axes along the output heads, without those of the exchange."""
 
     def shares(self, chosen: Tensor | None) -> Tensor:
         """Share of every head in the ensemble, shape (s, *logits_shape), with sum 1 over heads."""
@@ -183,22 +171,18 @@ class DepthwiseHeads(HeadOperator):
     """DW[all]: a depthwise 3 x 3 convolution of the values (equation 11).
 
     It has stride 1, zero padding and a bias, but no activation, norm or scale. It starts as a
-    normalised Gaussian of sigma 1 with bias 0. Arguments as in :class:`HeadOperator`.
+    normalised Gaussian of sigma 1 with bias 0.
     """
 
     plain = reads_values = True
 
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__(heads, head_dims, extra)
-        channels = self.out_heads * head_dims
+        channels = self.count_out(self.heads) * head_dims
         self.conv = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
         with torch.no_grad():
             self.conv.weight.copy_(gaussian_taps().expand_as(self.conv.weight))
             self.conv.bias.zero_()
-
-    def axes(self) -> list[Axis]:
-        """Of the convolution."""
-        return [Axis(self.conv, name, inner=self.head_dims) for name in ('weight', 'bias')]
 
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
         """Compute the values, exchange with the extra tokens, and convolve."""
@@ -226,13 +210,6 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
 
     ensembled, plain, reads_values = True, False, False
 
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
-               chosen: Tensor | None = None) -> Derived:
-        """One head's weights."""
-        shares = self.shares(chosen)
-        return dict(value=_mix(shares, weight, 0), bias=_mix(shares, bias, 0),
-                    columns=_mix(shares, columns, 1))
-
     def folded(self, derived: Derived) -> DepthwiseHeads:
         """The one head, without the mixture."""
         one = DepthwiseHeads(1, self.head_dims)
@@ -250,24 +227,24 @@ class ConvHeads(HeadOperator):
 
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__(heads, head_dims, extra)
-        self.taps = nn.Parameter(gaussian_taps().repeat(self.out_heads, 1, 1))
+        self.taps = nn.Parameter(gaussian_taps().repeat(self.count_out(self.heads), 1, 1))
         self.kernel: nn.Parameter | None = None  # these two once it is folded
         self.bias_taps: nn.Parameter | None = None
 
-    def axes(self) -> list[Axis]:
-        """Of the taps."""
-        return [Axis(self, 'taps')]
-
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
+    def derive(self, weight: Tensor | None, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
         """The folded kernels, and the taps of each output channel."""
-        if self.plain:  # `weight` is None without extra tokens
-            return dict(super().derive(weight, bias, columns), taps=self.taps,
-                        kernel=self.kernel, bias_taps=self.bias_taps)
-        taps = self.taps.repeat_interleave(self.head_dims, 0)  # (C, 3, 3)
-        return dict(value=weight, bias=bias, columns=columns, taps=taps,
-                    kernel=weight[..., None, None] * taps[:, None],
-                    bias_taps=None if bias is None else bias[:, None, None] * taps)
+        derived = super().derive(weight, bias, columns, chosen)
+        if self.plain:
+            return dict(derived, taps=self.taps, kernel=self.kernel, bias_taps=self.bias_taps)
+        return dict(derived, taps=self.taps.repeat_interleave(self.head_dims, 0),
+                    kernel=self._with_taps(weight, chosen),
+                    bias_taps=None if bias is None else self._with_taps(bias, chosen))
+
+    def _with_taps(self, rows: Tensor, chosen: Tensor | None) -> Tensor:
+        """Each of the values' channels (s d, ...) times its head's taps, (C, ..., 3, 3)."""
+        taps = self.taps.repeat_interleave(self.head_dims, 0)
+        return rows[..., None, None] * taps.unflatten(0, (-1, *[1] * (rows.ndim - 1)))
 
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
         """Convolve the patches, and exchange with the extra tokens."""
@@ -298,7 +275,7 @@ class ConvHeads(HeadOperator):
             self.bias_taps = nn.Parameter(derived['bias_taps'])
         # what the patches add from the extra tokens is convolved by the taps alone
         self.taps = None if self.exchange is None else nn.Parameter(derived['taps'].clone())
-        self.heads, self.ensembled, self.plain = self.out_heads, False, True
+        self.heads, self.ensembled, self.plain = self.count_out(self.heads), False, True
         self._parameters.pop('logits', None)
         return self
 
@@ -328,23 +305,11 @@ class SPViTHeads(ConvHeads):
     ensembled = True
     logits_shape = (9, )
 
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
-               chosen: Tensor | None = None) -> Derived:
-        """One head's kernel, tap by tap."""
-        if self.plain:
-            return super().derive(weight, bias, columns)
-        shares = self.shares(chosen)  # (s, 9)
-        taps = self.taps.flatten()
-        mean = shares.mean(1)  # for what has no taps: exchanged values and the projection
-
-        def by_tap(tensor: Tensor) -> Tensor:
-            mixed = [tap * _mix(share, tensor, 0) for tap, share in zip(taps, shares.T)]
-            return torch.stack(mixed, -1).unflatten(-1, (3, 3))
-
-        return dict(value=_mix(mean, weight, 0), bias=_mix(mean, bias, 0),
-                    columns=_mix(mean, columns, 1), kernel=by_tap(weight),
-                    bias_taps=None if bias is None else by_tap(bias),
-                    taps=self.taps.expand(self.head_dims, 3, 3))
+    def _with_taps(self, rows: Tensor, chosen: Tensor | None) -> Tensor:
+        """One head's channels, each tap of its own mixture, (d, ..., 3, 3)."""
+        mixed = [tap * _mix(share, rows, 0)
+                 for tap, share in zip(self.taps.flatten(), self.shares(chosen).T)]
+        return torch.stack(mixed, -1).unflatten(-1, (3, 3))
 
     def activate(self, maps: Tensor) -> Tensor:
         """ReLU."""
@@ -383,11 +348,7 @@ def folded_name(name: str) -> str:
 
 
 def head_operator(name: str) -> type[HeadOperator]:
-    """The operator class of a name.
-
-    Raises:
-        ValueError: No operator has this name.
-    """
+    """The operator class of a name, or a ``ValueError``."""
     if name not in OPERATORS:
         raise ValueError(f'expected an operator for heads among {sorted(OPERATORS)}, found '
                          f'{name!r}')

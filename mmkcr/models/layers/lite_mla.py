@@ -26,15 +26,11 @@ class LiteMLA(BaseModule):
     query whose channels are all closed would be 1 / eps times too large.
 
     Args:
-        channels (int): Channels C, a multiple of ``head_dim``.
-        head_dim (int): Head width d.
+        channels, head_dim (int): C, a multiple of d, and d.
         eps (float): Added to the normaliser: 1e-5 in timm, 1e-15 in the official code.
         quadratic (bool): Form the N x N attention map if N <= d, as the official code does and
             timm does not. The results are equal up to ``eps``.
         norm_cfg (dict): Norm of the projection.
-
-    Raises:
-        ValueError: ``channels`` is not a multiple of ``head_dim``.
     """
 
     def __init__(self, channels: int, head_dim: int, eps: float, quadratic: bool,
@@ -67,9 +63,8 @@ class LiteMLA(BaseModule):
                             theta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of all scales, masked and rectified, and values, (B, S H, d, N) each.
 
-        Args:
-            qkv (Tensor): (B, 3 C, H, W); a head's 3 d channels are contiguous.
-            theta (Tensor, optional): Output of the mask, (B, R, C, H, W), for every scale.
+        They are of (B, 3 C, H, W), where a head's 3 d channels are contiguous. ``theta``
+        (B, R, C, H, W) is the output of the mask, for every scale.
         """
         scales = torch.cat([qkv, self.aggreg[0](qkv)], 1).flatten(2)
         heads = scales.unflatten(1, (-1, 3, self.head_dim))

@@ -18,11 +18,9 @@ class SlicedLayerNorm(nn.LayerNorm):
 
     @classmethod
     def convert_from(cls, norm: nn.LayerNorm, kept: Tensor) -> 'SlicedLayerNorm':
-        """Take over a norm over D channels, whose affine parameters are sliced, or will be.
+        """Take over a norm over D channels that keeps some, int64, ascending, shape (K,).
 
-        Args:
-            norm (nn.LayerNorm): Do not use it afterwards.
-            kept (Tensor): Kept channels, int64, ascending, shape (K,).
+        Its affine parameters are sliced, or will be.
         """
         new = take_over(cls, norm, total=norm.normalized_shape[0])
         # not in the state_dict: the structure has the kept units

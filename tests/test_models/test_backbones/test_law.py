@@ -38,16 +38,16 @@ from .law import (
 pytestmark = pytest.mark.usefixtures('exact_positions')
 HOSTS = VisionTransformer, SwinTransformer, ResNet, MobileViT, EfficientViT
 #: Arguments that no host has.
-OWN = 'fused_attention', 'local', 'num_registers', 'operator', 'qk_mask'
+OWN = 'local', 'num_registers', 'operator', 'qk_mask'
 #: Ours in subnets of the hosts' layers: what takes and puts channels, and attention that is
 #: narrower than its input.
-LAYERS = dict(kcr={'SlicedLayerNorm', 'Put'}, ofb={'SizedWindowMSA'})
+LAYERS = dict(kcr={'SlicedLayerNorm', 'Put'}, ofb={'SizedWindowAttention'})
 GUMBEL = [name for name, network in NETWORKS.items()
           if network.gates['type'] == 'mmkcr.GumbelChannelGate']
 every = pytest.mark.parametrize('name', NETWORKS)
 
 
-@pytest.mark.parametrize('name', [name for name in NETWORKS if name != 'swin-fused'])
+@every
 def test_dense_is_the_host_class_bit_for_bit(name):
     cls, _, kwargs, size = NETWORKS[name]
     ours = randomise(cls(**kwargs))
@@ -121,7 +121,7 @@ def test_subnet_from_its_file_and_state_dict(name, tmp_path):
     assert count_params(again) == structure.params['subnet']
     if structure.method in LAYERS and not issubclass(cls, EfficientViT):
         assert {type(m).__name__ for m in again.modules() if type(m).__module__.startswith('mmkcr')
-                } <= LAYERS[structure.method] | {cls.__name__, 'FusedWindowMSA'}
+                } <= LAYERS[structure.method] | {cls.__name__}
     # the file's own arguments build it too
     data = json.loads((tmp_path / 's.json').read_text())
     own = MODELS.build(dict(data['backbone'], structure=Structure.load(data)))

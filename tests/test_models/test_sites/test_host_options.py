@@ -18,7 +18,7 @@ from torch import nn
 from lab.kind_coverage import GATES, Family, _mm, law_error
 from mmkcr.models import DWConvVisionTransformer, Searchable
 from mmkcr.models.adapters import attention_views
-from mmkcr.models.layers.sized_attention import SizedWindowAttentionV2
+from mmkcr.models.layers.window_attention import SizedWindowAttentionV2
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import why_not
 
