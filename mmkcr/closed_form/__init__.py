@@ -6,8 +6,8 @@ Read in this order:
 2. ``given.py``: network, images and options as one record, ``Calibration``; ``kinds.py``: which
    sites a model has; ``options.py``: what can be set, and ``Pair``.
 3. ``survey.py``, ``profiles.py``: images go through the dense network; ``units.py`` is one site's
-   order and losses. Two kinds have files of their own: ``head_rotation.py`` and ``rotary.py``.
-   ``readers.py`` and ``calibration.py`` do the observing.
+   order and losses, ``heads.py`` those of narrower heads. ``readers.py`` and ``calibration.py`` do
+   the observing.
 4. ``share_out.py``: sizes of all sites for a budget.
 5. ``refit_blocks.py``: block after block is sliced and refitted; ``replay.py`` runs both networks
    from a block on.

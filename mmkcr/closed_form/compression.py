@@ -35,7 +35,7 @@ from mmkcr.models.tasks import (
 from .batches import numbered, of_size
 from .calibration import images_in
 from .given import Calibration, look_at, taken
-from .head_rotation import take_weights
+from .heads import take_weights
 from .kinds import SCOPES, searched
 from .options import Forward, Pair, SiteProfile
 from .profiles import profile_sites

@@ -102,7 +102,7 @@ class SiteProfile:
         losses (Tensor): Loss of the network's outputs with the first k units, k = 0 … total, fp64;
             relative to the outputs, or in nats for class scores.
         rotated (dict[str, Tensor]): Weights, by path in the host, that the units refer to if these
-            are not the network's own: see :mod:`mmkcr.closed_form.head_rotation`. Defaults to none.
+            are not the network's own: see :mod:`mmkcr.closed_form.heads`. Defaults to none.
     """
 
     order: Tensor

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
@@ -12,12 +11,11 @@ from mmkcr.models.sites.heads import HeadChannels
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from mmkcr.visualization.progress import shown
 from .batches import count_images, first_images, images_of, last_images, of_size
-from .calibration import collect, output_changes
+from .calibration import output_changes, passes
 from .given import Calibration
-from .head_rotation import NarrowHeads, take_weights
+from .heads import NarrowHeads, RotaryHeads, take_weights
 from .options import STATISTICS, CompressOptions, SiteProfile
 from .readers import Rows
-from .rotary import RotaryHeads
 from .units import Units
 
 #: Kinds of site whose units are in bases of their own.
@@ -73,33 +71,27 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
                    part: str) -> dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
     dense, surveyed, settings = calibration.dense, calibration.survey, calibration.settings
-    # by `site:path`, as two sites may share a layer
-    layers = {f'{one.site.name}:{path}': layer for one in group
-              for path, layer in one.layers().items()}
-    projections = {f'{one.site.name}:{path}': layer for one in group
-                   for path, layer in one.projections().items()}
+    layers = [(one.site.module(path), sensitive) for one in group
+              for path, sensitive in one.layers().items()]
     enough = settings.per_unit[0]
     batches = first_images(calibration.batches, surveyed.needed(
-        {**layers, **projections}.values(), enough, settings.least_images))
+        [layer for layer, _ in layers], enough, settings.least_images))
     rows = Rows(settings.rows, enough, count_images(batches))
-    backward = surveyed.needed(layers.values(), enough, settings.backward_images, gradients=True)
+    backward = surveyed.needed([layer for layer, sensitive in layers if sensitive], enough,
+                               settings.backward_images, gradients=True)
     # no batch has images of both kinds: its size, which is of the free memory, changes nothing
     edge = len(first_images(batches, backward))
     parts = (of_size(part, calibration.size)
              for part in (batches[:edge], batches[edge:]) if len(part))
     # one pass: orders and bases of heads use the same activations
-    with ExitStack() as stack:
-        for one in group:
-            stack.enter_context(one.observing())
-        bar = shown_images(itertools.chain.from_iterable(parts), f'Orders of units{part}',
-                           settings, count_images(batches))
-        moments = collect(dense, bar, calibration.forward, layers, rows, settings.logits,
-                          settings.seed, surveyed.scales, projections, backward)
-    profiles = {}
-    for one in group:
-        one.moments = {path: moments[f'{one.site.name}:{path}']
-                       for path in {**one.layers(), **one.projections()}}
-        profiles[one.site.name] = one.profile()  # here the network's heads are rotated
+    bar = shown_images(itertools.chain.from_iterable(parts), f'Orders of units{part}', settings,
+                       count_images(batches))
+    observers = [observer for one in group for observer in one.observers(rows)]
+    for _ in passes(dense, bar, calibration.forward, observers, settings.logits, settings.seed,
+                    surveyed.scales, backward):
+        pass
+    # here the network's heads are rotated
+    profiles = {one.site.name: one.profile() for one in group}
     # so far positions count as independent; probes measure the real loss at some sizes
     changes = {one.site.name: one.changes(profiles[one.site.name].order) for one in group
                if one.site.total > 1 and settings.choose is None and settings.probe_images}

@@ -20,7 +20,7 @@ from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.batches import split_batches
 from mmkcr.closed_form.compression import macs_model
-from mmkcr.closed_form.head_rotation import width_order
+from mmkcr.closed_form.heads import width_order
 from mmkcr.closed_form.kinds import searched
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.closed_form.progress import CompressProgress
