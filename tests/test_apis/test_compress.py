@@ -21,11 +21,10 @@ from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.batches import split_batches
 from mmkcr.closed_form.compression import macs_model
 from mmkcr.closed_form.heads import width_order
-from mmkcr.closed_form.kinds import searched
-from mmkcr.closed_form.options import CompressOptions
+from mmkcr.closed_form.options import CompressOptions, searched
+from mmkcr.closed_form.profiles import size_options
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.readers import input_rows, output_rows, weight_matrix
-from mmkcr.closed_form.share_out import size_options
 from mmkcr.core import count_params
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs

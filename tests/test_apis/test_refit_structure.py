@@ -8,7 +8,7 @@ from mmpretrain.models import MobileViT, VisionTransformer
 
 from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs
-from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.closed_form.compression import refit_structure
 from mmkcr.core import Structure
 from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.models import DCSMobileViT, Searchable

@@ -11,10 +11,9 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.closed_form.compression import compress
+from mmkcr.closed_form.compression import compress, refit_structure
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.closed_form.readers import readers
-from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.engine.build import build_model, default_shape, load_weights
 from mmkcr.functional.moments import Moments
 from mmkcr.models.sites.base import HostSite

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmkcr.closed_form.compression import CompressResult, compress
-from mmkcr.closed_form.kinds import searched
-from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
+from mmkcr.closed_form.options import searched
 from mmkcr.core import Structure
 from .compress_study import Choose, at_random, by_weight
 from .saliency import tokens
