@@ -128,8 +128,9 @@ class Refits:
         self._block = block
         for run in self.runs:
             run.enter(block)
-        self.runs.dense.record(list(dict.fromkeys(
-            [block, *(path for site in sites for path in refitted(site))])))
+        paths = dict.fromkeys(path for site in sites for path in refitted(site))
+        paths.pop(block, None)
+        self.runs.dense.record([*paths, block])
 
     def note_outputs(self, site: HostSite, kept: Tensor) -> None:
         """Note which outputs the layers of a site keep if it keeps some units."""
