@@ -68,17 +68,12 @@ def passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     without gradients, the other with them. Of both runs the first with gradients counts.
 
     Args:
-        model (nn.Module): In eval mode.
-        batches (Iterable): What ``forward`` takes.
-        forward (Callable): Takes model and batch; returns tensors, nested.
         hooks (Sequence[tuple[nn.Module, Callable]]): Layers, and what is called behind them: with
             the numbers of the batch's images, the layer, its arguments and its output.
         logits (bool): Whether the outputs are class scores (B, C). If so, their error is measured
             as a Kullback-Leibler divergence, otherwise relative to the outputs' size.
-        seed (int): Seed of the random projections. Defaults to 0.
-        scales (Sequence[float], optional): See :func:`output_scales`. Defaults to None: those of
-            each batch.
-        backward (float): Number of images that are run backward, the first ones. Defaults to all.
+        scales (Sequence[float], optional): See :func:`output_scales`; by default of each batch.
+        backward (float): Number of images that are run backward, the first ones; all by default.
 
     Yields:
         range: Numbers of a batch's images, after its passes.
@@ -102,7 +97,10 @@ def passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
                 outputs = flat_tensors(forward(model, batch))
                 again = True
                 if sensed:
-                    _backward(outputs, _projection(outputs, logits, images, seed, scales))
+                    pairs = zip(outputs, _projection(outputs, logits, images, seed, scales))
+                    pairs = [pair for pair in pairs if pair[0].requires_grad]
+                    if pairs:
+                        torch.autograd.backward(*zip(*pairs))
             again = False
             seen.clear()
             yield images
@@ -127,17 +125,13 @@ _AT_ONCE = 2**25
 def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
                    changes: Mapping[str, Sequence[WeightChange]], logits: bool,
                    seed: int = 0, scales: Sequence[float] | None = None) -> dict[str, Tensor]:
-    """First-order effect of weight changes on a network's outputs.
+    """First-order effect on a network's outputs of changes that are made together, by name.
 
     The errors of a reader's outputs at the positions of one image are correlated, most of all
     behind attention, so their effects add up. Let S be the sum, over the image's positions, of
     ``gradient x^T``, with the gradient of a random projection of the outputs. Then
     ``dz = <delta, S>`` for every image, and squares are taken only after that sum. (Moments of
     errors and gradients alone would treat positions as independent.)
-
-    Args:
-        changes (Mapping[str, Sequence[WeightChange]]): By name, the changes that are made together.
-            Other arguments are those of :func:`passes`.
 
     Returns:
         dict[str, Tensor]: Mean squares over images, (tries,), in the unit of :func:`passes`.
@@ -170,12 +164,6 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
         moved.clear()
         count += len(images)
     return {name: total / max(count, 1) for name, total in sums.items()}
-
-
-def _backward(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    pairs = [pair for pair in zip(outputs, gradients) if pair[0].requires_grad]
-    if pairs:
-        torch.autograd.backward(*zip(*pairs))
 
 
 def _moved(change: WeightChange, x: Tensor, gradient: Tensor, images: Sequence[int]) -> Tensor:

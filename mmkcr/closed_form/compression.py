@@ -196,10 +196,7 @@ def compress(model: nn.Module,
 def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape: Sequence[int],
              part: str | None, calibration: Calibration,
              profiles: Mapping[str, SiteProfile]) -> CompressResult:
-    """The result of a compression: sizes are noted in the structure, and outputs are compared.
-
-    The structure is changed in place; ``macs`` are of the dense network.
-    """
+    """The result of a compression: sizes are noted in the structure, and outputs are compared."""
     dense, slim = networks
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
                           input_shape=list(input_shape))

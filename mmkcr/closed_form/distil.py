@@ -157,11 +157,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
 
 
 def read_length(length: str | int) -> int | float:
-    """Steps as an integer, or a time such as ``'30min'`` in seconds as a float.
-
-    Raises:
-        ValueError: It is neither, or not positive.
-    """
+    """Steps as an integer, or a time such as ``'30min'`` in seconds as a float."""
     match = re.fullmatch(r'(\d+(?:\.\d*)?)\s*(s|min|h)?', str(length).strip())
     if not match or float(match[1]) <= 0 or not match[2] and '.' in match[1]:
         raise ValueError("expected a number of steps or a time such as '30min', '2h' or '90s', "

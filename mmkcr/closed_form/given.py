@@ -63,11 +63,7 @@ class Survey(NamedTuple):
         return math.ceil(rows / max(self.rows[layer], 1))
 
     def batch(self, memory: int) -> int:
-        """Images of a batch, for so many bytes in all.
-
-        Raises:
-            ValueError: One image takes more than all of it.
-        """
+        """Images of a batch, for so many bytes in all; one that takes more is refused."""
         if self.bytes > memory:
             size = ' x '.join(map(str, self.sizes[0])) if self.sizes else 'this size'
             raise ValueError(
@@ -79,9 +75,9 @@ class Survey(NamedTuple):
 
 def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
            backward: bool = True) -> Survey:
-    """Run the first images of a network in eval mode, the first of them backward, too.
+    """Run the first images of a network in eval mode; with ``backward`` the first one that way too.
 
-    Without ``backward`` neither memory nor time of a pass backward are measured.
+    Without, neither memory nor time of a pass backward are measured.
     """
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
@@ -137,24 +133,19 @@ def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
 
 @dataclasses.dataclass
 class Calibration:
-    """A dense network with the images that it is compressed on, and how that is to be done.
+    """A dense network with the images that it is compressed on, and how that is to be done."""
 
-    Args:
-        dense (nn.Module): In evaluation mode, and nobody else's.
-        batches (Sequence): Of calibration.
-        held_out (Sequence): That agreement is measured on.
-        forward (Callable): Takes a model and a batch; returns the outputs that are to agree.
-        settings (CompressOptions): With a number for ``memory``.
-        done (CompressProgress, optional): What an earlier call finished; gets what this one does.
-        seen (int): How many of the held-out images are among those of calibration.
-    """
-
+    #: In evaluation mode, and nobody else's.
     dense: nn.Module
+    #: Of calibration, and those that agreement is measured on.
     batches: Sequence[Any]
     held_out: Sequence[Any]
     forward: Forward
+    #: With a number for ``memory``.
     settings: CompressOptions
+    #: What an earlier call finished; it gets what this one does.
     done: CompressProgress | None
+    #: How many of the held-out images are among those of calibration.
     seen: int
 
     @cached_property
@@ -169,13 +160,7 @@ class Calibration:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy of the network inside wrappers, if its layers are ordinary ones.
-
-    Args:
-        model (nn.Module): Possibly in ``DataParallel``, ``DistributedDataParallel`` or compiled.
-
-    Returns:
-        nn.Module: A deep copy, in the same mode.
+    """A deep copy of the network inside wrappers (parallel, compiled), in the same mode.
 
     Raises:
         ValueError: There is no network with weights, a layer does not own its weight, or the
@@ -208,15 +193,9 @@ def _uncopied(model: nn.Module) -> str:
 
 def taken(model: nn.Module, images: Any, held_out: Any, forward: Forward,
           done: CompressProgress | None, options: Mapping[str, Any]) -> Calibration:
-    """A user's network, copied, with batches of images and held-out batches.
-
-    Raises:
-        ValueError: As in :func:`copied`, :func:`~mmkcr.closed_form.batches.split_batches` and
-            :func:`~mmkcr.closed_form.batches.count_seen`, weights that are not finite, or an
-            option out of range.
-    """
+    """A user's network, copied, with batches of images and held-out batches."""
     dense = copied(model)
-    dense.eval()
+    dense.eval()  # that of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
     settings = CompressOptions(**options)
@@ -229,11 +208,7 @@ def taken(model: nn.Module, images: Any, held_out: Any, forward: Forward,
 
 @torch.no_grad()
 def look_at(calibration: Calibration) -> None:
-    """Run the first batch of each kind, and refuse what nothing can be learned from.
-
-    Raises:
-        ValueError: It says what was found, and what would work.
-    """
+    """Run the first batch of each kind, and refuse what nothing can be learned from."""
     for batches in (calibration.batches, calibration.held_out):
         model, batch = calibration.dense, batches[0]
         try:

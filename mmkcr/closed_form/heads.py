@@ -39,13 +39,10 @@ from .units import Units
 class HeadPart(NamedTuple):
     """Queries, keys or values of an attention layer, as views of its parameters."""
 
-    #: Path of the projection.
-    path: str
-    #: Rows of its weight.
-    rows: slice
+    path: str  # of the projection
+    rows: slice  # of its weight
     weight: Tensor
-    #: Path of the parameter that holds the bias.
-    bias_path: str
+    bias_path: str  # of the parameter that holds the bias
     bias: Tensor | None
 
 
@@ -96,10 +93,7 @@ class NarrowHeads(Units):
         return {**{part.path: False for part in head_parts(self.site)}, **super().layers()}
 
     def profile(self) -> SiteProfile:
-        """Rotate the layer, and the moments of its output projection; losses of the new units.
-
-        Losses are in the unit of the output's errors.
-        """
+        """Rotate the layer, and the moments of its output projection; losses of the new units."""
         for moments in self.moments.values():
             self.check_reached(moments)
         order, errors, values = self.rotate()

@@ -138,13 +138,9 @@ def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,
              scope: str = 'backbone', masks: Sequence[KindConfig] = ()) -> SearchSpace:
     """The search space of a model's backbone or of the whole model, created if there is none.
 
-    Args:
-        model (nn.Module): Changed in place: its backbone, or the model itself, gets the attribute
-            ``search_space``.
-        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: see
-            :func:`default_kinds`.
-        scope (str): One of :data:`SCOPES`. Defaults to ``'backbone'``.
-        masks (Sequence[str | dict]): Masks on queries and keys that are put on it, as they begin.
+    The backbone, or in the scope ``'model'`` the model itself, gets the attribute ``search_space``.
+    By default its kinds of site are the :func:`default_kinds`. ``masks`` on queries and keys are
+    put on it, as they begin.
 
     Raises:
         ValueError: A backbone without an adapter, or one that is not dense.
@@ -197,11 +193,7 @@ def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
 
 
 def check_kinds(sites: Sequence[KindConfig]) -> None:
-    """Refuse kinds of site that cannot be refitted.
-
-    Raises:
-        ValueError: One has no closed form.
-    """
+    """Refuse kinds of site that cannot be refitted."""
     unknown = sorted({kind_name(kind) for kind in sites} - set(REFITTED))
     for kind in unknown:
         if kind in _SEARCHED:

@@ -36,10 +36,7 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
 
     Heads that may become narrower are then rotated to other bases, in place, which does not change
     the network's function. Progress gives the profiles of an earlier call, and gets each group's.
-
-    Raises:
-        ValueError: A site is not reached, an activation is not finite, or the outputs depend on
-            no site.
+    Outputs that depend on no site, and sites that are not reached, are refused.
     """
     done, settings = calibration.done, calibration.settings
     profiles = {} if done is None else done.profiles()

@@ -109,7 +109,7 @@ def _enough(space: SearchSpace, structure: Structure,
 class Refits:
     """Refits layers of a slim network to the dense network, in the block that both have entered.
 
-    ``runs`` are the :class:`ResumableForward` of both, ``paths`` all layers that will be refitted.
+    ``runs`` are those of both networks, ``paths`` all layers that will be refitted.
     """
 
     def __init__(self, runs: Pair, settings: CompressOptions, rows: Rows,

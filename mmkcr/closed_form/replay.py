@@ -28,14 +28,10 @@ class ResumableForward:
     A run that ends within block 3 calls it with its recorded inputs. Any other run calls the whole
     model. The NaN tell whether that is right: if any reaches block 3, it reads more than the output
     of block 2 (parallel blocks, a residual sum outside of them). Then all blocks compute again, as
-    where records take too much memory.
+    where records take more than ``most_bytes``, for inputs and for outputs of a block.
 
-    Args:
-        model (nn.Module): In evaluation mode. Restored by :meth:`close`.
-        host (nn.Module): Its backbone; paths of blocks start here.
-        batches (Sequence): What ``forward`` takes, with the model.
-        most_bytes (int): Limit for each of the inputs and the outputs of a block that are kept.
-            Defaults to 2 GiB.
+    The model is in evaluation mode, and restored by :meth:`close`. Paths of blocks start at its
+    backbone, the ``host``.
     """
 
     def __init__(self, model: nn.Module, host: nn.Module, batches: Any, forward: Forward,
@@ -44,8 +40,7 @@ class ResumableForward:
         self.most_bytes, self._batch, self._block = most_bytes, 0, ''
         self._inputs: list[tuple] | None = None  # of the block, by batch
         self._outputs: list[dict[str, list[Any]]] = []  # likewise, by path, one for each call
-        #: By block that is finished, its outputs for every batch.
-        self._known: dict[nn.Module, list[Any]] = {}
+        self._known: dict[nn.Module, list[Any]] = {}  # of finished blocks, outputs by batch
         self._own: dict[nn.Module, Any] = {}  # a `forward` that is the block's own
         self._all_compute = False
         self._shapes: dict[int, Any] = {}  # batches without their values
@@ -238,8 +233,7 @@ Calls = list[tuple[Tensor, Any]]
 def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, Calls]:
     """Inputs and outputs of some modules in one forward up to the last of them, a pair per call.
 
-    Only the first positional input is recorded. All tensors are copies: many hosts run an
-    activation in place behind a layer, which would change the layer's recorded outputs.
+    Only the first positional input is recorded. All tensors are copies.
     """
     calls: dict[str, Calls] = {path: [] for path in paths}
     with ExitStack() as stack:

@@ -117,23 +117,15 @@ def plan(calibration: Calibration, layers: Sequence[nn.Module]) -> str:
 @torch.no_grad()
 def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forward: Forward,
               logits: bool = False, size: int = 1, seen: int = 0) -> dict[str, float]:
-    """Distance between the outputs of two networks.
-
-    Args:
-        dense (nn.Module): The reference.
-        subnet (nn.Module): The network to compare.
-        batches (Sequence): What ``forward`` takes, of `compress`.
-        logits (bool): Whether outputs are class scores. Defaults to False.
-        size (int): Images of a batch. Defaults to 1.
-        seen (int): How many of these images the calibration used. Defaults to 0.
+    """Distance between the outputs of two networks on images, ``seen`` of which calibration used.
 
     Returns:
         dict[str, float]: ``error``, the root of the summed squared difference over the summed
-        squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
-        first class, and of a segmentor ``pixels``, that of pixels; ``images``, their number;
-        ``spread``, half of the dense outputs' squared distances to those of the first image, over
-        the summed squares (about the share of them that differs between images); ``seen``,
-        how many of the images the calibration used, if any.
+        squares of the outputs; with ``logits`` (class scores) also ``top1``, the share of images
+        with the same first class, and of a segmentor ``pixels``, that of pixels; ``images``, their
+        number; ``spread``, half of the dense outputs' squared distances to those of the first
+        image, over the summed squares (about the share of them that differs between images);
+        ``seen``, if any.
 
     Raises:
         ValueError: Outputs are not finite.

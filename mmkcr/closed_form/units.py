@@ -51,10 +51,7 @@ class Units:
         return [(self.site.module(path), moments.hook) for path, moments in self.moments.items()]
 
     def profile(self) -> SiteProfile:
-        """Units in the order in which they are kept, and the loss at every number of them.
-
-        The order is that of the least losses, or a control's.
-        """
+        """The order of the least losses, or a control's, and the loss at every number of units."""
         site, settings = self.site, self.settings
         covariances, grams, groups = self._seen_by_readers()
         extra = None
@@ -82,10 +79,8 @@ class Units:
         """The covariance C of every reader's inputs, and the Gram matrix G of its columns.
 
         An error e of the inputs causes a loss of about ``e^T G e`` with ``G = W^T S W``, where S
-        is the cost of an error of the reader's outputs at the network's outputs.
-
-        Returns:
-            tuple: Covariances and Gram matrices (d, d), and the number of columns of each unit.
+        is the cost of an error of the reader's outputs at the network's outputs. The last value is
+        the number of columns of each unit.
         """
         covariances, grams, all_readers = [], [], ordering_readers(self.site)
         for reader in all_readers:
