@@ -4,15 +4,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from mmkcr.core import count_params
 from mmkcr.core.words import did_you_mean
-from mmkcr.functional.moments import Moments
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
-from mmkcr.models.sites.base import HostSite, KindConfig, kind_name
+from mmkcr.models.sites.base import KindConfig, kind_name
 
 #: Takes a model and a batch; returns outputs, tensors in nested tuples, lists or dicts.
 Forward = Callable[[nn.Module, Any], Any]
@@ -55,9 +53,6 @@ class CompressOptions:
         progress (bool): Show a progress bar. Defaults to True.
         refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'mean'`` (only
             the bias, from the means) or ``'none'``. Defaults to ``'least-squares'``.
-        choose (Callable, optional): For controls: takes a site, the moments of its first reader
-            and a generator, and returns an order of its units that replaces the closed form's.
-            Defaults to None.
         seed (int): Seed of all random draws. Defaults to 0.
         memory (int, optional): Bytes that may be taken beyond the networks themselves. Images of a
             batch and sites that are profiled together are as many as fit; one image at least.
@@ -76,7 +71,6 @@ class CompressOptions:
     logits: bool = False
     progress: bool = True
     refit: str = 'least-squares'
-    choose: Callable[[HostSite, Moments, torch.Generator], Tensor] | None = None
     seed: int = 0
     memory: int | None = None
 

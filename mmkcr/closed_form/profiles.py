@@ -42,8 +42,7 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
     profiles = {} if done is None else done.profiles()
     for profile in profiles.values():
         take_weights(space.host, profile.rotated)
-    forms = _FORMS if settings.choose is None else {}  # for a control's order nothing is rotated
-    groups = _groups([forms.get(type(site), Units)(site, settings)
+    groups = _groups([_FORMS.get(type(site), Units)(site, settings)
                       for name, site in space.sites.items() if name not in profiles],
                      int(STATISTICS * settings.memory))
     for number, group in enumerate(groups, 1):
@@ -52,8 +51,7 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
         group.clear()  # with its statistics
         if done is not None:
             done.save_profiles(profiles)
-    if settings.choose is None and profiles and not any(
-            bool(profile.losses.any()) for profile in profiles.values()):
+    if profiles and not any(bool(profile.losses.any()) for profile in profiles.values()):
         raise ValueError('expected outputs that change with the units of the network, found that '
                          f'they depend on none of its {len(profiles)} sites (is the last layer '
                          'all zeros?)')
@@ -100,7 +98,7 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
     profiles = {one.site.name: one.profile() for one in group}
     # so far positions count as independent; probes measure the real loss at some sizes
     changes = {one.site.name: one.changes(profiles[one.site.name].order) for one in group
-               if one.site.total > 1 and settings.choose is None and settings.probe_images}
+               if one.site.total > 1 and settings.probe_images}
     if changes:
         probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
         measured = output_changes(

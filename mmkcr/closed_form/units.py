@@ -4,7 +4,6 @@
 (:mod:`.heads`).
 """
 
-import zlib
 from collections.abc import Callable
 
 import torch
@@ -51,24 +50,16 @@ class Units:
         return [(self.site.module(path), moments.hook) for path, moments in self.moments.items()]
 
     def profile(self) -> SiteProfile:
-        """The order of the least losses, or a control's, and the loss at every number of units."""
-        site, settings = self.site, self.settings
+        """The order of the units, and the loss at every number of them."""
         covariances, grams, groups = self._seen_by_readers()
         extra = None
-        for path in site.lost_outputs():  # the unit's output is lost, too: diagonal terms
+        for path in self.site.lost_outputs():  # the unit's output is lost, too: diagonal terms
             moments = self.moments[path]
-            extra = output_energy(site.module(path), moments.inputs) * \
+            extra = output_energy(self.site.module(path), moments.inputs) * \
                 moments.sensitivity.diagonal()
         # errors of several readers are summed
-        order, losses = pivot_order(torch.stack(covariances), torch.stack(grams), groups,
-                                    settings.rho, extra)
-        if settings.choose is not None:
-            inputs = self.moments[ordering_readers(site)[0].path].inputs
-            # one for each site, so that an interrupted call draws what an unbroken one draws
-            generator = torch.Generator().manual_seed(
-                zlib.crc32(f'{settings.seed}:{site.name}'.encode()))
-            order = settings.choose(site, inputs, generator)
-        return SiteProfile(order, losses)
+        return SiteProfile(*pivot_order(torch.stack(covariances), torch.stack(grams), groups,
+                                        self.settings.rho, extra))
 
     def loss_of_all(self) -> float:
         """The loss without any of the units: the sum of tr(C G) over the readers."""
