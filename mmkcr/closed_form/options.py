@@ -15,7 +15,7 @@ from mmkcr.models.sites.base import KindConfig, kind_name
 #: Takes a model and a batch; returns outputs, tensors in nested tuples, lists or dicts.
 Forward = Callable[[nn.Module, Any], Any]
 #: Values of :attr:`CompressOptions.refit`.
-REFITS = ('least-squares', 'mean', 'none')
+REFITS = ('least-squares', 'none')
 
 
 class Pair(NamedTuple):
@@ -36,7 +36,8 @@ class CompressOptions:
         min_share (float): Minimum share of its units that a site keeps. Defaults to 0.05.
         uniform (bool): Use the same share for every site instead of the best allocation. Defaults
             to False.
-        rho (float): Relative ridge of orders and refits. Defaults to 1e-3.
+        rho (float): Relative ridge of orders and refits. Defaults to 1e-3. With 1e6 a refit is a
+            shift of the bias to the means.
         rows (int): Maximum number of an image's positions that enter the moments of a layer, see
             :class:`~mmkcr.closed_form.calibration.Rows`. Defaults to 256.
         per_unit (tuple[int, int]): Positions per input of a layer that are enough, for its order
@@ -51,8 +52,8 @@ class CompressOptions:
             come from moments alone, as if an image's positions were independent. Defaults to 64.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show a progress bar. Defaults to True.
-        refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'mean'`` (only
-            the bias, from the means) or ``'none'``. Defaults to ``'least-squares'``.
+        refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'none'``.
+            Defaults to ``'least-squares'``.
         seed (int): Seed of all random draws. Defaults to 0.
         memory (int, optional): Bytes that may be taken beyond the networks themselves. Images of a
             batch and sites that are profiled together are as many as fit; one image at least.

@@ -104,7 +104,7 @@ VARIANTS: Mapping[str, Variant] = dict(
     refit=Variant('refitted, shared out', {}),
     uniform=Variant('refitted, uniform', dict(uniform=True)),
     selected=Variant('shared out, not refitted', dict(refit='none')),
-    variance=Variant('variance, mean shift', dict(refit='mean'), choose=by_variance),
+    variance=Variant('variance, mean shift', dict(rho=1e6), choose=by_variance),
     weight=Variant('largest weights', dict(refit='none'), choose=by_weight),
     random=Variant('random units', dict(refit='none'), choose=at_random),
     weight_refit=Variant('largest weights, refitted', {}, choose=by_weight),
