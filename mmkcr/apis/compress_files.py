@@ -21,12 +21,11 @@ from mmkcr.apis.slim_files import (
     write_subnet,
     written_files,
 )
-from mmkcr.closed_form.compression import CompressResult, compress
+from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
+from mmkcr.closed_form.given import Survey, survey
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
 from mmkcr.closed_form.progress import CompressProgress, kept_profiles
-from mmkcr.closed_form.refit_structure import refit_structure
-from mmkcr.closed_form.survey import Survey, survey
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8, require_quantizer
 from mmkcr.deploy.latency_table import usable_table

@@ -45,7 +45,7 @@ from mmkcr.cli.limits import TARGETS
 from mmkcr.cli.report import print_files
 from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
 from mmkcr.closed_form.distil import read_length
-from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
+from mmkcr.closed_form.options import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer

@@ -9,7 +9,7 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.closed_form.kinds import DEFAULT_SITES, default_kinds
+from mmkcr.closed_form.options import DEFAULT_SITES, default_kinds
 from mmkcr.core import atomic_write, select_units
 from mmkcr.engine.build import build_model, default_shape, load_config, read_config, run_folder
 from mmkcr.engine.compressed_config import run_length

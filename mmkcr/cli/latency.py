@@ -35,7 +35,7 @@ from torch import nn
 
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
-from mmkcr.closed_form.kinds import DEFAULT_SITES
+from mmkcr.closed_form.options import DEFAULT_SITES
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.export import recorded
 from mmkcr.deploy.latency import (

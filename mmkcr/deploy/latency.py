@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmkcr.closed_form.kinds import default_kinds
-from mmkcr.closed_form.share_out import FILLED, fitted_sizes, uniform_sizes
+from mmkcr.closed_form.options import default_kinds
+from mmkcr.closed_form.profiles import FILLED, fitted_sizes, uniform_sizes
 from mmkcr.core import MacsModel, Structure, eval_mode
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
@@ -198,7 +198,7 @@ def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> S
     """The search space of a backbone or a task model's, for sizes and times; a new one if needed.
 
     Without ``sites`` its kinds of site are those of the backbone's class, otherwise
-    :func:`~mmkcr.closed_form.kinds.default_kinds`.
+    :func:`~mmkcr.closed_form.options.default_kinds`.
 
     Raises:
         ValueError: As in :class:`~mmkcr.models.search_space.SearchSpace`.

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mmkcr.closed_form.options import CompressOptions
-from mmkcr.closed_form.share_out import size_options
+from mmkcr.closed_form.profiles import size_options
 from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.core.machine import hardware_name, this_machine

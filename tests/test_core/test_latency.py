@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.closed_form.share_out import shared_sizes
+from mmkcr.closed_form.profiles import shared_sizes
 from mmkcr.core import (
     LatencyModel,
     LatencyTable,

@@ -249,7 +249,6 @@ SHORT = (
     Short(r'(gpu\.py) --short', r'\1 --short --tables refit block', _MINUTES),
     Short(r'(gpu\.py) (--tables inference)', r'\1 --short \2', 'needs a GPU'),
     Short(r'(attention_block\.py .*)', r'\1 --grid 6', _MINUTES),
-    Short(r'(refit\.py) --compare 384', r'\1 --compare 32', _MINUTES),
     Short(r'(refit\.py --threads.*)', r'\1 --widths 96 --tokens 500', _MINUTES),
     Short(r'(refit\.py) --widths 384 768', r'\1 --widths 96 192 --tokens 500', _MINUTES),
     Short(r'(user_paths\.py --images \S+).*', r'\1 --count 4 --only mmseg', _MINUTES),

@@ -104,7 +104,7 @@ OPTIONS = {
     '--sites': ['nothing'], '--target-macs': ['abc', '0', '-5', '5%x', '0.8Q'],
     '--threads': ['0', '-1', '1000000000'], '--warmup': ['-1'], '--no-such-option': [''],
     '--cfg-options': ['novalue'], '--budgets': ['0', '2', 'nan'], '--calibration': ['no/such'],
-    '--compare': ['1'], '--factor': ['0', 'nan'], '--fraction': ['0', '2', 'nan'],
+    '--factor': ['0', 'nan'], '--fraction': ['0', '2', 'nan'],
     '--groups': ['0'], '--grid': ['0'], '--head': ['-1', '99'], '--image': ['0'],
     '--keep': ['0', '2', 'nan'], '--landmarks': ['0', '99999'], '--layer': ['99', 'nothing'],
     '--log': ['no/such.json'], '--metric': ['nothing'], '--pairs': ['-1'],

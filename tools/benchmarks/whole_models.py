@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.model_zoo import uninitialized
 from mmkcr.cli.command import Parser, command, quiet_hosts
-from mmkcr.closed_form.kinds import searched
+from mmkcr.closed_form.options import searched
 from mmkcr.core import count_params
 from mmkcr.deploy.latency import random_subnet
 from mmkcr.engine.build import build_model, default_shape, image_shape, load_config

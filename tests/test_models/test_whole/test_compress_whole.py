@@ -13,8 +13,9 @@ from long_form import few
 from mmkcr.apis import slim as slim_supernet
 from mmkcr.apis.compress_files import compress_files, compress_task
 from mmkcr.cli.init_config import init_config
-from mmkcr.closed_form.compression import agreement, compress, macs_model
-from mmkcr.closed_form.kinds import searched
+from mmkcr.closed_form.compression import compress, macs_model
+from mmkcr.closed_form.options import searched
+from mmkcr.closed_form.report import agreement
 from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
 from mmkcr.engine.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.engine.compressed_config import compressed_config
