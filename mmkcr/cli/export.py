@@ -87,17 +87,17 @@ def against_dense(args: ExportJob, config: Config, report: ExportReport,
 
 def report_end_to_end(report: EndToEnd, against: str | None) -> None:
     """Print metrics and time of a whole detector or segmentor."""
-    timing = report.timing.to_dict()
+    timing = report.timing
     if report.metrics:
         print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
             (name, f'{torch_value:.4g}', f'{value:.4g}')
             for name, (torch_value, value) in report.metrics.items()]))
-    print(f'{report.path}: {timing["seconds"]["slim"] * 1e3:.4g} ms an image in '
+    print(f'{report.path}: {timing.seconds[1] * 1e3:.4g} ms an image in '
           '`onnxruntime`; batch, height and width dynamic')
     if against:
-        first, third = timing['ratio_quartiles']
-        print(f'{timing["ratio"]:.3f} of the time of the other file, in turns '
-              f'({len(report.timing.dense)} pairs, quartiles {first:.3f} to {third:.3f})')
+        first, third = timing.quartiles
+        print(f'{timing.ratio:.3f} of the time of the other file, in turns '
+              f'({len(timing.dense)} pairs, quartiles {first:.3f} to {third:.3f})')
 
 
 @runs(ExportJob)

@@ -3,22 +3,24 @@
 import copy
 import dataclasses
 import shlex
-import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from mmkcr.closed_form.kinds import default_kinds
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.closed_form.share_out import size_options
 from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.core.machine import hardware_name, this_machine
-from mmkcr.deploy.latency import Side, exported, measure_pair, random_units, searchable
+from mmkcr.core.sites import Site
+from mmkcr.deploy.latency import Side, exported, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.tasks import counted_part, search_space, task_forward
 
@@ -87,6 +89,23 @@ def _command(args: Any, settings: dict[str, Any]) -> str:
     return shlex.join(map(str, ('mmkcr', 'latency-table', args.config, *options)))
 
 
+def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
+    """The search space of a backbone or a task model's, for sizes and times; a new one if needed.
+
+    Without ``sites`` its kinds of site are those of the backbone's class, otherwise
+    :func:`~mmkcr.closed_form.kinds.default_kinds`.
+
+    Raises:
+        ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
+    """
+    backbone = getattr(model, 'backbone', model)
+    host = backbone if isinstance(backbone, nn.Module) else model
+    space = getattr(host, 'search_space', None)
+    if sites or space is None or not space.kinds:
+        return SearchSpace.of_dense(host, sites or default_kinds(host))
+    return space
+
+
 def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any],
                   sites: Sequence[KindConfig] | None = None, divisor: int = 8,
                   repeats: int = 15) -> Iterator[str]:
@@ -127,7 +146,7 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                 subnet = copy.deepcopy(dense)
                 space, generator = search_space(subnet), torch.Generator().manual_seed(0)
                 space.slice_to(space.structure_for({
-                    name: random_units(space.sites[name], size, generator)
+                    name: _random_units(space.sites[name], size, generator)
                     for name in entry['sites']}))
                 dense_ns, ratio = time_against(side, subnet, settings, repeats)
                 # one dense time for the whole table: machines drift, ratios do not
@@ -137,6 +156,13 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                 table.save(path)
                 yield (f'{size} of {entry["total"]} units at {len(entry["sites"])} sites such as '
                        f'`{entry["sites"][0]}`: {ratio:.3f} of the dense time')
+
+
+def _random_units(site: Site, count: int, generator: torch.Generator) -> Tensor:
+    """Scattered units of a site, int64, ascending; equally many of every head."""
+    width = site.total // site.rows
+    return torch.cat([head * width + torch.randperm(width, generator=generator)[
+        :count // site.rows].sort().values for head in range(site.rows)])
 
 
 def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any],
@@ -178,7 +204,7 @@ def time_against(dense: Side, subnet: nn.Module, settings: Mapping[str, Any],
     images = torch.randn(settings['batch'], *settings['input_shape'])
     timing = measure_pair(*(_timed(side, settings) for side in (dense, subnet)), images, repeats,
                           2, settings['runtime'], settings['threads'])
-    return statistics.median(timing.dense) * 1e9, timing.ratio
+    return timing.seconds[0] * 1e9, timing.ratio
 
 
 def _timed(side: Side, settings: Mapping[str, Any]) -> Side:

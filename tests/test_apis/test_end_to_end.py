@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from lab.random_subnets import random_subnet
 from mmkcr.deploy.end_to_end import export_end_to_end
-from mmkcr.deploy.latency import random_subnet, searchable
+from mmkcr.deploy.latency_table import searchable
 from mmkcr.engine.build import build_model, load_config
 
 CONFIGS = Path(__file__).parents[2] / 'configs/kcr'
