@@ -2,14 +2,13 @@
 
 import copy
 import dataclasses
-import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mmkcr.closed_form.kinds import default_kinds
 from mmkcr.closed_form.options import CompressOptions
@@ -17,7 +16,6 @@ from mmkcr.closed_form.share_out import size_options
 from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.core.machine import hardware_name, this_machine
-from mmkcr.core.sites import Site
 from mmkcr.deploy.latency import Side, exported, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.models.search_space import SearchSpace
@@ -43,7 +41,7 @@ def chosen_table(args: Any) -> Path | None:
 
     Args:
         args (Any): A :class:`~mmkcr.cli.shared.Timed` with ``target_latency``, ``config``,
-            ``sites`` (if the command has them), ``shape``, ``part`` and ``cfg_options``.
+            ``part``, ``shape`` and, if the command has them, ``sites``.
 
     Raises:
         FileNotFoundError: No table was given, and none is where it is looked for; the message has
@@ -58,8 +56,12 @@ def chosen_table(args: Any) -> Path | None:
     path = Path(args.latency_table or table_path(args.config, **wanted))
     if args.latency_table is None and not path.is_file():
         require_runtime(wanted['runtime'])  # no table is asked for that cannot be made
-        raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
-                                f'`{_command(args, wanted)}` measures it')
+        wanted.update(sites=getattr(args, 'sites', None), part=args.part, shape=args.shape)
+        options = [f'--{key} {" ".join(map(str, value)) if isinstance(value, list) else value}'
+                   for key, value in wanted.items() if value is not None]
+        raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: `mmkcr '
+                                f'latency-table {args.config} {" ".join(options)}` measures it '
+                                '(with the same `--cfg-options`)')
     usable_table(path, given, args.force_table)
     return path
 
@@ -74,19 +76,6 @@ def usable_table(path: str | Path, settings: Mapping[str, Any] | None = None,
     table = load_table(path, settings, force)
     require_runtime(table.settings['runtime'])
     return table
-
-
-def _command(args: Any, settings: dict[str, Any]) -> str:
-    """The command that measures the table which a target of time needs."""
-    options = [word for key, value in settings.items() for word in (f'--{key}', value)]
-    for key in ('sites', 'part', 'shape', 'cfg_options'):
-        value = getattr(args, key, None)
-        if isinstance(value, dict):
-            value = [f'{name}={entry}' for name, entry in value.items()]
-        if value is not None:
-            options += [f'--{key.replace("_", "-")}',
-                        *([value] if isinstance(value, str) else value)]
-    return shlex.join(map(str, ('mmkcr', 'latency-table', args.config, *options)))
 
 
 def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
@@ -120,7 +109,7 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
         model (nn.Module): Dense model with a backbone that has sites; it is not changed.
         path (str | Path): File of the table.
         settings (Mapping): Conditions of the measurement, see :class:`~mmkcr.core.LatencyTable`.
-        sites (Sequence[str | dict], optional): See :func:`~mmkcr.deploy.latency.searchable`.
+        sites (Sequence[str | dict], optional): See :func:`searchable`.
         divisor (int): Sizes are multiples of it. Defaults to 8.
         repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`. Defaults to 15.
 
@@ -144,10 +133,10 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                 if str(size) in entry['changes']:
                     continue
                 subnet = copy.deepcopy(dense)
-                space, generator = search_space(subnet), torch.Generator().manual_seed(0)
-                space.slice_to(space.structure_for({
-                    name: _random_units(space.sites[name], size, generator)
-                    for name in entry['sites']}))
+                space = search_space(subnet)
+                # scattered units, equally many of every head
+                kept = torch.arange(size) * entry['total'] // size
+                space.slice_to(space.structure_for(dict.fromkeys(entry['sites'], kept)))
                 dense_ns, ratio = time_against(side, subnet, settings, repeats)
                 # one dense time for the whole table: machines drift, ratios do not
                 table.dense = table.dense or round(dense_ns)
@@ -156,13 +145,6 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                 table.save(path)
                 yield (f'{size} of {entry["total"]} units at {len(entry["sites"])} sites such as '
                        f'`{entry["sites"][0]}`: {ratio:.3f} of the dense time')
-
-
-def _random_units(site: Site, count: int, generator: torch.Generator) -> Tensor:
-    """Scattered units of a site, int64, ascending; equally many of every head."""
-    width = site.total // site.rows
-    return torch.cat([head * width + torch.randperm(width, generator=generator)[
-        :count // site.rows].sort().values for head in range(site.rows)])
 
 
 def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any],
@@ -185,8 +167,7 @@ def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any],
                     for share in SHARES} | set(offered[-2:-1])
         entries.append(dict(sites=names, total=total, measured=sorted(measured - {total}),
                             changes={}))
-    conditions = dict(settings, input_shape=list(settings['input_shape']))  # as in a file
-    table = LatencyTable(this_machine(), conditions, classes=entries)
+    table = LatencyTable(this_machine(), dict(settings), classes=entries)
     if not path.is_file():
         return table
     before = LatencyTable.load(path)
