@@ -10,7 +10,7 @@ from torch import Tensor
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.heads import HeadChannels
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
-from mmkcr.visualization.progress import shown
+from mmkcr.visualization import shown
 from .batches import count_images, first_images, images_of, last_images, of_size
 from .calibration import collect, output_changes
 from .given import Calibration

@@ -17,7 +17,7 @@ from mmkcr.core import eval_mode
 from mmkcr.deploy.export import export_onnx, recorded
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.visualization.progress import shown
+from mmkcr.visualization import shown
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 Side = nn.Module | str | Path
