@@ -121,21 +121,21 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
         repeats (int): Number of pairs that are timed, at batch 1 on one thread. Defaults to 15.
     """
-    fp32, int8 = {}, {}
-    for name, model in (('dense', dense), ('slim', slim)):
-        fp32[name] = export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:],
-                                 False, (1, 2), runtime=runtime).path
-        int8[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
-        quantize_onnx(fp32[name], int8[f'{name} int8'], images, runtime)
+    files = {name: export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:], False,
+                               (1, 2), runtime=runtime).path
+             for name, model in (('dense', dense), ('slim', slim))}
+    for name, path in list(files.items()):
+        files[f'{name} int8'] = path.with_stem(f'{path.stem}_int8')
+        quantize_onnx(path, files[f'{name} int8'], images, runtime)
     with eval_mode(dense), torch.no_grad():
         view = TensorModel(dense)
         expected = np.concatenate([_last(dense, view(torch.from_numpy(batch)))
                                    for batch in held_out])
     rows = []
-    for name, path in {**fp32, **int8}.items():
+    for name, path in files.items():
         # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
-        timing = measure_pair(fp32['dense'], path, image, repeats, 3, runtime, 1)
+        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, 1)
         session = open_onnx(path, runtime)
         outputs = np.concatenate([_last(dense, session(batch)) for batch in held_out])
         error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
