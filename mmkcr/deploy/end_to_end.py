@@ -83,7 +83,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
         if getattr(getattr(model, 'roi_head', None), 'mask_head', None) is not None:
             outputs.append('masks')
         axes.update(dict.fromkeys(outputs, {0: 'batch', 1: 'count'}))
-    deploy = _deploy_config(model, outputs, axes)
+    deploy = _deploy_config(model, outputs)
     with tempfile.TemporaryDirectory() as work_dir, atomic_write(path) as target:
         config = copy.deepcopy(config)
         config.work_dir = work_dir
@@ -150,8 +150,8 @@ def _samples(task: Any, model: nn.Module, height: int, width: int) -> list[Any]:
     return samples
 
 
-def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: dict[str, Any]) -> Config:
-    """The deployment config for mmdeploy."""
+def _deploy_config(model: nn.Module, outputs: Sequence[str]) -> Config:
+    """The deployment config for mmdeploy, whose export adds how it is called."""
     codebase = dict(type='mmseg', task='Segmentation', model_type='end2end', with_argmax=True)
     if is_detector(model):
         # two-stage detectors keep thresholds of the second stage below `rcnn`
@@ -163,10 +163,8 @@ def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: dict[str, Any
                 iou_threshold=test.get('nms', {}).get('iou_threshold', 0.5),
                 max_output_boxes_per_class=max(200, most), pre_top_k=5000, keep_top_k=most,
                 background_label_id=-1, export_postprocess_mask=False))
-    onnx = dict(type='onnx', export_params=True, keep_initializers_as_inputs=False,
-                opset_version=OPSET, save_file='end2end.onnx', input_names=['input'],
-                output_names=list(outputs), input_shape=None, optimize=False, dynamic_axes=axes)
-    return Config(dict(onnx_config=onnx, codebase_config=codebase,
+    names = dict(input_names=['input'], output_names=list(outputs), input_shape=None)
+    return Config(dict(ir_config=dict(type='onnx', **names), codebase_config=codebase,
                        backend_config=dict(type='onnxruntime')))
 
 
