@@ -61,17 +61,17 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
     Args:
         model (nn.Module): A backbone or task model, on the CPU; it is not changed.
         path (str | Path): Output file; an existing one is replaced.
-        input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
+        input_shape (Sequence[int]): (C, H, W).
         dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
             that branches on the size of its feature maps (Swin without ``pad_small_map``), or that
             ONNX cannot express for others than its own (plain ViTs of timm's), is exported for
             ``input_shape``, and the report says so. Defaults to None: only for ``runtime='any'``;
             fixed sizes are faster.
-        batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 2, 5).
-        tolerance (float): Largest permitted difference. Defaults to 1e-4.
+        batch_sizes (Sequence[int]): Compared at each.
+        tolerance (float): Largest permitted difference, see :class:`ExportReport`.
         runtime (str): ``'onnxruntime'``, ``'openvino'``, ``'tensorrt'`` or ``'any'``, which is
             compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Every file runs
-            in every runtime. Defaults to ``'any'``.
+            in every runtime.
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
@@ -133,16 +133,8 @@ def export_program(model: nn.Module, path: str | Path, input_shape: Sequence[int
     """Write a model as a program of ``torch.export``, which needs PyTorch alone, and compare it.
 
     ``torch.export.load(path).module()`` takes images of this shape (C, H, W), in any number, and
-    returns the tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`, within 1e-4 here.
-
-    Args:
-        model (nn.Module): Of any precision.
-        path (str | Path): Output file (.pt2).
-        input_shape (Sequence[int]): (C, H, W).
-
-    Raises:
-        ExportMismatch: The outputs differ; nothing is written.
-        ValueError: A model that cannot be traced.
+    returns the tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`, within 1e-4 here: else
+    there is an :class:`ExportMismatch`. A model that cannot be traced is a ``ValueError``.
     """
     with eval_mode(model), torch.no_grad(), atomic_write(path) as temporary:
         view = TensorModel(model)

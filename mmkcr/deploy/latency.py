@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,10 +58,7 @@ class PairTiming:
     @property
     def quartiles(self) -> tuple[float, float]:
         """The first and third of :attr:`ratios`."""
-        if len(self.ratios) == 1:
-            return self.ratio, self.ratio
-        first, _, third = statistics.quantiles(self.ratios, n=4)
-        return first, third
+        return tuple(np.quantile(self.ratios, (0.25, 0.75), method='weibull').tolist())
 
     @property
     def macs_ratio(self) -> float | None:
@@ -84,24 +82,18 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
     """Time two models in turns, in alternating order, so that other load affects both alike.
 
     Args:
-        dense (nn.Module | str | Path): A backbone or task model, see
-            :class:`~mmkcr.deploy.tensor_model.TensorModel`, which is timed in eval mode and gets
-            its own modes back; or an ONNX file.
-        slim (nn.Module | str | Path): Likewise.
+        dense, slim (nn.Module | str | Path): An ONNX file; or a backbone or task model, see
+            :class:`~mmkcr.deploy.tensor_model.TensorModel`, which is timed in eval mode, gets its
+            own modes back, and is exported for runtimes of ONNX files.
         inputs (Tensor): Images (B, C, H, W), on the device of both.
-        repeats (int): Pairs. Defaults to 20.
-        warmup (int): Uncounted pairs before these. Defaults to 3.
-        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`. Models are exported for
-            runtimes of ONNX files. Defaults to ``'eager'``.
+        repeats, warmup (int): Pairs, and uncounted pairs before these.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
         threads (int, optional): CPU threads. Defaults to None: the runtime's own default.
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
-            Defaults to None: the precision of the weights.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
 
     Raises:
-        ImportError: The runtime is not installed.
-        ValueError: Fewer than one pair, a negative warm-up, another ``amp`` or runtime, or a file
-            for PyTorch.
+        ImportError, ValueError: The runtime is not installed, or other arguments.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f'expected at least one repeat and no negative warm-up, found '

@@ -1,5 +1,6 @@
 """Tables of measured times by kept sizes, and timing of subnets against their predictions."""
 
+import bisect
 import copy
 import dataclasses
 import tempfile
@@ -22,8 +23,8 @@ from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.tasks import counted_part, search_space, task_forward
 
-#: Measured shares of the units, beside the largest size below the full one.
-SHARES = (0.05, 0.25, 0.5, 0.75)
+#: Measured shares of the units; the last stands for the largest size below the full one.
+SHARES = (0.05, 0.25, 0.5, 0.75, 1 - 1e-9)
 #: A prediction that is further off, as a share of itself, is warned of.
 MOST_OFF = 0.05
 #: Conditions of a table of which nothing else was said.
@@ -39,15 +40,13 @@ def table_path(config: str | Path, runtime: str, threads: int, batch: int) -> Pa
 def chosen_table(args: Any) -> Path | None:
     """The table of a target of time, checked against the conditions that were given.
 
-    Args:
-        args (Any): A :class:`~mmkcr.cli.shared.Timed` with ``target_latency``, ``config``,
-            ``part``, ``shape`` and, if the command has them, ``sites``.
+    The arguments are a :class:`~mmkcr.cli.shared.Timed` with ``target_latency``, ``config``,
+    ``part``, ``shape`` and, if the command has them, ``sites``.
 
     Raises:
         FileNotFoundError: No table was given, and none is where it is looked for; the message has
             the command that measures it.
-        ImportError: The runtime is not installed.
-        ValueError: The table is of other conditions, or as in :func:`~mmkcr.core.load_table`.
+        ImportError, ValueError: As in :func:`usable_table`.
     """
     if args.target_latency is None:
         return None
@@ -110,8 +109,8 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
         path (str | Path): File of the table.
         settings (Mapping): Conditions of the measurement, see :class:`~mmkcr.core.LatencyTable`.
         sites (Sequence[str | dict], optional): See :func:`searchable`.
-        divisor (int): Sizes are multiples of it. Defaults to 8.
-        repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`. Defaults to 15.
+        divisor (int): Sizes are multiples of it.
+        repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`.
 
     Raises:
         ValueError: The path holds a table of another machine or other conditions, or no site has
@@ -154,20 +153,17 @@ def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any],
     macs = MacsModel(counted, space.host, space.sites,
                      task_forward(counted, settings['input_shape']))
     full = {name: site.total for name, site in space.sites.items()}
-    classes: dict[tuple, list[str]] = {}
+    entries: dict[tuple, dict[str, Any]] = {}
     for name, site in space.sites.items():
+        offered = size_options(site, CompressOptions(divisor, min_share=0.))
+        # for every share the largest size on offer below it, or the smallest
+        measured = {offered[max(bisect.bisect(offered, share * site.total), 1) - 1]
+                    for share in SHARES} - {site.total}
         # equal shapes and MACs: runtimes take the same time for these sites
         key = site.kind, site.total, macs.shapes[name], macs.site_macs(name, full)
-        classes.setdefault(key, []).append(name)
-    entries = []
-    for (_, total, *_), names in classes.items():
-        offered = size_options(space.sites[names[0]], CompressOptions(divisor, min_share=0.))
-        # for every share the largest size on offer below it, and the largest size that is not full
-        measured = {max(size for size in offered if size <= max(share * total, offered[0]))
-                    for share in SHARES} | set(offered[-2:-1])
-        entries.append(dict(sites=names, total=total, measured=sorted(measured - {total}),
-                            changes={}))
-    table = LatencyTable(this_machine(), dict(settings), classes=entries)
+        entries.setdefault(key, dict(sites=[], total=site.total, measured=sorted(measured),
+                                     changes={}))['sites'].append(name)
+    table = LatencyTable(this_machine(), dict(settings), classes=[*entries.values()])
     if not path.is_file():
         return table
     before = LatencyTable.load(path)

@@ -32,17 +32,8 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
     - Weights that operators in place of heads derive from others are computed once.
     - Host layers that cannot be traced are replaced.
 
-    Args:
-        model (nn.Module): A backbone or task model, dense or a subnet; it is not changed.
-        runtime (str): Among :data:`RUNTIMES`. Defaults to ``'any'``.
-        dynamic_size (bool): Whether height and width are not those of the trace. Defaults to
-            False.
-
-    Returns:
-        TensorModel: From images to tensors.
-
-    Raises:
-        ValueError: Another runtime.
+    The model, a backbone or task model, dense or a subnet, is not changed. The runtime is among
+    :data:`RUNTIMES`; with ``dynamic_size`` height and width are not those of the trace.
     """
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')

@@ -40,14 +40,9 @@ def require_runtime(runtime: str) -> None:
     """Check that one of :data:`RUNTIMES` is installed, else say what to install."""
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
-    if runtime not in PACKAGES:
-        return
+    # that ONNX Runtime has TensorRT is checked where a file is opened
     package = 'onnxruntime' if runtime == 'tensorrt' else runtime
-    there = importlib.util.find_spec(package) is not None
-    if there and runtime == 'tensorrt':
-        import onnxruntime
-        there = 'TensorrtExecutionProvider' in onnxruntime.get_available_providers()
-    if not there:
+    if runtime in PACKAGES and importlib.util.find_spec(package) is None:
         raise ImportError(f'expected the runtime `{runtime}`, found that it is not installed: '
                           f'pip install {PACKAGES[runtime]}')
 
@@ -58,22 +53,20 @@ def open_onnx(path: str | Path, runtime: str = 'onnxruntime', threads: int | Non
 
     Args:
         path (str | Path): A file with one input, the images.
-        runtime (str): One of :data:`PACKAGES`. Defaults to ``'onnxruntime'``.
+        runtime (str): One of :data:`PACKAGES`.
         threads (int, optional): CPU threads. Defaults to None: the runtime's default.
         shape (Sequence[int], optional): (B, C, H, W) of all future images: free dimensions
-            are fixed to it, so that the runtime can plan. Defaults to None.
+            are fixed to it, so that the runtime can plan.
         device (str): ``'cpu'``, ``'cuda'`` or such as ``'cuda:1'``. TensorRT always uses a GPU,
-            OpenVINO the CPU. Defaults to ``'cpu'``.
+            OpenVINO the CPU.
 
     Returns:
         Callable: Takes images (B, C, H, W), returns the outputs, all fp32 arrays. OpenVINO's are
         only valid until the next call.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ImportError: The runtime is not installed, or not for this device.
-        ValueError: The runtime cannot read the file, or lacks an operator; or another device for
-            OpenVINO.
+        FileNotFoundError, ImportError: The file, or the runtime for this device, is missing.
+        ValueError: The runtime cannot read the file, or lacks an operator or device.
     """
     require_runtime(runtime)
     if runtime == 'openvino' and device != 'cpu':

@@ -74,11 +74,8 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
     The rest stays in PyTorch: the preprocessor, what turns scores into classes and maps, and the
     stages of a detector behind its neck. So the hosts' test loops and metrics judge the file.
 
-    Args:
-        model (nn.Module): A task model, possibly wrapped; changed in place.
-        path (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`, of this network.
-        runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
-            ``'onnxruntime'``.
+    The task model is changed in place; the file is one of this network, see
+    :func:`~mmkcr.deploy.export.export_onnx` and :func:`~mmkcr.deploy.runtimes.open_onnx`.
 
     Raises:
         ValueError: The task model's later stages need more than what its file gives; when it runs,
