@@ -47,9 +47,9 @@ from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target,
 from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.options import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
-from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
+from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.engine.build import load_config
 from mmkcr.engine.processes import no_workers_left
 from mmkcr.visualization import format_table

@@ -25,8 +25,8 @@ from mmkcr.cli.launch import (
 )
 from mmkcr.cli.shared import Running, apply_running
 from mmkcr.datasets.data_check import check_data_folders
-from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
+from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.engine.build import check_expected, load_config, take_options, trained_weights
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.engine.processes import is_first_process, no_workers_left

@@ -14,7 +14,7 @@ from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.heads import HeadChannels, RotaryPairs
-from mmkcr.visualization.progress import shown
+from mmkcr.visualization import shown
 from .batches import count_images, first_images, images_of, last_images, of_size
 from .calibration import output_changes, passes
 from .given import Calibration

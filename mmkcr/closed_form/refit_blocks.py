@@ -12,7 +12,7 @@ from mmkcr.functional.refit import refit_output
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.tasks import search_space
-from mmkcr.visualization.progress import shown
+from mmkcr.visualization import shown
 from .batches import count_images, first_images, of_size
 from .given import Calibration
 from .options import ACTIVATIONS, CompressOptions, Pair

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
@@ -32,34 +32,24 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
     - Weights that operators in place of heads derive from others are computed once.
     - Host layers that cannot be traced are replaced.
 
-    Args:
-        model (nn.Module): A backbone or task model, dense or a subnet; it is not changed.
-        runtime (str): Among :data:`RUNTIMES`. Defaults to ``'any'``.
-        dynamic_size (bool): Whether height and width are not those of the trace. Defaults to
-            False.
-
-    Returns:
-        TensorModel: From images to tensors.
-
-    Raises:
-        ValueError: Another runtime.
+    The model, a backbone or task model, dense or a subnet, is not changed. The runtime is among
+    :data:`RUNTIMES`; with ``dynamic_size`` height and width are not those of the trace.
     """
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
     view = TensorModel(copy.deepcopy(model))
     make_ours(view)
-    for module in view.modules():
+    for path, module in list(view.named_modules()):
         if isinstance(module, OperatorAttention):
             module.fold()
+        elif isinstance(module, SlicedLayerNorm):
+            view.set_submodule(path, _split_norm(module))
         product = getattr(module, 'scaled_dot_product_attention', None)
         if isinstance(product, partial) and \
                 product.func.__name__ == 'scaled_dot_product_attention_pyimpl':
             # mmpretrain's version divides by its scale, and traces a dropout that OpenVINO refuses
             module.scaled_dot_product_attention = partial(F.scaled_dot_product_attention,
                                                           scale=1 / product.keywords['scale'])
-    for path, module in list(view.named_modules()):
-        if isinstance(module, SlicedLayerNorm):
-            view.set_submodule(path, _split_norm(module))
     for module in view.modules():
         if isinstance(module, (Take, Put)):  # contiguous channels are sliced in any form
             group = largest_group(module.kept, module.total)
@@ -83,14 +73,8 @@ def selection_forms(model: nn.Module, runtime: str) -> str:
 @torch.no_grad()
 def _split_norm(norm: SlicedLayerNorm) -> nn.Module:
     """Split into a norm over all channels with its affine part, and a selection behind it."""
-    affine = norm.weight is not None
-    wide_norm = nn.LayerNorm(norm.total, norm.eps, affine)
-    if affine:
-        for name in ('weight', 'bias'):
-            value: Tensor = getattr(norm, name)
-            # channels that are not kept are dropped behind the norm, so their affine part may be 0
-            wide = torch.zeros(norm.total, dtype=norm.weight.dtype)
-            if value is not None:
-                wide[norm.kept] = value
-            setattr(wide_norm, name, nn.Parameter(wide))
-    return nn.Sequential(wide_norm, Take(norm.kept, norm.total))
+    wide = nn.LayerNorm(norm.total, norm.eps, norm.weight is not None)
+    for name, values in norm.named_parameters():
+        # channels that are not kept are dropped behind the norm
+        getattr(wide, name).zero_()[norm.kept] = values
+    return nn.Sequential(wide, Take(norm.kept, norm.total))

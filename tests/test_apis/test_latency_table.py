@@ -10,8 +10,7 @@ from mmkcr.apis import count_macs
 from mmkcr.closed_form.compression import compress
 from mmkcr.core import LatencyModel, LatencyTable, MacsModel, load_table
 from mmkcr.deploy import latency_table
-from mmkcr.deploy.latency import searchable
-from mmkcr.deploy.latency_table import check_prediction, measure_table
+from mmkcr.deploy.latency_table import check_prediction, measure_table, searchable
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.tasks import task_forward
 

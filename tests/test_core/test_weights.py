@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lab.kind_coverage import FAMILIES, installed
+from lab.random_subnets import random_units
 from mmkcr.apis import compress, slim
 from mmkcr.core import (
     BytesModel,
@@ -20,7 +21,6 @@ from mmkcr.core import (
     count_params,
     select_units,
 )
-from mmkcr.deploy.latency import random_units
 from mmkcr.engine.build import state_bytes
 from mmkcr.methods.ofb.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.methods.ofb.progressive_pruning import ProgressivePruningHook

@@ -9,9 +9,9 @@ from mmpretrain.models.backbones import TNT
 from torch import nn
 
 from lab.kind_coverage import randomise
+from lab.random_subnets import random_subnet
 from mmkcr.apis import slim
 from mmkcr.core.forward import flat_tensors
-from mmkcr.deploy.latency import random_subnet
 from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, prepare
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer

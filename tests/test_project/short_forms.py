@@ -152,7 +152,6 @@ SHORT = (
     Short(r'SEARCH_CONFIG', SEARCH, _OWN),
     Short(r'--slim SLIM_CONFIG', f'--slim {DEPLOY}', _OWN),
     Short(r'DENSE_CONFIG SLIM_CONFIG', f'{DENSE} {DEPLOY}', _OWN),
-    Short(r'configs/ofb/search/CONFIG --target-macs TARGET', f'{OFB} --target-macs 60%', _OWN),
     Short(r'DCS\.py dcs\.pth --structures structure\.json',
           f'{DCS.format("deploy", "")} CHECKPOINT '
           '--structures work_dirs/dcs-search_efficientvit-mini_1xb64_digits/slim/structure.json',

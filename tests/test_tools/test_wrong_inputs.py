@@ -41,7 +41,8 @@ ROWS = {
     'benchmarks/digit_scenes': '--backbone {weights} --data-root {data} --work-dir {out}',
     'benchmarks/full_size': '{dense}',
     'benchmarks/gpu': '--short --tables refit --out {out}',
-    'benchmarks/latency': '{dense} {weights} --out {out}',
+    'benchmarks/latency': '{dense} {dense} --out {out}',
+    'benchmarks/random_subnet': '{dense} --target-macs 80% --out {file}',
     'benchmarks/latency_table': '{dense} --out {file}',
     'benchmarks/memory': '',
     'benchmarks/real_network': '{images} {images} --out {out}',
@@ -140,7 +141,7 @@ MORE = {
     'model_zoo/model_counts': ['--check --only no-such-model'],
     'model_zoo/structures': ['--check --only no-such-structure'],
     'zoo': ['no-such-model'],
-    'benchmarks/latency': ['{weights}', '{dense}', '{empty} --target-macs 50%'],
+    'benchmarks/latency': ['{weights}', '{dense}', '{dense} {weights}', '{empty}'],
 }
 TOOLS = sorted(str(path.relative_to(REPO / 'tools').with_suffix(''))
                for path in (REPO / 'tools').rglob('*.py') if not {'lab', 'trained'} & {*path.parts})

@@ -36,7 +36,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.models.tasks import find_task
-from mmkcr.visualization.progress import shown
+from mmkcr.visualization import shown
 
 SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')
 SIDE = 512  # an image is enlarged until just not longer

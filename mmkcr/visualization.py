@@ -1,18 +1,22 @@
-"""Progress bars for long loops."""
+"""Progress bars and tables, as text."""
 
+import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 Item = TypeVar('Item')
 
 #: Seconds between two lines of a log.
 PERIOD = 30
+#: Columns of a table.
+WIDTH = 160
 
 
 def shown(items: Iterable[Item], what: str, total: int | None = None,
@@ -65,3 +69,21 @@ def _logged(items: Iterable[Item], what: str, total: int | None,
             last = now
             of = '' if total is None else f' of {total}'
             print(f'{what}: {count}{of} after {now - start:.0f} s', file=sys.stderr, flush=True)
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = '') -> str:
+    """Lay out a table as plain text.
+
+    Args:
+        columns (Sequence[str]): Headings.
+        rows (Sequence[Sequence]): Cells; columns after the first are aligned to the right.
+        title (str): Shown above. Defaults to none.
+    """
+    table = Table(title=title or None, title_justify='left')
+    for number, column in enumerate(columns):
+        table.add_column(column, justify='right' if number else 'left', overflow='fold')
+    for row in rows:
+        table.add_row(*map(str, row))
+    console = Console(file=io.StringIO(), width=WIDTH, markup=False, highlight=False)
+    console.print(table)
+    return '\n'.join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())
