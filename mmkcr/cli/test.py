@@ -17,12 +17,7 @@ from mmengine.evaluator import DumpResults
 from mmengine.runner import Runner
 
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.launch import (
-    build_runner,
-    check_file,
-    one_run,
-    set_dataloader_defaults,
-)
+from mmkcr.cli.launch import check_file, one_run, set_dataloader_defaults
 from mmkcr.cli.shared import Running, apply_running
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
@@ -31,7 +26,6 @@ from mmkcr.engine.build import load_config, take_options, trained_weights
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.engine.expected import check_expected
 from mmkcr.engine.processes import is_first_process
-from mmkcr.engine.workers import no_workers_left
 from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
 
@@ -174,17 +168,13 @@ def main(args: TestJob) -> None:
         require_runtime(args.runtime or 'onnxruntime')
         check_file(args.onnx, 'an exported file')
     check_data_folders(config, ('test_dataloader', ))
-    with one_run(config, alone=False) as start:  # also while it trains
-        runner = build_runner(config)
-        runner.register_hook(start)
-        runner.register_hook(dict(type='mmkcr.CheckpointGuardHook', complete=True))
-        runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
+    guard = dict(type='mmkcr.CheckpointGuardHook', complete=True)
+    with one_run(config, guard, dict(type='mmkcr.ClassCheckHook'), alone=False) as runner:
         if predictions:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
         if args.onnx is not None:
             run_by_file(runner.model, args.onnx, args.runtime or 'onnxruntime')
-        with no_workers_left(runner):
-            metrics = test_with_masks(runner) if args.masks else runner.test()
+        metrics = test_with_masks(runner) if args.masks else runner.test()
     if args.out and not predictions and is_first_process(config.launcher):
         mmengine.dump(metrics, args.out)
     outside = check_expected(config, metrics) if args.check else ()
