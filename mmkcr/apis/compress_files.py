@@ -3,16 +3,16 @@
 import copy
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from torch import nn
 
-from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.apis.slim_files import (
     STRUCTURE,
     WEIGHTS,
@@ -21,14 +21,16 @@ from mmkcr.apis.slim_files import (
     write_subnet,
     written_files,
 )
+from mmkcr.apis.subnet_configs import CONFIG, searched_config, write_config
 from mmkcr.closed_form.compression import CompressResult, compress
+from mmkcr.closed_form.distil import DistilResult, distil
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
 from mmkcr.closed_form.progress import CompressProgress, kept_profiles
 from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.closed_form.survey import Survey, survey
 from mmkcr.core import Structure, atomic_write
-from mmkcr.deploy.int8 import DeployedFile, deploy_int8, require_quantizer
+from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
 from mmkcr.engine.build import (
     build_model,
@@ -38,7 +40,6 @@ from mmkcr.engine.build import (
     load_weights,
     run_folder,
 )
-from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.lazy import is_of
 from mmkcr.models.tasks import (
     deciding_scores,
@@ -51,7 +52,7 @@ from mmkcr.version import __version__
 
 #: Maximum number of calibration images by default.
 MOST_IMAGES = 512
-CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
+SENSITIVITY, PROGRESS = 'sensitivity.json', '.progress'
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
@@ -126,14 +127,6 @@ def compress_task(config: str | Path, checkpoint: str | Path,
              images=images, shape=input_shape, part=part, seed=seed, scope=scope))
 
 
-def searched_config(config: Config, scope: str) -> dict[str, Any]:
-    """The part of a dense config that a structure is about, without initial weights."""
-    searched = without_initial_weights(config).model
-    searched = searched if scope == 'model' else searched.backbone
-    return scoped({key: value for key, value in searched.items() if key != 'init_cfg'},
-                  config).to_dict()
-
-
 def enough_images(surveyed: Survey, layers: Iterable[nn.Module]) -> int:
     """Number of calibration images that refits need, with the tenth that is held out.
 
@@ -151,7 +144,7 @@ def enough_images(surveyed: Survey, layers: Iterable[nn.Module]) -> int:
 def compress_files(task: CompressTask, target: str | int | float,
                    sites: Sequence[Any] | None = None, cost: str = 'macs',
                    latency: str | Path | None = None, force_latency: bool = False,
-                   int8: str | None = None, profiles: str | Path | None = None,
+                   profiles: str | Path | None = None,
                    later: Mapping[str, Any] | None = None, **settings: Any) -> SubnetFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
@@ -165,8 +158,6 @@ def compress_files(task: CompressTask, target: str | int | float,
         target, sites, cost: See :func:`~mmkcr.closed_form.compression.compress`.
         latency (str | Path, optional): Table of latencies: ``target`` is a time, also with
             ``force_latency`` that of another machine. Defaults to None.
-        int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
-            :func:`~mmkcr.deploy.int8.deploy_int8`. Defaults to None.
         profiles (str | Path, optional): Folder of an earlier call whose profiles are used. Defaults
             to None: those in the task's, if they are of this network, these images and sites.
         later (Mapping, optional): Steps that follow, such as fine-tuning; empty for those that
@@ -175,29 +166,20 @@ def compress_files(task: CompressTask, target: str | int | float,
         **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
 
     Raises:
-        ImportError: The runtime of ``latency`` or ``int8`` is missing.
+        ImportError: The runtime of ``latency`` is missing.
         ValueError: As in ``compress``. Nothing is written then.
     """
-    if int8 is not None:
-        require_quantizer(int8)
     table = None if latency is None else usable_table(latency, dict(
         input_shape=list(task.input_shape), part=task.part), force_latency)
     kept = kept_profiles(task.folder, dict(task.key, digest=task.batches.digest()), sites, settings,
                          profiles)
     known = kept.profiles()
-    done = CompressProgress(task.folder / PROGRESS, dict(
-        task.key, sites=sites, target=target, cost=cost, settings=settings, later=later,
-        latency=None if latency is None else file_sha256(latency)), kept)
-    try:
-        result = compress(task.model, task.batches, target, sites, task.input_shape, task.part,
-                          task_outputs if task.scope == 'backbone' else None, done=done,
-                          latency=table, scope=task.scope, cost=cost, ordinary=False,
-                          logits=task.classifies, **settings)
-    except ValueError:  # refused arguments leave nothing to continue
-        done.withdraw()
-        kept.withdraw()
-        raise
-    files = _written(task, result, done, later, int8)
+    asked = dict(sites=sites, target=target, cost=cost,
+                 latency=None if latency is None else file_sha256(latency))
+    files = _written(task, partial(
+        compress, task.model, task.batches, target, sites, latency=table, scope=task.scope,
+        cost=cost, ordinary=False, forward=task_outputs if task.scope == 'backbone' else None),
+        asked, later, settings, kept)
     if known:
         files.notes.append(f'Profiles of the sites are those of an earlier call, in {kept.folder}.')
     return files
@@ -212,21 +194,25 @@ def refit_files(task: CompressTask, structure: str | Path,
         ValueError: As in :func:`refit_structure`. Nothing is written then.
     """
     wanted = Structure.load(structure)
+    task = task._replace(provenance=dict(task.provenance, structure=Path(structure).name))
+    return _written(task, partial(refit_structure, task.model, wanted, task.batches,
+                                  forward=task_outputs),
+                    dict(structure=wanted.to_dict()), later, settings)
+
+
+def _written(task: CompressTask, run: Callable[..., CompressResult], asked: dict[str, Any],
+             later: Mapping[str, Any] | None, settings: Mapping[str, Any],
+             kept: CompressProgress | None = None) -> SubnetFiles:
+    """Run a compression, or go on with it, and write structure, weights, config, sensitivity."""
     done = CompressProgress(task.folder / PROGRESS, dict(
-        task.key, structure=wanted.to_dict(), settings=settings, later=later))
+        task.key, settings=settings, later=later, **asked), kept)
     try:
-        result = refit_structure(task.model, wanted, task.batches, task.input_shape, task.part,
-                                 task_outputs, done=done, logits=task.classifies, **settings)
+        result = run(input_shape=task.input_shape, part=task.part, done=done,
+                     logits=task.classifies, **settings)
     except ValueError:  # refused arguments leave nothing to continue
-        done.withdraw()
+        for progress in filter(None, (done, kept)):
+            progress.withdraw()
         raise
-    result.structure.provenance['structure'] = Path(structure).name
-    return _written(task, result, done, later)
-
-
-def _written(task: CompressTask, result: CompressResult, done: CompressProgress,
-             later: Mapping[str, Any] | None, int8: str | None = None) -> SubnetFiles:
-    """Write structure, weights, config, sensitivity, and files for a runtime, of a result."""
     structure = result.structure
     # the config in place of the class name, so that the structure alone builds the backbone
     structure.backbone['backbone'] = searched_config(task.config, task.scope)
@@ -236,15 +222,42 @@ def _written(task: CompressTask, result: CompressResult, done: CompressProgress,
     write_config(task.config, task.scope, task.folder, structure.backbone)
     if result.profiles:
         write_sensitivity(result.profiles, task.folder / SENSITIVITY)
-    files = written_files(task.model, result.model, structure, task.folder)._replace(
-        progress=done, deployed=() if int8 is None else _int8_files(task, result.model, int8))
     if later is None:
         done.remove()
-    return files
+    return written_files(task.model, result.model, structure, task.folder)._replace(progress=done)
 
 
-def _int8_files(task: CompressTask, slim: nn.Module, runtime: str) -> Sequence[DeployedFile]:
-    """Files calibrated on the calibration images except the last tenth, which compares outputs."""
+def distil_files(task: CompressTask, folder: str | Path, length: str | int) -> DistilResult:
+    """Distil the network in a folder of ``mmkcr compress`` and write it in its place.
+
+    Classifiers and segmentors agree on their scores, detectors on the features that their heads
+    read. A call that was killed goes on if it is repeated.
+
+    Args:
+        task (CompressTask): With the dense model and the images.
+        folder (str | Path): Folder of the compressed network.
+        length (str | int): See :func:`~mmkcr.closed_form.distil.distil`.
+    """
+    folder = Path(folder)
+    student = build_model(load_config(folder / CONFIG))
+    meta = load_weights(student, folder / WEIGHTS).get('meta') or {}
+    result = distil(student, task.model, task.batches, length, task_outputs,
+                    logits=task.classifies, work_dir=folder / 'distil')
+    structure = Structure.load(folder / STRUCTURE)
+    structure.provenance['distil'] = dict(
+        length=str(length), steps=result.steps, best=result.best, before=result.errors[0],
+        after=result.errors[result.best])
+    write_subnet(result.model, structure, meta, folder)
+    (folder / 'distil/last_checkpoint').unlink()  # the next call begins with what this one wrote
+    return result
+
+
+def int8_files(task: CompressTask, slim: nn.Module, folder: Path,
+               runtime: str) -> list[DeployedFile]:
+    """Write fp32 and int8 files of both networks, see :func:`~mmkcr.deploy.int8.deploy_int8`.
+
+    They are calibrated on the calibration images except the last tenth, which compares outputs.
+    """
     images = [batch['inputs'].cpu() for batch in task.batches]
     # the files take images of one size
     size = images[0].shape[-2:]
@@ -252,36 +265,7 @@ def _int8_files(task: CompressTask, slim: nn.Module, runtime: str) -> Sequence[D
               for one in images]
     count = max(1, len(images) // 10)
     return deploy_int8(copy.deepcopy(task.model).cpu(), slim.cpu(), images[:-count] or images,
-                       images[-count:], task.folder, runtime)
-
-
-def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str, Any],
-                 weights: str = WEIGHTS) -> None:
-    """Write a dense config with the subnet as backbone or model, to start from its weights.
-
-    Files are named relative to the config, so the folder can be moved.
-
-    Args:
-        config, scope: Of the dense task model; ``'backbone'`` or ``'model'``.
-        folder (Path): Holds structure and ``weights``.
-        backbone (Mapping): Config of the backbone, or the whole model, without its structure.
-    """
-    # initial checkpoints of the dense model would be loaded over the subnet, or refused
-    here, written = '{{ fileDirname }}', without_initial_weights(config)
-    slim = ConfigDict(backbone, structure=f'{here}/{STRUCTURE}')
-    if scope == 'model':
-        written.model = slim
-    else:
-        written.model.backbone = slim
-    written.load_from = f'{here}/{weights}'
-    for key, value in (('resume', False), ('launcher', 'none')):  # of the dense model's run
-        if key in written:
-            written[key] = value
-    # apart from other subnets, whose configs have the same name, and from the dense model's run
-    written.work_dir = f'{here}/train'
-    written.custom_imports = with_import(written)
-    with atomic_write(folder / CONFIG) as path:
-        path.write_text(written.pretty_text)
+                       images[-count:], folder, runtime)
 
 
 def write_sensitivity(profiles: Mapping[str, SiteProfile], path: Path) -> None:

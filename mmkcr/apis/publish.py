@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmkcr.apis.compress_files import CONFIG
-from mmkcr.apis.finetune import FINETUNE
 from mmkcr.apis.slim_files import provenance, relative, subnet_name
+from mmkcr.apis.subnet_configs import CONFIG, FINETUNE
 from mmkcr.core import atomic_write, count_params
 from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
 from mmkcr.models.loading import load_task, weights_of

@@ -1,5 +1,6 @@
 """Slimming from files to files: what ``tools/slim.py`` does."""
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,22 +14,21 @@ from torch import nn
 
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
-from mmkcr.core.added import added_layers
-from mmkcr.deploy.int8 import DeployedFile
 from mmkcr.deploy.latency_table import check_prediction, usable_table
 from mmkcr.engine.build import (
+    backbone_config,
     build_model,
     default_shape,
-    dense_config,
     file_sha256,
     load_config,
     load_weights,
     run_folder,
     state_bytes,
 )
+from mmkcr.engine.compressed_config import task_config
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models.counting import Parts, both_parts, counted_proposals
-from mmkcr.models.tasks import copied_spaces, find_task, search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
@@ -39,11 +39,11 @@ class SubnetFiles(NamedTuple):
     """What :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files` wrote."""
 
     folder: Path
+    model: nn.Module  # the subnet
     structure: Structure  # with provenance
     bytes: dict[str, int]  # of the weights, `dense` and `subnet`
     parts: Parts  # of a detector or segmentor, empty for others
     notes: list[str]  # sentences: how parts are counted, how good a prediction of time was …
-    deployed: Sequence[DeployedFile] = ()  # in fp32 and int8
     progress: CompressProgress | None = None  # whoever takes `later` steps removes it at the end
 
 
@@ -53,7 +53,7 @@ def written_files(dense: nn.Module, subnet: nn.Module, structure: Structure,
     predicted = structure.provenance.get('latency')
     notes = counted_proposals(subnet), predicted and check_prediction(dense, subnet, predicted)
     return SubnetFiles(
-        folder, structure, dict(dense=state_bytes(dense), subnet=state_bytes(subnet)),
+        folder, subnet, structure, dict(dense=state_bytes(dense), subnet=state_bytes(subnet)),
         both_parts(dense, subnet, structure.macs['input_shape']), list(filter(None, notes)))
 
 
@@ -86,11 +86,6 @@ def slim_files(config: str | Path, checkpoint: str | Path,
     if not search_space(model).gates():
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
-    # before loading: a checkpoint may be of a supernet that was sliced during training
-    task = find_task(model)
-    gates = [gate for space in (search_space(model), *copied_spaces(model))
-             for gate in space.gates().values()]
-    start = state_bytes(task) - sum(map(state_bytes, (*gates, *added_layers(task).values())))
     content = load_weights(model, checkpoint)
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
@@ -99,16 +94,13 @@ def slim_files(config: str | Path, checkpoint: str | Path,
                              ordinary=False)
     structure.provenance = {**structure.provenance,
                             **provenance(cfg, config, checkpoint, content)}
-    dense = build_model(dense_config(cfg))
+    # what the search began with: dense, or a subnet
+    start = copy.deepcopy(cfg)
+    start.model = task_config(start)
+    backbone_config(start).pop('gates', None)
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
-    files = written_files(dense, subnet, structure, folder)
-    parts = files.parts
-    if search_space(subnet).host is not subnet:  # what the search began with may be a subnet
-        lost = structure.macs['dense'] - structure.macs['subnet']
-        parts = {part: (size + lost * (part == 'backbone'), size)
-                 for part, (_, size) in parts.items()}
-    return files._replace(bytes=dict(files.bytes, dense=start), parts=parts)
+    return written_files(build_model(start), subnet, structure, folder)
 
 
 def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,

@@ -23,6 +23,8 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +32,25 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mmkcr.apis.compress_files import (
-    CONFIG,
     CompressTask,
     compress_files,
     compress_task,
+    distil_files,
+    int8_files,
     refit_files,
 )
-from mmkcr.apis.distil_files import distil_files
-from mmkcr.apis.finetune import shortened, write_finetune_config
 from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
+from mmkcr.apis.subnet_configs import CONFIG, shortened, write_finetune_config
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.limits import TARGETS
-from mmkcr.cli.report import print_files
 from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
+from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
-from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
+from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
 from mmkcr.engine.build import load_config
 from mmkcr.engine.workers import no_workers_left
@@ -127,19 +129,6 @@ def next_steps(files: SubnetFiles) -> str:
             'call.')
 
 
-def report_targets(finished: Sequence[SubnetFiles]) -> None:
-    """Print the networks of several targets side by side."""
-    rows = []
-    for files in finished:
-        structure = files.structure
-        macs, agreement = structure.macs, structure.provenance['agreement']
-        rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
-                     f'{macs["subnet"] / 1e9:.4g}', f'{structure.params["subnet"] / 1e6:.4g}',
-                     f'{agreement["error"]:.1%}'))
-    print(format_table(('folder', 'left', 'MACs (G)', 'parameters (M)', 'outputs differ by'),
-                       rows))
-
-
 def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | None = None,
              runtime: str = 'onnxruntime') -> dict[str, float]:
     """Metrics of a model, or of its exported file, on the test set of its config."""
@@ -176,10 +165,10 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
 def compressed(args: CompressJob, task: CompressTask, table: Path | None,
                later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
     """The networks of all targets, the smallest first: an unreachable target is refused first."""
-    settings = dict(rho=args.rho, seed=args.seed, memory=None if args.memory is None else int(
-        args.memory * 2**30))
+    settings = dict(rho=args.rho, seed=args.seed, later=later,
+                    memory=None if args.memory is None else int(args.memory * 2**30))
     if args.structure is not None:
-        yield refit_files(task, args.structure, later, **settings)
+        yield refit_files(task, args.structure, **settings)
         return
     cost, given = chosen_target(args)
     profiles = args.profiles
@@ -190,41 +179,71 @@ def compressed(args: CompressJob, task: CompressTask, table: Path | None,
         name = f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
         files = compress_files(
             task._replace(folder=task.folder / name), most, args.sites, cost, table,
-            args.force_table, int8=args.int8, profiles=profiles, later=later,
-            divisor=args.divisor, uniform=args.uniform, **settings)
+            args.force_table, profiles, divisor=args.divisor, uniform=args.uniform, **settings)
         profiles = profiles or files.folder  # one calibration serves all
         yield files
 
 
+def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]]) -> str:
+    """The files of ``--int8`` side by side, with their metrics if there are any."""
+    names = [name for name, value in (metrics[0] if metrics else {}).items()
+             if isinstance(value, Real)]
+    rows = [(file.path.name, f'{file.bytes / 1e6:.2f}', f'{file.ratio:.3f}', f'{file.error:.1%}',
+             '' if file.same is None else f'{file.same:.1%}',
+             *(f'{numbers[name]:.4g}' for name in names))
+            for file, numbers in zip(files, metrics or [{}] * len(files))]
+    return format_table(('file', 'MB', 'time, batch 1', 'difference from dense', 'same class',
+                         *names), rows)
+
+
 def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
            metrics: list[dict[str, float]]) -> None:
-    """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
+    """Take the steps that follow, and print; ``metrics`` gets or has those of the dense model."""
+    folder, slim, deployed, tuned = files.folder, files.model, [], []
+    measured, of_files, notes = [], [], []
     if args.distil is not None:
         begin(files, 'distil')
-        distil_files(task, files.folder, args.distil)
-    tuned = [] if args.finetune is None else [finetune(task.config, args, files)]
-    measured, deployed, notes = [], [], []
+        slim = distil_files(task, folder, args.distil).model
+    if args.int8 is not None:
+        deployed = int8_files(task, slim, folder, args.int8)
+    if args.finetune is not None:
+        tuned = [finetune(task.config, args, files)]
     if args.evaluate:
-        work_dir, slim = str(files.folder / 'evaluate'), load_config(files.folder / CONFIG)
+        run = partial(evaluate, work_dir=str(folder / 'evaluate'))
+        networks = dict(dense=(task.config, args.checkpoint),
+                        slim=(load_config(folder / CONFIG), None))
         if not metrics:
-            metrics.append(evaluate(task.config, args.checkpoint, work_dir))
-        measured = [*metrics, *(evaluate(slim, checkpoint, work_dir)
+            metrics.append(run(*networks['dense']))
+        measured = [*metrics, *(run(networks['slim'][0], checkpoint)
                                 for checkpoint in (None, *tuned))]
-        networks = dict(dense=(task.config, args.checkpoint), slim=(slim, None))
         try:
-            deployed = [evaluate(*networks[entry.name.split()[0]], work_dir, entry.path,
-                                 args.int8) for entry in files.deployed]
+            of_files = [run(*networks[file.name.split()[0]], onnx=file.path, runtime=args.int8)
+                        for file in deployed]
         except ValueError as error:  # they have one size, test images may have others
             notes = [f'The files of `--int8` were not evaluated: {error}']
-    print_files(files, measured, deployed)
-    print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
+    print_files(files, measured)
+    if deployed:
+        print(file_table(deployed, of_files))
+    written = (folder / WEIGHTS).stat().st_mtime_ns
+    if earlier := [path.name for path in sorted(folder.glob('slim_*.onnx'))
+                   if path.stat().st_mtime_ns < written]:
+        print(f'Of an earlier network: {", ".join(earlier)}.')
+    print(f'Wrote {folder / CONFIG} with structure and weights beside it')
     print('\n'.join([next_steps(files), *notes]))
     for checkpoint in tuned:
-        print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
+        print(f'Wrote {checkpoint}, which {folder / CONFIG} takes too')
 
 
-def _check_later_steps(args: CompressJob) -> None:
-    """Refuse, before anything is compressed, what would stop behind it: data, packages, configs."""
+def check_first(args: CompressJob) -> None:
+    """Refuse, before anything is compressed, what would stop it later: data, packages, configs."""
+    check_file(args.checkpoint, 'a checkpoint')
+    check_file(args.structure, 'a structure')
+    check_kinds(args.sites or ())
+    chosen_target(args)  # refuses what does not belong to a target
+    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope'):
+        if args.structure is not None and getattr(args, name) != getattr(CompressJob, name):
+            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
+                             'which says what is kept')
     dense, fields = load_config(args.config, args.cfg_options), []
     if args.calibration is None or args.finetune is not None:
         fields.append('train_dataloader')
@@ -242,34 +261,32 @@ def _check_later_steps(args: CompressJob) -> None:
     check_data_folders(dense, fields)
     if args.int8 is not None:
         require_quantizer(args.int8)
+    if args.distil is not None:
+        read_length(args.distil)
 
 
 @runs(CompressJob)
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
-    check_file(args.checkpoint, 'a checkpoint')
-    check_file(args.structure, 'a structure')
-    check_kinds(args.sites or ())
-    _check_later_steps(args)
-    chosen_target(args)  # refuses what does not belong to a target
-    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope', 'int8'):
-        if args.structure is not None and getattr(args, name) != getattr(CompressJob, name):
-            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
-                             'which says what is kept')
+    check_first(args)
     # what follows, evaluation included, does not compress again if it is killed
     later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
     if args.distil is not None:
-        read_length(args.distil)
         later['distil'] = args.distil
     table = chosen_table(args)
     task = compress_task(
         args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,
         args.out, args.seed, args.device, args.cfg_options, args.scope)
-    finished, metrics = [], []
+    finished, metrics, rows = [], [], []
     for files in compressed(args, task, table, later):
         finish(args, task, files, metrics)
-        finished.append(files)
-    if len(finished) > 1:
-        report_targets(finished)
-    for files in finished:  # until here a repeated call would go on from it
-        files.progress.remove()
+        finished.append(files.progress)
+        macs, params = files.structure.macs, files.structure.params
+        rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
+                     f'{macs["subnet"] / 1e9:.4g}', f'{params["subnet"] / 1e6:.4g}',
+                     f'{files.structure.provenance["agreement"]["error"]:.1%}'))
+    if len(rows) > 1:
+        print(format_table(('folder', 'left', 'MACs (G)', 'parameters (M)', 'outputs differ by'),
+                           rows))
+    for progress in finished:  # until here a repeated call would go on from it
+        progress.remove()

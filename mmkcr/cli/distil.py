@@ -10,8 +10,7 @@ Example:
 
 from dataclasses import dataclass
 
-from mmkcr.apis.compress_files import compress_task
-from mmkcr.apis.distil_files import distil_files
+from mmkcr.apis.compress_files import compress_task, distil_files
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file
 from mmkcr.cli.shared import Configured, Trusting

@@ -13,13 +13,16 @@ Examples:
         --threads 1 --batch 1
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SubnetFiles, slim_files
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.report import print_files
 from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
+from mmkcr.closed_form.report import sentences, site_table, size_table
 from mmkcr.deploy.latency_table import chosen_table
+from mmkcr.models.counting import part_rows
+from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,23 @@ class SlimJob(Configured, Shaped, Trusting, Timed):
         'what the target is about; default: what the price of the config counts, else the '
         'backbone of a detector, else the model', choices=('model', 'backbone'))
     out: str | None = argument('folder to write to (work_dirs/<config name>/slim)', metavar='DIR')
+
+
+def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = ()) -> None:
+    """Print what was kept, and the networks side by side.
+
+    The ``metrics`` are of the dense, slim and fine-tuned network.
+    """
+    structure, sizes = files.structure, files.bytes
+    print(site_table(structure))
+    print(size_table(structure, [('weights (MB)', sizes['dense'] / 1e6, sizes['subnet'] / 1e6)],
+                     metrics))
+    for sentence in sentences(structure, structure.provenance.get('agreement')):
+        print(sentence)
+    if files.parts:
+        print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
+    for sentence in files.notes:
+        print(sentence)
 
 
 @runs(SlimJob)

@@ -32,7 +32,7 @@ METHODS = dict(
 #: Files that came after the aims were set, by what they are for: patterns below mmkcr/.
 LATER = {
     'compression in closed form': (
-        'closed_form/*.py', 'apis/compress*.py', 'apis/finetune.py', 'functional/*refit.py',
+        'closed_form/*.py', 'apis/compress*.py', 'apis/subnet_configs.py', 'functional/*refit.py',
         'functional/pivots.py', 'functional/sweep.py', 'functional/moments.py',
         'core/allocation.py', 'visualization/progress.py'),
     'runtimes, int8, budgets in ms': (

@@ -1,17 +1,52 @@
-"""Fine-tuning a compressed network with its own, shortened schedule and a teacher."""
+"""Configs beside a compressed network: an ordinary one, and one of its fine-tuning."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
 from mmkcr.core import Structure, atomic_write
-from mmkcr.engine.compressed_config import run_length, with_import
+from mmkcr.engine.compressed_config import run_length, scoped, with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.safe_load import is_address
 
-DENSE, FINETUNE = 'dense.py', 'finetune.py'
+CONFIG, DENSE, FINETUNE = 'config.py', 'dense.py', 'finetune.py'
+
+
+def searched_config(config: Config, scope: str) -> dict[str, Any]:
+    """The part of a dense config that a structure is about, without initial weights."""
+    searched = without_initial_weights(config).model
+    searched = searched if scope == 'model' else searched.backbone
+    return scoped({key: value for key, value in searched.items() if key != 'init_cfg'},
+                  config).to_dict()
+
+
+def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str, Any],
+                 weights: str = WEIGHTS) -> None:
+    """Write a dense config with the subnet as backbone or model, to start from its weights.
+
+    Files are named relative to the config, so the folder can be moved.
+
+    Args:
+        config, scope: Of the dense task model; ``'backbone'`` or ``'model'``.
+        folder (Path): Holds structure and ``weights``.
+        backbone (Mapping): Config of the backbone, or the whole model, without its structure.
+    """
+    # initial checkpoints of the dense model would be loaded over the subnet, or refused
+    here, written = '{{ fileDirname }}', without_initial_weights(config)
+    slim = ConfigDict(backbone, structure=f'{here}/{STRUCTURE}')
+    if scope == 'model':
+        written.model = slim
+    else:
+        written.model.backbone = slim
+    # a folder apart from other subnets, whose configs have the same name, and from the dense run's
+    written.update(load_from=f'{here}/{weights}', work_dir=f'{here}/train', resume=False,
+                   launcher='none', custom_imports=with_import(written))
+    with atomic_write(folder / CONFIG) as path:
+        path.write_text(written.pretty_text)
 
 
 def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
