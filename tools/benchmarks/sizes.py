@@ -43,7 +43,7 @@ LATER = {
         'safe_load.py', 'engine/resume/checkpoint_guard.py', 'engine/resume/atomic_checkpoint.py',
         'engine/resume/preemption.py', 'engine/resume/exact_resume.py',
         'engine/hooks/class_check.py', 'engine/hooks/finite.py', 'engine/resume/batches.py',
-        'cli/init_config.py', 'apis/publish.py', 'apis/shipped.py', 'engine/expected.py',
+        'cli/init.py', 'apis/publish.py', 'apis/shipped.py', 'engine/expected.py',
         'cli/launch.py', 'engine/processes.py', 'cli/console.py', 'cli/limits.py',
         'datasets/*_check.py', 'core/finite.py'),
 }

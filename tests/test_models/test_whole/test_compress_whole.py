@@ -12,7 +12,7 @@ from mmseg.structures import SegDataSample
 from long_form import few
 from mmkcr.apis import slim as slim_supernet
 from mmkcr.apis.compress_files import compress_files, compress_task
-from mmkcr.cli.init_config import init_config
+from mmkcr.cli.init import init_config
 from mmkcr.closed_form.compression import agreement, compress, macs_model
 from mmkcr.closed_form.kinds import searched
 from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
