@@ -41,9 +41,9 @@ from mmkcr.apis.compress_files import (
 )
 from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
 from mmkcr.apis.subnet_configs import CONFIG, shortened, write_finetune_config
+from mmkcr.cli.command import TARGETS
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
-from mmkcr.cli.limits import TARGETS
 from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
 from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.distil import read_length

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
-from mmkcr.cli.command import CFG_OPTIONS, TRUST
+from mmkcr.cli.command import CFG_OPTIONS, TARGETS, TRUST
 from mmkcr.cli.fields import argument
-from mmkcr.cli.limits import TARGETS
 from mmkcr.core import COUNTED
 from mmkcr.deploy.latency_table import DEFAULTS
 from mmkcr.deploy.runtimes import RUNTIMES

@@ -44,7 +44,7 @@ LATER = {
         'engine/resume/preemption.py', 'engine/resume/exact_resume.py',
         'engine/hooks/class_check.py', 'engine/hooks/finite.py', 'engine/resume/batches.py',
         'cli/init.py', 'apis/publish.py', 'apis/shipped.py', 'engine/expected.py',
-        'cli/launch.py', 'engine/processes.py', 'cli/console.py', 'cli/limits.py',
+        'cli/launch.py', 'engine/processes.py', 'cli/console.py',
         'datasets/*_check.py', 'core/finite.py'),
 }
 _REGISTRARS = ('mlp_adapter', 'attention_adapter', 'channel_adapter', 'stream_adapter')
