@@ -44,7 +44,7 @@ COMMANDS = {
 #: Lower limits of numbers, by their argument's name, which is the same in every command.
 LEAST = dict(threads=1, batch=1, batch_size=1, images=1, shown=1, repeats=0, warmup=0, rounds=1,
              pairs=1, divisor=1, jobs=1, folds=2, count=1, interval=1, landmarks=1, tokens=1,
-             finetune=1, by_module=1, seed=0, seeds=0, grid=1, image=1, head=0, replace=0, query=0,
+             finetune=1, seed=0, seeds=0, grid=1, image=1, head=0, replace=0, query=0,
              score_thr=0, rho=0, memory=0, tolerance=0, wait_time=0, fraction=1e-6, budgets=1e-6,
              targets=1e-6)
 #: Upper limits: of shares, and where PyTorch would end the process.
