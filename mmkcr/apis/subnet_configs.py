@@ -14,6 +14,8 @@ from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.safe_load import is_address
 
 CONFIG, DENSE, FINETUNE = 'config.py', 'dense.py', 'finetune.py'
+#: Learning rates of a fine-tuning over the schedule's: at full rates a good network forgets.
+RATE = 0.1
 
 
 def searched_config(config: Config, scope: str) -> dict[str, Any]:
@@ -50,24 +52,22 @@ def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str
 
 
 def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
-                          folder: Path, length: int, rate: float = 0.1) -> Path:
+                          folder: Path, length: int) -> Path:
     """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
 
-    The schedule is the dense config's, with all its parts scaled to the new length, at a share of
-    its learning rates: at full rates a network that is already good forgets. The dense
-    network teaches its backbone's features: see :class:`mmkcr.FeatureDistillationLoss`.
+    The dense network teaches its backbone's features: see :class:`mmkcr.FeatureDistillationLoss`.
 
     Args:
         dense (Config): Config of the dense task model.
         checkpoint (str | Path): Its weights, a file or URL.
         structure (Structure): Structure of the subnet.
         folder (Path): Holds structure and weights.
-        length, rate: See :func:`shortened`.
+        length (int): See :func:`shortened`.
 
     Returns:
-        Path: Path of the config, which ``tools/train.py`` takes.
+        Path: Path of the config, which ``mmkcr train`` takes.
     """
-    config = shortened(dense, length, rate)
+    config = shortened(dense, length)
     here, checkpoint = '{{ fileDirname }}', str(checkpoint)
     if not is_address(checkpoint):
         checkpoint = str(Path(checkpoint).expanduser().resolve())
@@ -90,25 +90,18 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
     return folder / FINETUNE
 
 
-def shortened(dense: Config, length: int, rate: float) -> Config:
-    """A copy of a config with a schedule of another length, at a share of its learning rates.
+def shortened(dense: Config, length: int) -> Config:
+    """A copy of a training's config with another number of epochs, or of iterations.
 
-    Args:
-        dense (Config): Config of a training.
-        length (int): Epochs, or iterations if the config counts these.
-        rate (float): Share of its learning rates.
+    All parts of its schedule are scaled, and learning rates are :data:`RATE` of the given ones.
 
     Raises:
-        ValueError: The config trains nothing, or ``length`` or ``rate`` is not positive.
+        ValueError: The config trains nothing.
     """
-    if length < 1:
-        raise ValueError(f'expected at least one epoch or iteration to fine-tune, found {length}')
-    if not 0 < rate < float('inf'):
-        raise ValueError(f'expected a positive share of the learning rates, found {rate}')
     before, by_epoch = run_length(dense)
     config = copy.deepcopy(dense)
     stretch_schedule(config, length / before)
-    scale_rates(config, rate)
+    scale_rates(config, RATE)
     config.train_cfg['max_epochs' if by_epoch else 'max_iters'] = length
     # a short run must still validate, at its end
     config.train_cfg.val_interval = min(config.train_cfg.get('val_interval', 1), length)

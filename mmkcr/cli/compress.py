@@ -105,10 +105,8 @@ class CompressJob(Configured, Shaped, Trusting, Timed):
         'steps, or a time such as 30min; never worse', metavar='LENGTH')
     finetune: int | None = argument(
         'then train for so many epochs, or iterations where the config counts these, with its own '
-        'schedule shortened and the dense model as teacher', metavar='LENGTH')
-    finetune_rate: float = argument(
-        "learning rates of --finetune, as a share of the schedule's (%(default)s)", 0.1,
-        metavar='SHARE')
+        'schedule shortened, a tenth of its learning rates, and the dense model as teacher',
+        metavar='LENGTH')
     evaluate: bool = argument('also evaluate all models on the test set', False)
     int8: str | None = argument(
         'also write dense and slim ONNX files in fp32 and int8 for '
@@ -152,7 +150,7 @@ def begin(files: SubnetFiles, step: str) -> None:
 def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     """Train what was compressed, or go on with it; gives the checkpoint."""
     path = write_finetune_config(dense, args.checkpoint, files.structure, files.folder,
-                                 args.finetune, rate=args.finetune_rate)
+                                 args.finetune)
     config = load_config(path, compressed=False)
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
     begin(files, 'finetune')
@@ -244,21 +242,16 @@ def check_first(args: CompressJob) -> None:
         if args.structure is not None and getattr(args, name) != getattr(CompressJob, name):
             raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
                              'which says what is kept')
-    dense, fields = load_config(args.config, args.cfg_options), []
-    if args.calibration is None or args.finetune is not None:
-        fields.append('train_dataloader')
-    if args.finetune is None and args.finetune_rate != CompressJob.finetune_rate:
-        raise ValueError('expected `--finetune` with `--finetune-rate`, found none')
+    dense = load_config(args.config, args.cfg_options)
     if args.finetune is not None:
-        fields.append('val_dataloader')
-        shortened(dense, args.finetune, args.finetune_rate)
-    if args.evaluate:
-        fields.append('test_dataloader')
-        for key in ('test_cfg', 'test_dataloader', 'test_evaluator'):
-            if dense.get(key) is None:
-                raise ValueError(f'expected a config with `{key}` for `--evaluate`, found '
-                                 f'`{args.config}` without')
-    check_data_folders(dense, fields)
+        shortened(dense, args.finetune)
+    for key in ('test_cfg', 'test_dataloader', 'test_evaluator') if args.evaluate else ():
+        if dense.get(key) is None:
+            raise ValueError(f'expected a config with `{key}` for `--evaluate`, found '
+                             f'`{args.config}` without')
+    read = dict(train_dataloader=args.calibration is None or args.finetune is not None,
+                val_dataloader=args.finetune is not None, test_dataloader=args.evaluate)
+    check_data_folders(dense, [name for name, needed in read.items() if needed])
     if args.int8 is not None:
         require_quantizer(args.int8)
     if args.distil is not None:
@@ -270,9 +263,7 @@ def main(args: CompressJob) -> None:
     """Compress, write and print."""
     check_first(args)
     # what follows, evaluation included, does not compress again if it is killed
-    later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
-    if args.distil is not None:
-        later['distil'] = args.distil
+    later = {name: getattr(args, name) for name in ('finetune', 'distil')}
     table = chosen_table(args)
     task = compress_task(
         args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,

@@ -412,7 +412,6 @@ def test_images_that_cannot_be_used(what, message, checkpoint, refused, tmp_path
      'expected the data of `train_dataloader` in the folder `nowhere`'),
     # what is kept is given
     ('', ['--structure', '{folder}/s.json', '--divisor', '4'], 'expected `--divisor` with a'),
-    ('', ['--target-macs', '60%', '--finetune-rate', '0.3'], 'expected `--finetune` with `--fine'),
     ('', ['--target-macs', '60%', '--force-table'], 'expected `--target-latency` with `--force'),
 ])
 def test_what_cannot_follow_is_refused_first(refused, tmp_path, lines, options, message):
