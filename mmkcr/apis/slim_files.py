@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mmengine
 import torch
@@ -27,7 +27,7 @@ from mmkcr.engine.build import (
 )
 from mmkcr.engine.compressed_config import task_config
 from mmkcr.methods.search.slimming import slim
-from mmkcr.models.counting import Parts, both_parts, counted_proposals
+from mmkcr.models.counting import both_parts, counted_proposals
 from mmkcr.models.tasks import search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
@@ -35,26 +35,26 @@ from mmkcr.version import __version__
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
 
 
-class SubnetFiles(NamedTuple):
-    """What :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files` wrote."""
+class SubnetFiles:
+    """What :func:`slim_files` or :class:`~mmkcr.apis.compress_files.CompressTask` wrote.
 
-    folder: Path
-    model: nn.Module  # the subnet
-    structure: Structure  # with provenance
-    bytes: dict[str, int]  # of the weights, `dense` and `subnet`
-    parts: Parts  # of a detector or segmentor, empty for others
-    notes: list[str]  # sentences: how parts are counted, how good a prediction of time was …
-    progress: CompressProgress | None = None  # whoever takes `later` steps removes it at the end
+    Args:
+        dense, model (nn.Module): The bare task models that are compared.
+        structure (Structure): Of the subnet, with provenance.
+        folder (Path): Where it was written.
+        progress (CompressProgress, optional): Whoever takes later steps removes it at the end.
+    """
 
-
-def written_files(dense: nn.Module, subnet: nn.Module, structure: Structure,
-                  folder: Path) -> SubnetFiles:
-    """Compare a subnet, written to a folder, with its dense network; both are bare task models."""
-    predicted = structure.provenance.get('latency')
-    notes = counted_proposals(subnet), predicted and check_prediction(dense, subnet, predicted)
-    return SubnetFiles(
-        folder, subnet, structure, dict(dense=state_bytes(dense), subnet=state_bytes(subnet)),
-        both_parts(dense, subnet, structure.macs['input_shape']), list(filter(None, notes)))
+    def __init__(self, dense: nn.Module, model: nn.Module, structure: Structure, folder: Path,
+                 progress: CompressProgress | None = None) -> None:
+        self.model, self.structure, self.folder, self.progress = model, structure, folder, progress
+        self.bytes = dict(dense=state_bytes(dense), subnet=state_bytes(model))
+        #: MACs by part of a detector or segmentor, empty for others.
+        self.parts = both_parts(dense, model, structure.macs['input_shape'])
+        predicted = structure.provenance.get('latency')
+        #: Sentences: how parts are counted, how good a prediction of time was …
+        self.notes = list(filter(None, (
+            counted_proposals(model), predicted and check_prediction(dense, model, predicted))))
 
 
 def slim_files(config: str | Path, checkpoint: str | Path,
@@ -100,7 +100,7 @@ def slim_files(config: str | Path, checkpoint: str | Path,
     backbone_config(start).pop('gates', None)
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
-    return written_files(build_model(start), subnet, structure, folder)
+    return SubnetFiles(build_model(start), subnet, structure, folder)
 
 
 def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,

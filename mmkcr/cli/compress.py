@@ -31,14 +31,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.compress_files import (
-    CompressTask,
-    compress_files,
-    compress_task,
-    distil_files,
-    int8_files,
-    refit_files,
-)
+from mmkcr.apis.compress_files import CompressTask, int8_files
 from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
 from mmkcr.apis.subnet_configs import CONFIG, shortened, write_finetune_config
 from mmkcr.cli.command import TARGETS
@@ -166,7 +159,7 @@ def compressed(args: CompressJob, task: CompressTask, table: Path | None,
     settings = dict(rho=args.rho, seed=args.seed, later=later,
                     memory=None if args.memory is None else int(args.memory * 2**30))
     if args.structure is not None:
-        yield refit_files(task, args.structure, **settings)
+        yield task.refit(args.structure, **settings)
         return
     cost, given = chosen_target(args)
     profiles = args.profiles
@@ -175,9 +168,9 @@ def compressed(args: CompressJob, task: CompressTask, table: Path | None,
     targets = sorted(dict.fromkeys(given), key=lambda most: cls.read_target(most, 2**62))
     for most in targets:
         name = f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
-        files = compress_files(
-            task._replace(folder=task.folder / name), most, args.sites, cost, table,
-            args.force_table, profiles, divisor=args.divisor, uniform=args.uniform, **settings)
+        files = task.compress(
+            most, args.sites, cost, table, args.force_table, profiles, name=name,
+            divisor=args.divisor, uniform=args.uniform, **settings)
         profiles = profiles or files.folder  # one calibration serves all
         yield files
 
@@ -201,9 +194,9 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
     measured, of_files, notes = [], [], []
     if args.distil is not None:
         begin(files, 'distil')
-        slim = distil_files(task, folder, args.distil).model
+        slim = task.distil(folder, args.distil).model
     if args.int8 is not None:
-        deployed = int8_files(task, slim, folder, args.int8)
+        deployed = int8_files(task.model, slim, task.batches, folder, args.int8)
     if args.finetune is not None:
         tuned = [finetune(task.config, args, files)]
     if args.evaluate:
@@ -265,7 +258,7 @@ def main(args: CompressJob) -> None:
     # what follows, evaluation included, does not compress again if it is killed
     later = {name: getattr(args, name) for name in ('finetune', 'distil')}
     table = chosen_table(args)
-    task = compress_task(
+    task = CompressTask(
         args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,
         args.out, args.seed, args.device, args.cfg_options, args.scope)
     finished, metrics, rows = [], [], []
