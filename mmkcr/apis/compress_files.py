@@ -48,12 +48,7 @@ SENSITIVITY, PROGRESS = 'sensitivity.json', '.progress'
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
-    """Outputs of a task model that must agree: scores, score maps, or a detector's features.
-
-    Args:
-        model (nn.Module): A model of mmpretrain, mmdet or mmseg.
-        batch (dict): A batch of its data preprocessor.
-    """
+    """Outputs of a task model that must agree: scores, score maps, or a detector's features."""
     if is_detector(model):
         return model.extract_feat(batch['inputs'])
     return deciding_scores(model, tensor_outputs(model, batch['inputs'],
@@ -129,10 +124,6 @@ class CompressTask:
                 Defaults to None: there are none.
             name (str): Of a folder in the task's. Defaults to the task's own.
             **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
-
-        Raises:
-            ImportError: The runtime of ``latency`` is missing.
-            ValueError: As in ``compress``. Nothing is written then.
         """
         table = None if latency is None else usable_table(latency, dict(
             input_shape=list(self.input_shape), part=self.part), force_latency)

@@ -66,20 +66,9 @@ def slim_files(config: str | Path, checkpoint: str | Path,
     """Slim a trained supernet and write the subnet; see ``mmkcr slim --help``.
 
     Two files are written, both or, on any error, neither: ``structure.json``, and ``subnet.pth``
-    with the ``state_dict`` of the bare task model (weights inherited) and a ``meta``.
-
-    Args:
-        config, checkpoint, out, options: Of the search; folder; config entries to overwrite.
-        target_macs, divisor, shape, part, cost: See :func:`mmkcr.apis.slim`. ``shape`` defaults to
-            :func:`~mmkcr.engine.build.default_shape`.
-        latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
-            None.
-        force_latency (bool): Accept a table of another machine. Defaults to False.
-
-    Raises:
-        FileNotFoundError: Config or checkpoint is missing.
-        ImportError: The runtime of ``latency`` is.
-        ValueError: They do not belong together, there are no gates, or the target is unreachable.
+    with the ``state_dict`` of the bare task model (weights inherited) and a ``meta``. With a table
+    of ``latency`` (``force_latency``: also of another machine) ``target_macs`` is a time. Other
+    arguments are those of :func:`mmkcr.apis.slim`.
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
@@ -143,16 +132,11 @@ def subnet_name(structure: Structure) -> str | None:
 
 def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any],
                  folder: Path) -> None:
-    """Write ``subnet.pth`` and ``structure.json``, or neither.
+    """Write ``subnet.pth``, of a bare task model, and ``structure.json``, or neither.
 
     ``subnet.pth`` holds the structure too. So its renaming decides: if the process is killed before
-    the other's, it loads with itself as the ``structure`` of the config.
-
-    Args:
-        subnet (nn.Module): Bare task model.
-        structure (Structure): Its structure, with provenance.
-        meta (dict): Of the checkpoint that it comes from.
-        folder (Path): Created if it does not exist.
+    the other's, it loads with itself as the ``structure`` of the config. ``meta`` is that of the
+    checkpoint that the subnet comes from.
     """
     remove_stale(folder)  # half-written files of a killed call
     state = {name: value.detach().cpu().clone().contiguous()

@@ -30,12 +30,8 @@ def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str
                  weights: str = WEIGHTS) -> None:
     """Write a dense config with the subnet as backbone or model, to start from its weights.
 
-    Files are named relative to the config, so the folder can be moved.
-
-    Args:
-        config, scope: Of the dense task model; ``'backbone'`` or ``'model'``.
-        folder (Path): Holds structure and ``weights``.
-        backbone (Mapping): Config of the backbone, or the whole model, without its structure.
+    Files are named relative to the config, so the folder can be moved. ``backbone`` is the config
+    of what ``scope`` names, without its structure.
     """
     # initial checkpoints of the dense model would be loaded over the subnet, or refused
     here, written = '{{ fileDirname }}', without_initial_weights(config)
@@ -55,17 +51,9 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
                           folder: Path, length: int) -> Path:
     """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
 
-    The dense network teaches its backbone's features: see :class:`mmkcr.FeatureDistillationLoss`.
-
-    Args:
-        dense (Config): Config of the dense task model.
-        checkpoint (str | Path): Its weights, a file or URL.
-        structure (Structure): Structure of the subnet.
-        folder (Path): Holds structure and weights.
-        length (int): See :func:`shortened`.
-
-    Returns:
-        Path: Path of the config, which ``mmkcr train`` takes.
+    The dense network, with the weights of ``checkpoint``, teaches its backbone's features: see
+    :class:`mmkcr.FeatureDistillationLoss`. For ``length`` see :func:`shortened`. ``mmkcr train``
+    takes the config whose path is returned.
     """
     config = shortened(dense, length)
     here, checkpoint = '{{ fileDirname }}', str(checkpoint)
@@ -94,9 +82,6 @@ def shortened(dense: Config, length: int) -> Config:
     """A copy of a training's config with another number of epochs, or of iterations.
 
     All parts of its schedule are scaled, and learning rates are :data:`RATE` of the given ones.
-
-    Raises:
-        ValueError: The config trains nothing.
     """
     before, by_epoch = run_length(dense)
     config = copy.deepcopy(dense)

@@ -34,7 +34,6 @@ from mmengine.runner import Runner
 from mmkcr.apis.compress_files import CompressTask, int8_files
 from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
 from mmkcr.apis.subnet_configs import CONFIG, shortened, write_finetune_config
-from mmkcr.cli.command import TARGETS
 from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
@@ -163,14 +162,13 @@ def compressed(args: CompressJob, task: CompressTask, table: Path | None,
         return
     cost, given = chosen_target(args)
     profiles = args.profiles
-    cls = TARGETS['target_latency' if table else f'target_{cost}']
     # of a network so large that shares and absolute numbers do not mix
-    targets = sorted(dict.fromkeys(given), key=lambda most: cls.read_target(most, 2**62))
+    targets = sorted(dict.fromkeys(given), key=lambda most: cost.read_target(most, 2**62))
     for most in targets:
-        name = f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
+        name = f'{cost.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
         files = task.compress(
-            most, args.sites, cost, table, args.force_table, profiles, name=name,
-            divisor=args.divisor, uniform=args.uniform, **settings)
+            most, args.sites, 'macs' if table else cost.name, table, args.force_table, profiles,
+            name=name, divisor=args.divisor, uniform=args.uniform, **settings)
         profiles = profiles or files.folder  # one calibration serves all
         yield files
 

@@ -56,8 +56,8 @@ def check_file(path: str | None, what: str) -> None:
 def resume_latest(config: Config) -> None:
     """Make a run resume from the latest checkpoint of its work directory, if there is one.
 
-    Otherwise the run begins as usual, from ``load_from`` if the config has it. So a run
-    can always be started with ``--resume``, as batch systems do that restart jobs.
+    Otherwise it begins from ``load_from``, if the config has it. So a run can always be started
+    with ``--resume``, as batch systems do that restart jobs.
     """
     checkpoint = latest_checkpoint(config.work_dir)
     config.resume = checkpoint is not None
@@ -94,9 +94,7 @@ def build_runner(config: Config) -> Runner:
 def start_training(config: Config) -> Runner:
     """Check a complete config, build its runner and train.
 
-    Raises:
-        FileNotFoundError: The checkpoint to start from, or data, are missing.
-        ValueError: The config has no training, or cannot be built. Nothing is written then.
+    Nothing is written where the config has no training, or names data that are missing.
     """
     if config.get('train_cfg') is None:
         raise ValueError('expected a config with a `train_cfg`, found '
@@ -159,15 +157,8 @@ def one_run(config: Config, *hooks: Hook | dict, alone: bool = True) -> Iterator
     before its first batch, the copy of the config is restored or removed; the log stays, with the
     reason in it, and so does everything else. After that, values that are not finite, unreadable
     images and full disks are still reported in one sentence; any other error becomes a
-    ``RuntimeError``, so that a command shows its traceback.
-
-    Args:
-        config (Config): With ``work_dir`` and ``launcher``.
-        *hooks (Hook | dict): To register.
-        alone (bool): Whether to exclude other runs from the folder meanwhile. Defaults to True.
-
-    Raises:
-        ValueError: Another run writes to the folder, or the hosts refused the config.
+    ``RuntimeError``, so that a command shows its traceback. The given hooks are registered; a run
+    ``alone`` refuses a folder that another run writes to.
     """
     start, first = StartHook(), is_first_process(config.launcher)
     copied = config.filename and Path(config.work_dir, Path(config.filename).name)

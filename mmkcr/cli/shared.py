@@ -9,7 +9,6 @@ from mmengine.config import Config
 
 from mmkcr.cli.command import CFG_OPTIONS, TARGETS, TRUST
 from mmkcr.cli.fields import argument
-from mmkcr.core import COUNTED
 from mmkcr.deploy.latency_table import DEFAULTS
 from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.engine.build import image_shape, run_folder
@@ -64,11 +63,10 @@ def target(cost: str, example: str, more: str = '', **settings: Any) -> Any:
                     f"model's{more}", metavar='TARGET', **{'group': 'target', **settings})
 
 
-def chosen_target(job: Any) -> tuple[str, Any]:
-    """The cost that a target was given for (see :func:`mmkcr.slim`), and the target(s).
+def chosen_target(job: Any) -> tuple[type, Any]:
+    """The class of the cost that a target was given for, and the target(s).
 
-    Raises:
-        ValueError: Arguments about the table of a target of time, without this target.
+    What is about the table of a target of time is refused without this target.
     """
     for name in Timed.__dataclass_fields__:
         if getattr(job, name) not in (None, False) and job.target_latency is None:
@@ -76,8 +74,8 @@ def chosen_target(job: Any) -> tuple[str, Any]:
                              'found none')
     for name, cls in TARGETS.items():
         if getattr(job, name) is not None:
-            return cls.name if cls.name in COUNTED else 'macs', getattr(job, name)
-    return 'macs', None
+            return cls, getattr(job, name)
+    return TARGETS['target_macs'], None
 
 
 @dataclass(frozen=True)

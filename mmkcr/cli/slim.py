@@ -63,9 +63,9 @@ def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = ()) ->
 @runs(SlimJob)
 def main(args: SlimJob) -> None:
     """Slim, write and print."""
-    cost, target = chosen_target(args)
+    (cost, target), table = chosen_target(args), chosen_table(args)
     files = slim_files(args.config, args.checkpoint, target, args.divisor, given_shape(args),
-                       args.out, args.cfg_options, args.part, chosen_table(args), args.force_table,
-                       cost)
+                       args.out, args.cfg_options, args.part, table, args.force_table,
+                       'macs' if table else cost.name)
     print_files(files)
     print(f'Wrote {files.folder / STRUCTURE} and {files.folder / WEIGHTS}')

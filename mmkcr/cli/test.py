@@ -29,6 +29,8 @@ from mmkcr.engine.processes import is_first_process
 from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
 
+PICKLES = '.pkl', '.pickle'
+
 
 @dataclass(frozen=True)
 class TestJob(Running):
@@ -111,11 +113,10 @@ def _augment_tests(config: Config) -> None:
 def test_with_masks(runner: Runner) -> dict[str, Any]:
     """Test, and test again with all masks forced open: the control of what the masks do.
 
-    Returns:
-        dict: Metrics of the first test, ``masks/open``, ``masks/always`` and ``masks/never`` in
-        percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and the
-        metrics of the second test as ``<name>_open``. Images that fill up the last batch of
-        several processes count twice in the shares.
+    Metrics of the first test come with ``masks/open``, ``masks/always`` and ``masks/never`` in
+    percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and those of
+    the second test as ``<name>_open``. Images that fill up the last batch of several processes
+    count twice in the shares.
     """
     with MaskWatch(runner.model) as watch:
         metrics = dict(runner.test())
@@ -151,11 +152,10 @@ def main(args: TestJob) -> None:
         raise ValueError('expected `--masks` without `--onnx`, found both: masks are held open in '
                          'PyTorch')
     predictions = args.out is not None and args.out_item != 'metrics'
-    suffixes = ('.pkl', '.pickle') if predictions else \
-        ('.json', '.yaml', '.yml', '.pkl', '.pickle')
+    what, suffixes = ('predictions', PICKLES) if predictions else \
+        ('metrics', ('.json', '.yaml', '.yml', *PICKLES))
     if args.out is not None and not args.out.endswith(suffixes):
-        raise ValueError(f'expected a {suffixes[0]} file for '
-                         f'{"predictions" if predictions else "metrics"}, found `--out {args.out}`')
+        raise ValueError(f'expected a {suffixes[0]} file for {what}, found `--out {args.out}`')
     config = load_config(args.config, compressed=False)
     if config.get('test_cfg') is None:
         raise ValueError(f'expected a config with a `test_cfg`, found `{args.config}` without')
