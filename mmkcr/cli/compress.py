@@ -34,9 +34,8 @@ from mmengine.runner import Runner
 from mmkcr.apis.compress_files import CompressTask, int8_files
 from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
 from mmkcr.apis.subnet_configs import CONFIG, shortened, write_finetune_config
-from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
-from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
 from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
@@ -50,7 +49,7 @@ from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class CompressJob(Configured, Shaped, Trusting, Timed):
+class CompressJob(Timed):
     """Arguments of ``mmkcr compress``."""
 
     config: str = argument('config of a dense model, a file or library::path', positional=True)

@@ -11,9 +11,8 @@ Example:
 from dataclasses import dataclass
 
 from mmkcr.apis.compress_files import CompressTask
-from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.fields import Configured, Trusting, argument, runs
 from mmkcr.cli.launch import check_file
-from mmkcr.cli.shared import Configured, Trusting
 
 
 @dataclass(frozen=True)

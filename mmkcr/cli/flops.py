@@ -15,8 +15,7 @@ import sys
 from dataclasses import dataclass
 
 from mmkcr.apis import macs_report
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Shaped, given_shape
+from mmkcr.cli.fields import Configured, Shaped, argument, given_shape, runs
 from mmkcr.core import count_params
 from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.models.counting import counted_proposals, macs_by_part

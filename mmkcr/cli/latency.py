@@ -33,8 +33,7 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
 from mmkcr.closed_form.kinds import DEFAULT_SITES
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.export import recorded

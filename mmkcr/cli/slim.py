@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SubnetFiles, slim_files
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
+from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.closed_form.report import sentences, site_table, size_table
 from mmkcr.deploy.latency_table import chosen_table
 from mmkcr.models.counting import part_rows
@@ -26,7 +25,7 @@ from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class SlimJob(Configured, Shaped, Trusting, Timed):
+class SlimJob(Timed):
     """Arguments of ``mmkcr slim``."""
 
     config: str = argument('config of the search', positional=True)

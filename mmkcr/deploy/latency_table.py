@@ -40,7 +40,7 @@ def chosen_table(args: Any) -> Path | None:
     """The table of a target of time, checked against the conditions that were given.
 
     Args:
-        args (Any): A :class:`~mmkcr.cli.shared.Timed` with ``target_latency``, ``config``,
+        args (Any): A :class:`~mmkcr.cli.fields.Timed` with ``target_latency``, ``config``,
             ``sites`` (if the command has them), ``shape``, ``part`` and ``cfg_options``.
 
     Raises:
