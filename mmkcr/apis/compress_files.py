@@ -24,22 +24,9 @@ from mmkcr.closed_form.survey import Survey, survey
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
-from mmkcr.engine.build import (
-    build_model,
-    default_shape,
-    file_sha256,
-    load_config,
-    load_weights,
-    run_folder,
-)
+from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, run_folder
 from mmkcr.lazy import is_of
-from mmkcr.models.tasks import (
-    deciding_scores,
-    find_task,
-    is_dense_task,
-    is_detector,
-    tensor_outputs,
-)
+from mmkcr.models import tasks
 from mmkcr.version import __version__
 
 #: Maximum number of calibration images by default.
@@ -49,10 +36,10 @@ SENSITIVITY, PROGRESS = 'sensitivity.json', '.progress'
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
     """Outputs of a task model that must agree: scores, score maps, or a detector's features."""
-    if is_detector(model):
+    if tasks.is_detector(model):
         return model.extract_feat(batch['inputs'])
-    return deciding_scores(model, tensor_outputs(model, batch['inputs'],
-                                                 batch.get('data_samples')))
+    return tasks.deciding_scores(model, tasks.tensor_outputs(
+        model, batch['inputs'], batch.get('data_samples')))
 
 
 class CompressTask:
@@ -69,20 +56,17 @@ class CompressTask:
                  options: Mapping[str, Any] | None = None, scope: str = 'backbone') -> None:
         self.config, self.scope = load_config(config, options), scope
         self.model = model = build_model(self.config)
-        if find_task(model) is not model or not hasattr(model, 'backbone'):
+        if tasks.find_task(model) is not model or not hasattr(model, 'backbone'):
             raise ValueError('expected the config of an ordinary task model with a `backbone`, '
                              f'found `{type(model).__name__}` in `{config}`')
         content = load_weights(model, checkpoint)
         self.meta = content.get('meta') or {}
-        dense_task = is_dense_task(model)
-        if scope == 'model' and not dense_task:
-            raise ValueError("expected a detector or segmentor for the scope 'model', found "
-                             f'`{type(model).__name__}`')
         if scope == 'model' and part == 'backbone':
             raise ValueError("expected a budget over the whole model for the scope 'model', found "
                              "that of the part 'backbone'")
         # heads of detectors cost what the proposals make them cost: their budget is the backbone's
-        self.part = 'model' if scope == 'model' else part or ('backbone' if dense_task else None)
+        self.part = 'model' if scope == 'model' else \
+            part or ('backbone' if tasks.is_dense_task(model) else None)
         self.input_shape = shape or default_shape(self.config, model)
         model.to(device)
         batches = calibration_images(self.config, model, calibration, images or MOST_IMAGES, seed)
@@ -136,7 +120,7 @@ class CompressTask:
                       forward=task_outputs if self.scope == 'backbone' else None)
         files = self._written(run, folder, settings, kept, dict(
             sites=sites, target=target, cost=cost, later=later,
-            latency=None if latency is None else file_sha256(latency)))
+            latency=None if latency is None else Path(latency).read_text()))
         if known:
             files.notes.append('Profiles of the sites are those of an earlier call, in '
                                f'{kept.folder}.')
