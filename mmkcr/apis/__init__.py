@@ -11,8 +11,7 @@ _HOMES = dict(
     export='saved', inferencer='inference', list_models='inference', load='saved',
     load_config='mmkcr.engine.build',
     macs_report='mmkcr.models.counting', model_config='inference',
-    register_models='inference', sample_image='shipped', save='saved',
-    slim='mmkcr.methods.search.slimming')
+    sample_image='shipped', save='saved', slim='mmkcr.methods.search.slimming')
 
 __all__ = list(_HOMES)
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -34,8 +34,8 @@ def list_models(pattern: str = '*') -> list[str]:
 def model_config(model: str | Path) -> Config:
     """The config of a model.
 
-    mmdet's and mmseg's inferencers accept it in place of a name, which they
-    look up among their own: ``DetInferencer(model_config(name), weights)``.
+    The hosts accept it in place of a name, which they look up among their own:
+    ``DetInferencer(model_config(name), weights)``, ``mmpretrain.get_model(model_config(name))``.
 
     Args:
         model (str | Path): A name of :func:`list_models`, a config file or a
@@ -50,23 +50,6 @@ def model_config(model: str | Path) -> Config:
         raise FileNotFoundError(f'expected a config file or a model of `mmkcr.apis.list_models()`, '
                                 f'found `{model}`')
     return load_config(path, entry.get('Options'))
-
-
-def register_models() -> None:
-    """Make the models known to mmpretrain by name.
-
-    Afterwards ``mmpretrain.get_model(name)``, ``mmpretrain.list_models()`` and
-    ``ImageClassificationInferencer(name, weights)`` know them.
-    """
-    from mmpretrain.apis import ModelHub
-    if not any(ModelHub.has(name) for name in list_models()):
-        root = shipped_root()
-        ModelHub.register_model_index(root / 'model-index.yml', config_prefix=root)
-        # the hub knows configs, no options beside them
-        for name, entry in model_index().items():
-            if 'Options' in entry:
-                ModelHub._models_dict[name.lower()].config = load_config(
-                    entry['Config'], entry['Options'], compressed=False)
 
 
 def inferencer(model: str | Path | Config, weights: str | None = None,

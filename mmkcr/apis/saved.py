@@ -95,7 +95,7 @@ def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
         hub_config := getattr(model, name, None), 'mmengine.config.Config')), None)
     known = getattr(model, 'pretrained_cfg', None)
     if config is not None:
-        from .compress_files import searched_config, write_config
+        from .subnet_configs import searched_config, write_config
         scope = _scope(structure)
         structure = dataclasses.replace(structure, backbone=dict(
             structure.backbone, backbone=searched_config(config, scope)))

@@ -25,8 +25,7 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
 from mmkcr.deploy.end_to_end import export_end_to_end
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair

@@ -31,8 +31,7 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Shaped, given_shape
+from mmkcr.cli.fields import Configured, Shaped, argument, given_shape, runs
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.export import recorded
 from mmkcr.deploy.latency import AMP_DTYPES, Side, clock_for, measure_pair

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import torch
 
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Shaped, given_shape
+from mmkcr.cli.fields import Configured, Shaped, argument, given_shape, runs
 from mmkcr.core import load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.deploy.latency_table import DEFAULTS, measure_table, table_path

@@ -46,13 +46,6 @@ def scaled(value: float | None, unit: float) -> str:
     return f'{value / unit:.4g}' if value else ''
 
 
-def words(entry: Mapping[str, Any]) -> list[str]:
-    """What a command takes for a model: its config, its weights, its options."""
-    files = [entry[key] for key in ('Config', 'Weights') if key in entry]
-    options = [f'{key}={value}' for key, value in entry.get('Options', {}).items()]
-    return [*files, '--cfg-options', *options] if options else files
-
-
 @runs(ZooJob)
 def main(args: ZooJob) -> None:
     """Read the metafiles and print."""
@@ -62,7 +55,10 @@ def main(args: ZooJob) -> None:
     if not entries:
         raise ValueError(f'expected a name of a model, found none that fits `{args.pattern}`')
     if args.path:
-        print('\n'.join(' '.join(words(entry)) for entry in entries.values()))
+        for entry in entries.values():
+            options = [f'{key}={value}' for key, value in entry.get('Options', {}).items()]
+            print(*(entry[key] for key in ('Config', 'Weights') if key in entry),
+                  *(['--cfg-options', *options] if options else []))
         return
     rows = []
     for name, entry in entries.items():

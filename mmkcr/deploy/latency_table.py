@@ -39,7 +39,7 @@ def table_path(config: str | Path, runtime: str, threads: int, batch: int) -> Pa
 def chosen_table(args: Any) -> Path | None:
     """The table of a target of time, checked against the conditions that were given.
 
-    The arguments are a :class:`~mmkcr.cli.shared.Timed` with ``target_latency``, ``config``,
+    The arguments are a :class:`~mmkcr.cli.fields.Timed` with ``target_latency``, ``config``,
     ``part``, ``shape`` and, if the command has them, ``sites``.
 
     Raises:

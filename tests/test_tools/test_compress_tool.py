@@ -21,7 +21,7 @@ from PIL import Image
 
 from long_form import few
 from mmkcr.apis import count_macs
-from mmkcr.apis.finetune import without_initial_weights
+from mmkcr.apis.subnet_configs import without_initial_weights
 from mmkcr.closed_form import images as calibration_module
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure
@@ -230,18 +230,14 @@ def test_files_in_int8_are_evaluated_too(checkpoint, compress, run_tool, data, t
 def test_files_that_take_other_images_do_not_cost_the_report(compress, load_tool, monkeypatch):
     """Files in int8 have one size, and mmdet's and mmseg's test images have several."""
     tool = load_tool('compress')
-    files = tool.compress_files
-
-    def with_file(*args, **kwargs):
-        found = files(*args, **{**kwargs, 'int8': None})
-        return found._replace(deployed=[DeployedFile('dense', Path('dense.onnx'), 1, 1., 0., None)])
+    files = [DeployedFile('dense', Path('dense.onnx'), 1, 1., 0., None)]
 
     def refusing(config, checkpoint, work_dir, onnx=None, runtime='onnxruntime'):
         if onnx is not None:
             raise ValueError('expected images that `dense.onnx` takes')
         return {'accuracy/top1': 50.}
 
-    for name, value in dict(compress_files=with_file, evaluate=refusing,
+    for name, value in dict(int8_files=lambda *_: files, evaluate=refusing,
                             require_quantizer=lambda _: None).items():
         monkeypatch.setattr(tool, name, value)
     printed = compress('--target-macs', '60%', '--evaluate', '--int8', 'onnxruntime')
@@ -416,7 +412,6 @@ def test_images_that_cannot_be_used(what, message, checkpoint, refused, tmp_path
      'expected the data of `train_dataloader` in the folder `nowhere`'),
     # what is kept is given
     ('', ['--structure', '{folder}/s.json', '--divisor', '4'], 'expected `--divisor` with a'),
-    ('', ['--target-macs', '60%', '--finetune-rate', '0.3'], 'expected `--finetune` with `--fine'),
     ('', ['--target-macs', '60%', '--force-table'], 'expected `--target-latency` with `--force'),
 ])
 def test_what_cannot_follow_is_refused_first(refused, tmp_path, lines, options, message):

@@ -1,38 +1,61 @@
-"""Fine-tuning a compressed network with its own, shortened schedule and a teacher."""
+"""Configs beside a compressed network: an ordinary one, and one of its fine-tuning."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
 from mmkcr.core import Structure, atomic_write
-from mmkcr.engine.compressed_config import run_length, with_import
+from mmkcr.engine.compressed_config import run_length, scoped, with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.safe_load import is_address
 
-DENSE, FINETUNE = 'dense.py', 'finetune.py'
+CONFIG, DENSE, FINETUNE = 'config.py', 'dense.py', 'finetune.py'
+#: Learning rates of a fine-tuning over the schedule's: at full rates a good network forgets.
+RATE = 0.1
+
+
+def searched_config(config: Config, scope: str) -> dict[str, Any]:
+    """The part of a dense config that a structure is about, without initial weights."""
+    searched = without_initial_weights(config).model
+    searched = searched if scope == 'model' else searched.backbone
+    return scoped({key: value for key, value in searched.items() if key != 'init_cfg'},
+                  config).to_dict()
+
+
+def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str, Any],
+                 weights: str = WEIGHTS) -> None:
+    """Write a dense config with the subnet as backbone or model, to start from its weights.
+
+    Files are named relative to the config, so the folder can be moved. ``backbone`` is the config
+    of what ``scope`` names, without its structure.
+    """
+    # initial checkpoints of the dense model would be loaded over the subnet, or refused
+    here, written = '{{ fileDirname }}', without_initial_weights(config)
+    slim = ConfigDict(backbone, structure=f'{here}/{STRUCTURE}')
+    if scope == 'model':
+        written.model = slim
+    else:
+        written.model.backbone = slim
+    # a folder apart from other subnets, whose configs have the same name, and from the dense run's
+    written.update(load_from=f'{here}/{weights}', work_dir=f'{here}/train', resume=False,
+                   launcher='none', custom_imports=with_import(written))
+    with atomic_write(folder / CONFIG) as path:
+        path.write_text(written.pretty_text)
 
 
 def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
-                          folder: Path, length: int, rate: float = 0.1) -> Path:
+                          folder: Path, length: int) -> Path:
     """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
 
-    The schedule is the dense config's, with all its parts scaled to the new length, at a share of
-    its learning rates: at full rates a network that is already good forgets. The dense
-    network teaches its backbone's features: see :class:`mmkcr.FeatureDistillationLoss`.
-
-    Args:
-        dense (Config): Config of the dense task model.
-        checkpoint (str | Path): Its weights, a file or URL.
-        structure (Structure): Structure of the subnet.
-        folder (Path): Holds structure and weights.
-        length, rate: See :func:`shortened`.
-
-    Returns:
-        Path: Path of the config, which ``tools/train.py`` takes.
+    The dense network, with the weights of ``checkpoint``, teaches its backbone's features: see
+    :class:`mmkcr.FeatureDistillationLoss`. For ``length`` see :func:`shortened`. ``mmkcr train``
+    takes the config whose path is returned.
     """
-    config = shortened(dense, length, rate)
+    config = shortened(dense, length)
     here, checkpoint = '{{ fileDirname }}', str(checkpoint)
     if not is_address(checkpoint):
         checkpoint = str(Path(checkpoint).expanduser().resolve())
@@ -55,25 +78,15 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
     return folder / FINETUNE
 
 
-def shortened(dense: Config, length: int, rate: float) -> Config:
-    """A copy of a config with a schedule of another length, at a share of its learning rates.
+def shortened(dense: Config, length: int) -> Config:
+    """A copy of a training's config with another number of epochs, or of iterations.
 
-    Args:
-        dense (Config): Config of a training.
-        length (int): Epochs, or iterations if the config counts these.
-        rate (float): Share of its learning rates.
-
-    Raises:
-        ValueError: The config trains nothing, or ``length`` or ``rate`` is not positive.
+    All parts of its schedule are scaled, and learning rates are :data:`RATE` of the given ones.
     """
-    if length < 1:
-        raise ValueError(f'expected at least one epoch or iteration to fine-tune, found {length}')
-    if not 0 < rate < float('inf'):
-        raise ValueError(f'expected a positive share of the learning rates, found {rate}')
     before, by_epoch = run_length(dense)
     config = copy.deepcopy(dense)
     stretch_schedule(config, length / before)
-    scale_rates(config, rate)
+    scale_rates(config, RATE)
     config.train_cfg['max_epochs' if by_epoch else 'max_iters'] = length
     # a short run must still validate, at its end
     config.train_cfg.val_interval = min(config.train_cfg.get('val_interval', 1), length)
