@@ -262,16 +262,12 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
     config.param_scheduler = ConfigDict(
         weights=schedulers if isinstance(schedulers, list) else [schedulers],
         architecture=[cosine])
-    # arguments that the bilevel loops share with the hosts' loops
-    kept = ('max_epochs', 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals')
-    unknown = set(config.train_cfg) - {*kept, 'type', 'by_epoch', '_scope_'}
-    if unknown:
-        raise ValueError(f'expected the keys {["type", "by_epoch", *kept]} in `train_cfg` of a '
-                         f'search in two levels, found {sorted(unknown)}')
+    # the loops take the arguments of the hosts' loops, and refuse others
     config.train_cfg = ConfigDict(
         type='mmkcr.BilevelTrainLoop' if by_epoch else 'mmkcr.IterBilevelTrainLoop',
         architecture_fraction=settings.fraction, split_seed=settings.split_seed,
-        **{key: value for key, value in config.train_cfg.items() if key in kept})
+        **{key: value for key, value in config.train_cfg.items()
+           if key not in ('type', 'by_epoch', '_scope_')})
 
 
 def _add_hooks(config: Config, settings: ConfigDict) -> None:

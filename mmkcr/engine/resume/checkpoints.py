@@ -1,6 +1,5 @@
 """Checkpoints that are complete at any moment, and one more when a run is told to end."""
 
-import copy
 import os
 import signal
 import threading
@@ -82,17 +81,17 @@ class AtomicCheckpointHook(CheckpointHook):
             for old in outdated:
                 self._remove(self.file_backend.join_path(
                     self.out_dir, self.filename_tmpl.format(old)))
+            Path(runner.work_dir, NAME).unlink(missing_ok=True)  # what the run resumed from
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         runner.call_hook(BEFORE_CHECKPOINT)
         # the host removes the former best checkpoint before it writes the new one
-        backend, outdated = self.file_backend, []
-        self.file_backend = copy.copy(backend)
+        outdated: list[str] = []
         self.file_backend.remove = outdated.append
         try:
             super()._save_best_checkpoint(runner, metrics)
         finally:
-            self.file_backend = backend
+            del self.file_backend.remove
         # only now that the new best one and the pointer to the last one are complete
         best = getattr(self, 'best_ckpt_path_dict', {}).values()
         for path in {*outdated} - {self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best}:
@@ -110,8 +109,8 @@ class PreemptionHook(Hook):
     Batch systems send SIGTERM before they take a machine away. All processes agree on the
     iteration, ``preempted.pth`` is written, ``last_checkpoint`` points to it, and the run ends with
     status 143. With ``--resume`` it continues within the epoch (:class:`ExactResumeHook`, which
-    registers this hook). The file is removed after the next ordinary checkpoint. A signal during a
-    validation takes effect after it.
+    registers this hook). :class:`AtomicCheckpointHook` removes the file after the next ordinary
+    checkpoint. A signal during a validation takes effect after it.
     """
 
     priority = 'LOWEST'  # after all that belongs to an iteration
@@ -135,7 +134,6 @@ class PreemptionHook(Hook):
         signalled = torch.tensor(int(self._told))
         all_reduce(signalled, 'max')
         if not signalled:
-            self._forget_old(runner)
             return
         runner.call_hook(BEFORE_CHECKPOINT)
         runner.save_checkpoint(runner.work_dir, NAME, by_epoch=False,
@@ -152,19 +150,9 @@ class PreemptionHook(Hook):
         """Restore the former handler."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
-        self._forget_old(runner)
 
     def _note(self, *_: Any) -> None:
         self._told = True
-
-    @staticmethod
-    def _forget_old(runner: Runner) -> None:
-        """Remove the file that the run resumed from once ``last_checkpoint`` names another."""
-        path, pointer = (Path(runner.work_dir, name) for name in (NAME, 'last_checkpoint'))
-        # without a pointer the run was killed between the two: the file is all that there is
-        if is_main_process() and path.is_file() and pointer.is_file() and \
-                Path(pointer.read_text()).name != NAME:
-            path.unlink()
 
 
 def _start_worker(start: Callable | None, worker: int) -> None:

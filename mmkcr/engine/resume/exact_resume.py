@@ -8,7 +8,6 @@ import torch
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
-from mmengine.optim import OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from mmkcr.engine.checks import FiniteHook
@@ -71,7 +70,7 @@ class ExactResumeHook(Hook):
         self._resumed: dict[str, Any] = {}  # what a checkpoint to resume from has stored
         self._seed = 0
         self._validated = False
-        self._passed = 0
+        self._passed = 0  # batches that a resumed run has already used of its epoch
         self._processes: list[dict[str, Any]] | None = None
 
     def before_run(self, runner: Runner) -> None:
@@ -107,9 +106,24 @@ class ExactResumeHook(Hook):
             processes=processes)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep the added state if the run is resumed."""
-        if runner._resume:
-            self._resumed.update(checkpoint.get(_KEY, {}))
+        """Keep what a run to resume has stored, and find out how much of its epoch is past."""
+        if not runner._resume:
+            return
+        self._resumed.update(checkpoint.get(_KEY, {}))
+        loop, meta = runner.train_loop, checkpoint['meta']
+        if not isinstance(loop, EpochBasedTrainLoop):
+            return
+        begin = meta['epoch'] * len(loop.dataloader)
+        if self._resumed.pop('batches', None) == len(loop.dataloader):
+            self._passed = meta['iter'] - begin
+        elif meta['iter'] != begin:
+            print_log(f'The run does not go on exactly: expected iteration {begin} at the start of '
+                      f'epoch {meta["epoch"] + 1}, found {meta["iter"]} in the checkpoint, which '
+                      'was written within an epoch or with another batch size.', 'current',
+                      level=30)
+            # another number of batches means another order: the epoch begins anew, and what is past
+            # counts as epochs of today's length, for all that looks at both counters
+            meta['iter'] = begin
 
     def before_train(self, runner: Runner) -> None:
         """Number the samples of every training loader of the loop."""
@@ -136,7 +150,6 @@ class ExactResumeHook(Hook):
         if isinstance(loop, IterBasedTrainLoop) and not isinstance(loop.dataloader_iterator,
                                                                    batches.EndlessBatches):
             loop.dataloader_iterator = batches.EndlessBatches(loop.dataloader)
-        self._passed = self._within_epoch(runner, self._resumed.pop('batches', None))
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Set the random states and the samplers' epoch, and skip batches of a resumed epoch."""
@@ -156,28 +169,6 @@ class ExactResumeHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Note that a checkpoint of the best model already has this validation behind it."""
         self._validated = True
-
-    @staticmethod
-    def _within_epoch(runner: Runner, length: int | None) -> int:
-        """Number of batches that a resumed run has already used of its epoch of a length."""
-        loop = runner.train_loop
-        if not isinstance(loop, EpochBasedTrainLoop):
-            return 0
-        begin = loop.epoch * len(loop.dataloader)
-        passed = loop.iter - begin
-        # another number of batches means another order: the epoch begins anew
-        if length == len(loop.dataloader):
-            return passed
-        if passed:
-            print_log(f'The run does not go on exactly: expected iteration {begin} at the start of '
-                      f'epoch {loop.epoch + 1}, found {loop.iter} in the checkpoint, which was '
-                      'written within an epoch or with another batch size.', 'current', level=30)
-            # what is past counts as epochs of today's length, for all that looks at both counters
-            loop._iter = begin
-            wrapper = runner.optim_wrapper
-            for part in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
-                part.initialize_count_status(runner.model, loop.iter, loop.max_iters)
-        return 0
 
 
 class MissedValidationHook(Hook):

@@ -13,22 +13,10 @@ from torch.utils.data import DataLoader
 from mmkcr.engine.resume.checkpoints import PreemptionHook, keep_workers
 
 
-def test_a_file_without_a_pointer_stays(tmp_path):
-    """A run may be killed between the two; every later start died in its first iteration."""
-    path = tmp_path / 'preempted.pth'
-    path.write_bytes(b'weights')
-    for pointer, stays in ((None, True), ('preempted.pth', True), ('epoch_1.pth', False)):
-        if pointer is not None:
-            (tmp_path / 'last_checkpoint').write_text(str(tmp_path / pointer))
-        PreemptionHook._forget_old(SimpleNamespace(work_dir=str(tmp_path)))
-        assert path.is_file() == stays
-
-
-def test_the_signal_is_given_back(tmp_path):
+def test_the_signal_is_given_back():
     """After a training SIGTERM ends the process again as it did before."""
     before, hook = signal.getsignal(signal.SIGTERM), PreemptionHook()
-    runner = SimpleNamespace(train_loop=SimpleNamespace(), val_loop=None,
-                             work_dir=str(tmp_path))
+    runner = SimpleNamespace(train_loop=SimpleNamespace(), val_loop=None)
     hook.before_train(runner)
     assert signal.getsignal(signal.SIGTERM) == hook._note
     hook.after_train(runner)
