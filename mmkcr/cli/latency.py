@@ -5,12 +5,12 @@ the median over neighbouring pairs. The share is (1 - t_slim / t_dense) / (1 - m
 macs_dense). On one thread of a CPU the clock is that of the process, so that neighbours on a busy
 machine do not count; else it is the wall clock.
 
-A side is a config (a file or library::path, also of an ordinary model) or an ONNX file; weights
-make no difference and are random. With one config, the other side follows from it: of the config of
-a subnet the dense network, with --target-macs a subnet with one keep ratio everywhere, whose units
-are drawn at random. Models are exported for the runtime, both sides in the same way. Several values
-of an option are measured one after the other; every pair is a line of a CSV file that is named by
-hardware and versions.
+A side is a config (a file or library::path, also of an ordinary model) or an ONNX file. Weights are
+random, as they make no difference. With one config, the other side follows from it: of the config
+of a subnet the dense network, with --target-macs a subnet with one keep ratio everywhere, whose
+units are drawn at random. Models are exported for the runtime, both sides in the same way. Several
+values of an option are measured one after the other; every pair is a line of a CSV file that is
+named by hardware and versions.
 
 Examples:
     mmkcr latency DENSE_CONFIG SLIM_CONFIG --runtime onnxruntime openvino
