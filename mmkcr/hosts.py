@@ -30,8 +30,7 @@ def prepare_hosts() -> None:
     """Adapt MMEngine and mmcv to this package, once, for the rest of the process.
 
     - Configs may refer to ``mmkcr::`` and ``mmseg::`` bases.
-    - mmcv's ``LoadImageFromFile`` names the file that it cannot read, in an
-      :class:`UnreadableImageError`.
+    - mmcv's ``LoadImageFromFile`` names the file that it cannot read.
     - MMEngine reads checkpoints as data, see :func:`mmkcr.safe_load.restrict_checkpoints`.
 
     Raises:
@@ -79,11 +78,7 @@ def _installed(name: str) -> str | None:
 
 
 def refuse_mixed_families() -> None:
-    """Refuse the original OpenMMLab packages beside their forks, which install the same folders.
-
-    Raises:
-        ImportError: Both are there; the message has the two commands that mend it.
-    """
+    """Refuse the original OpenMMLab packages beside their forks, with the commands that mend it."""
     beside = [(name, f'{fork}=={_installed(fork)}') for fork, names in ORIGINALS.items()
               for name in names if _installed(fork) and _installed(name)]
     if beside:

@@ -46,13 +46,9 @@ def is_address(path: str | Path) -> bool:
 
 def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
                     keys: Sequence[str] = ('state_dict', )) -> dict[str, Any]:
-    """Read a checkpoint.
+    """Read a checkpoint from a file, a URL, or any other source that MMEngine reads.
 
-    Args:
-        path (str | Path): A file, a URL, or any other source that MMEngine reads.
-        map_location (Any): See :func:`torch.load`. Defaults to ``'cpu'``.
-        keys (Sequence[str]): Where the weights may be, the first that is there; else the
-            checkpoint is the weights themselves. Defaults to ``('state_dict', )``.
+    The weights are under the first of ``keys`` that is there, else they are the checkpoint itself.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -147,10 +143,9 @@ def _method(owner: Any, name: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _harmless() -> list[Any]:
-    """Types and functions in checkpoints beside tensors and plain values.
+    """Types in checkpoints of MMEngine's runs beside tensors and plain values.
 
-    Those of MMEngine's runs, and containers in which other trainings keep their options (DeiT, MAE
-    and DINO write an ``argparse.Namespace``).
+    And containers in which DeiT, MAE and DINO keep their options.
     """
     allowed = [slice, Namespace, PosixPath, np.ndarray, np.dtype,
                *{type(np.dtype(code)) for code in '?bBhHiIlLqQefdU'}]

@@ -26,13 +26,11 @@ def flat_tensors(outputs: Any, floating: bool = True) -> list[Tensor]:
         return [outputs] if outputs.is_floating_point() or not floating else []
     if isinstance(outputs, (str, bytes)):  # a character is a text again
         return []
-    if isinstance(outputs, Mapping):
+    if isinstance(outputs, Mapping):  # also outputs of Hugging Face
         outputs = outputs.values()
-    if hasattr(outputs, 'to_tuple'):  # of Hugging Face
-        outputs = outputs.to_tuple()
     elif dataclasses.is_dataclass(outputs):
         outputs = [getattr(outputs, field.name) for field in dataclasses.fields(outputs)]
-    if isinstance(outputs, (list, tuple)) or hasattr(outputs, '__iter__'):
+    if hasattr(outputs, '__iter__'):
         return [tensor for part in outputs for tensor in flat_tensors(part, floating)]
     return []
 

@@ -1,6 +1,7 @@
 """Files that are either complete or absent, and folders that one run writes to."""
 
 import os
+import re
 import shutil
 import socket
 import time
@@ -86,12 +87,10 @@ def remove_stale(folder: str | Path) -> None:
 
     Files of living processes stay. Files of other machines stay for a day. Sub-folders are left.
     """
-    prefix = f'{_PART}{socket.gethostname()}-'  # `.part-HOST-PID-…`
     for path in Path(folder).glob(f'{_PART}*'):
         # only processes of this machine can be looked up
-        writer = path.name.removeprefix(prefix).split('-')[0]
-        here = path.name.startswith(prefix) and writer.isdigit()
-        if not _alive(int(writer)) if here else time.time() - path.stat().st_mtime > _DAY:
+        here = re.match(rf'{_PART}{re.escape(socket.gethostname())}-(\d+)-', path.name)
+        if not _alive(int(here[1])) if here else time.time() - path.stat().st_mtime > _DAY:
             _remove(path)
 
 

@@ -89,7 +89,7 @@ def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
     differ = [key for key in wanted if given.get(key) != wanted[key]]
     if differ:
         this, other = ({key: side.get(key) for key in differ} for side in (wanted, given))
-        raise ValueError(f'expected a table of {this} in `{path}`, found one of {other}: measure '
+        raise ValueError(f'expected a table about {this} in `{path}`, found {other}: measure '
                          'another, or force one of another machine (`--force-table`, of a price '
                          '`force_table=True`)')
     if not table.dense or any(len(entry['changes']) < len(entry['measured'])

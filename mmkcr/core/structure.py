@@ -39,12 +39,7 @@ def _published_structure(path: Path) -> Any:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Content of a JSON file; ``what`` it holds, with an article, is for messages.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is not JSON.
-    """
+    """Content of a JSON file; ``what`` it holds, with an article, is for messages."""
     if not path.is_file():
         raise FileNotFoundError(f'expected {what} file at `{path}`, found none')
     try:
@@ -124,11 +119,7 @@ class SiteEntry:
 
     @classmethod
     def from_dict(cls, name: str, data: Any) -> 'SiteEntry':
-        """Check an entry of ``sites``; a count as ``kept`` stands for the first units.
-
-        Raises:
-            ValueError: A key or a type is wrong, or the units are not ascending within [0, total).
-        """
+        """Check an entry of ``sites``; a count as ``kept`` stands for the first units."""
         where = f'at site `{name}`'
         _check_form(data, _SITE, {'kept', 'total'}, 'a site', where)
         total, kept, operator = data['total'], data['kept'], data.get('operator')
@@ -180,8 +171,7 @@ class Structure:
                 (.pth), parsed content, or a structure, which is returned as it is.
 
         Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: The file is not JSON, or its content is not a structure.
+            ValueError: The content is not a structure; the message says what and where.
         """
         if isinstance(source, cls):
             return source
@@ -228,11 +218,7 @@ class Structure:
         return _braces(texts, '') + '\n'
 
     def save(self, path: str | Path) -> None:
-        """Write the file, by a temporary file and a rename.
-
-        Raises:
-            ValueError: The structure is not valid; nothing is written.
-        """
+        """Write the file, by a temporary file and a rename, unless the structure is not valid."""
         self._from_dict(self.to_dict(), 'in the structure to save')
         with atomic_write(path) as temporary:
             temporary.write_text(self.dumps(), encoding='utf8')

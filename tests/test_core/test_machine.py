@@ -48,6 +48,6 @@ def test_a_table_of_a_processor_that_only_looks_the_same_is_refused(other, gpu, 
     # what differs is named, what does not is not
     this, other = (dict(hardware=name) for name in (machine.hardware_name(),
                                                     table.machine['hardware']))
-    assert f'a table of {this} in' in str(error.value)
-    assert f'found one of {other}: measure another' in str(error.value)
+    assert f'a table about {this} in' in str(error.value)
+    assert f'found {other}: measure another' in str(error.value)
     assert load_table(path, force=True) == table

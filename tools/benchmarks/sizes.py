@@ -34,7 +34,7 @@ LATER = {
     'compression in closed form': (
         'closed_form/*.py', 'apis/compress*.py', 'apis/subnet_configs.py', 'functional/*refit.py',
         'functional/pivots.py', 'functional/sweep.py', 'functional/moments.py',
-        'core/budget.py', 'visualization.py'),
+        'visualization.py'),
     'runtimes, int8, budgets in ms': (
         'deploy/*.py', 'core/latency.py', 'core/machine.py'),
     'self-supervision, questions, whole models': (

@@ -122,7 +122,7 @@ def config_changes(before: Mapping[str, Any],
 def _entries(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Leaves of a config by their dotted names, without entries that may differ."""
     parts: dict[Any, Any] = {}
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value:
         parts = {name: entry for name, entry in value.items() if name not in _FREE}
     elif isinstance(value, (list, tuple)) and any(
             isinstance(entry, (Mapping, list, tuple)) for entry in value):

@@ -1,12 +1,18 @@
 """What may change when a run is resumed, and what is named."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
 
-from mmkcr.engine.resume.checkpoint_guard import config_changes, config_entries
+from mmkcr.engine.resume import checkpoint_guard
+from mmkcr.engine.resume.checkpoint_guard import (
+    CheckpointGuardHook,
+    config_changes,
+    config_entries,
+)
 
 BEFORE = dict(
     default_scope='mmpretrain', work_dir='a', resume=False, load_from='x.pth',
@@ -54,6 +60,18 @@ def test_entries_are_data(tmp_path):
     torch.save(entries, tmp_path / 'x.pth')
     assert torch.load(tmp_path / 'x.pth', weights_only=True) == entries
     assert entries['custom_hooks.0.type'] == 'type' and entries['custom_hooks.0.among'] == ['set']
+
+
+@pytest.mark.parametrize('meta', [dict(cfg='model = 1'), None, dict(entries=['model.x'])])
+def test_a_checkpoint_without_entries_is_warned_of(meta, monkeypatch):
+    monkeypatch.setattr(checkpoint_guard, 'load_run', lambda *_: None)
+    warnings = []
+    runner = SimpleNamespace(_load_from='x.pth', _resume=True, cfg=Config(BEFORE), model=None,
+                             logger=SimpleNamespace(warning=warnings.append))
+    CheckpointGuardHook().after_load_checkpoint(runner, dict(
+        meta=meta, optimizer={}, state_dict=dict(a=torch.ones(1))))
+    assert warnings == ['The config of the run in `x.pth` cannot be compared, as the checkpoint '
+                        'does not hold its entries.']
 
 
 HOLDS, OTHER = "the checkpoint's is used", 'the run does not go on as it would have'

@@ -94,14 +94,14 @@ def test_a_table_of_another_machine_other_images_or_unfinished_is_refused(price,
 
     content = json.loads(Path(table).read_text())
     elsewhere = rewritten(machine=dict(hardware='another-64-cores', versions='torch3'))
-    with pytest.raises(ValueError, match="a table of .*, found one of .*'another-64-cores'"
+    with pytest.raises(ValueError, match="a table about .*, found .*'another-64-cores'"
                        '.*`force_table=True`'):
         elsewhere()
     assert elsewhere(force_table=True).table.dense == DENSE
     for force in (False, True):
         of_large = rewritten(settings=dict(input_shape=[3, 224, 224]))
         assert of_large(input_shape=(3, 224, 224), force_table=force).table.dense == DENSE
-        with pytest.raises(ValueError, match=r"of {'input_shape': \[3, 16, 16\]} in .*, found"):
+        with pytest.raises(ValueError, match=r"about {'input_shape': \[3, 16, 16\]} in .*, found"):
             of_large(input_shape=SHAPE, force_table=force)
         unfinished = rewritten(classes=[dict(content['classes'][0], measured=[4, 8])])
         with pytest.raises(ValueError, match='a finished table in .*, found sizes that were not'):
