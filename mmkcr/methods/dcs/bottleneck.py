@@ -145,10 +145,7 @@ class InformationBottleneckHook(RefreshHook):
         TypeError: The regulariser is another loss.
     """
 
-    def __init__(self,
-                 interval: int = 1,
-                 samples: int | None = None,
-                 loss: str = 'ib',
+    def __init__(self, interval: int = 1, samples: int | None = None, loss: str = 'ib',
                  **kwargs: Any) -> None:
         super().__init__(interval, loss, **kwargs)
         if samples is not None and samples < 1:

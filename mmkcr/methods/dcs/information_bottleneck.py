@@ -46,15 +46,9 @@ class InformationBottleneckLoss(RefreshedTerm):
 
     needs_labels = True
 
-    def __init__(self,
-                 num_features: int,
-                 num_classes: int,
-                 num_clusters: int | None = None,
-                 weight: float = 50.,
-                 beta: float = 1.,
-                 normalize: bool = True,
-                 smoothing: float = 1e-3,
-                 input_features: int | None = None) -> None:
+    def __init__(self, num_features: int, num_classes: int, num_clusters: int | None = None,
+                 weight: float = 50., beta: float = 1., normalize: bool = True,
+                 smoothing: float = 1e-3, input_features: int | None = None) -> None:
         super().__init__(num_features)
         for name, value in (('num_clusters', num_clusters or num_classes), ('beta', beta),
                             ('smoothing', smoothing)):

@@ -47,16 +47,9 @@ class InformationBottleneckMetric(BaseMetric):
 
     default_prefix = 'information'
 
-    def __init__(self,
-                 num_classes: int,
-                 inputs: bool = True,
-                 mean: float | Sequence[float] = 0.,
-                 std: float | Sequence[float] = 1.,
-                 beta: float = 1.,
-                 normalize: bool = True,
-                 smoothing: float = 1e-3,
-                 feature_key: str = 'features',
-                 seed: int = 0,
+    def __init__(self, num_classes: int, inputs: bool = True, mean: float | Sequence[float] = 0.,
+                 std: float | Sequence[float] = 1., beta: float = 1., normalize: bool = True,
+                 smoothing: float = 1e-3, feature_key: str = 'features', seed: int = 0,
                  **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_classes, self.inputs = num_classes, inputs

@@ -40,13 +40,8 @@ class QKMask(NoisyGate, AddedLayer):
         ValueError: ``temperature`` is not positive.
     """
 
-    def __init__(self,
-                 in_channels: int,
-                 channels: int,
-                 maps: bool = False,
-                 separate: bool = False,
-                 init: float = 2.0,
-                 temperature: float = 1.0) -> None:
+    def __init__(self, in_channels: int, channels: int, maps: bool = False, separate: bool = False,
+                 init: float = 2.0, temperature: float = 1.0) -> None:
         super().__init__()
         if temperature <= 0:
             raise ValueError(f'expected a positive mask `temperature`, found {temperature}')

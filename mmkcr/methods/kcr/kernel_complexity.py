@@ -48,12 +48,8 @@ class KernelComplexityLoss(RefreshedTerm):
 
     state, hook, marker = 'a basis', 'NystromRefreshHook', 'basis_rank'
 
-    def __init__(self,
-                 num_features: int,
-                 rank_ratio: float = 0.2,
-                 weight: float = 0.2,
-                 form: str = 'projection',
-                 scale_free: bool = False,
+    def __init__(self, num_features: int, rank_ratio: float = 0.2, weight: float = 0.2,
+                 form: str = 'projection', scale_free: bool = False,
                  num_samples: int | None = None) -> None:
         super().__init__(num_features)
         if form not in ('projection', 'sample'):

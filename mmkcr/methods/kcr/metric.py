@@ -66,15 +66,9 @@ class KernelComplexityMetric(BaseMetric):
 
     default_prefix = 'kernel'
 
-    def __init__(self,
-                 landmark_ratio: float = 0.1,
-                 rank_ratio: float = 0.2,
-                 form: str = 'projection',
-                 x: float = 3.0,
-                 feature_key: str = 'features',
-                 score_key: str | None = 'pred_score',
-                 seed: int = 0,
-                 **kwargs: Any) -> None:
+    def __init__(self, landmark_ratio: float = 0.1, rank_ratio: float = 0.2,
+                 form: str = 'projection', x: float = 3.0, feature_key: str = 'features',
+                 score_key: str | None = 'pred_score', seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not 0 < landmark_ratio <= 1:
             raise ValueError(f'expected landmark_ratio in (0, 1], found `{landmark_ratio}` in '

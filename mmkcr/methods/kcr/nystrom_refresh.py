@@ -38,12 +38,8 @@ class NystromRefreshHook(RefreshHook):
             'sample' on a set that does not number its samples from 0.
     """
 
-    def __init__(self,
-                 interval: int = 30,
-                 landmarks: int | None = None,
-                 solver: str = 'nystrom',
-                 loss: str = 'kcr',
-                 **kwargs: Any) -> None:
+    def __init__(self, interval: int = 30, landmarks: int | None = None, solver: str = 'nystrom',
+                 loss: str = 'kcr', **kwargs: Any) -> None:
         super().__init__(interval, loss, **kwargs)
         if solver not in ('nystrom', 'exact'):
             raise ValueError(f"expected solver 'nystrom' or 'exact', found `{solver}` in "

@@ -101,20 +101,11 @@ class AdaptiveOneHotLoss(Priced):
             ``eps`` or ``band`` out of (0, 0.5).
     """
 
-    def __init__(self,
-                 target: str | int | float,
-                 preset: str = 'balanced',
-                 one_hot: float | None = None,
-                 entropy: float = 1.,
-                 tangent: float = 1.,
-                 budget: float | None = None,
-                 importance: float | Mapping[str, float] | None = None,
-                 balance: float | None = None,
-                 growth: float | None = None,
-                 band: float = 0.02,
-                 eps: float = 1e-3,
-                 cost: str = 'macs',
-                 **kwargs: Any) -> None:
+    def __init__(self, target: str | int | float, preset: str = 'balanced',
+                 one_hot: float | None = None, entropy: float = 1., tangent: float = 1.,
+                 budget: float | None = None, importance: float | Mapping[str, float] | None = None,
+                 balance: float | None = None, growth: float | None = None, band: float = 0.02,
+                 eps: float = 1e-3, cost: str = 'macs', **kwargs: Any) -> None:
         super().__init__(cost, target, **kwargs)
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')

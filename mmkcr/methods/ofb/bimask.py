@@ -56,14 +56,8 @@ class BiMaskGate(BaseGate):
         heads=dict(group_step=2),
         mlp_hidden=dict(start=1 / 4, step=1 / 8))
 
-    def __init__(self,
-                 total: int,
-                 groups: int = 1,
-                 start: float = 0.25,
-                 step: float = 0.125,
-                 group_step: int = 2,
-                 init: str = 'random',
-                 order: str = 'importance',
+    def __init__(self, total: int, groups: int = 1, start: float = 0.25, step: float = 0.125,
+                 group_step: int = 2, init: str = 'random', order: str = 'importance',
                  std: float = 0.2) -> None:
         if init not in ('random', 'uniform') or order not in ('importance', 'ordinal'):
             raise ValueError("expected `init` 'random' or 'uniform' and `order` 'importance' or "

@@ -36,13 +36,8 @@ class MaskedImageHead(nn.Module):
         ValueError: ``window`` is even, or a size is not positive.
     """
 
-    def __init__(self,
-                 in_channels: int,
-                 patch_size: int = 16,
-                 image_channels: int = 3,
-                 window: int = 47,
-                 mask_ratio: float = 0.01,
-                 token_channels: int | None = None,
+    def __init__(self, in_channels: int, patch_size: int = 16, image_channels: int = 3,
+                 window: int = 47, mask_ratio: float = 0.01, token_channels: int | None = None,
                  keep_position: bool = True) -> None:
         super().__init__()
         if window % 2 == 0 or min(in_channels, patch_size, image_channels, window) < 1:

@@ -35,11 +35,8 @@ class MaskedSearchModel(SearchModel):
         **kwargs: See :class:`SearchModel`.
     """
 
-    def __init__(self,
-                 *args: Any,
-                 reconstruction: dict | None = None,
-                 reconstruction_weight: float = 1.,
-                 end_when_decided: bool = True,
+    def __init__(self, *args: Any, reconstruction: dict | None = None,
+                 reconstruction_weight: float = 1., end_when_decided: bool = True,
                  **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reconstruction_weight = reconstruction_weight
@@ -57,9 +54,7 @@ class MaskedSearchModel(SearchModel):
             search_space(self.architecture).attach_axis(
                 backbone.embedding_site, Axis(self.reconstruction, 'mask_token', folds=True))
 
-    def forward(self,
-                inputs: Tensor,
-                data_samples: list | None = None,
+    def forward(self, inputs: Tensor, data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """Like :meth:`SearchModel.forward`, with the reconstruction in mode ``'loss'``."""
         head = self.reconstruction

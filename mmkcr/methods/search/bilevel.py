@@ -21,12 +21,8 @@ from .split import build_split_dataloaders
 class _BilevelLoop:
     """Updates gates and weights in turn; a mixin before one of MMEngine's training loops."""
 
-    def __init__(self,
-                 runner: Runner,
-                 dataloader: DataLoader | dict,
-                 architecture_fraction: float = 0.3,
-                 split_seed: int = 0,
-                 **kwargs: Any) -> None:
+    def __init__(self, runner: Runner, dataloader: DataLoader | dict,
+                 architecture_fraction: float = 0.3, split_seed: int = 0, **kwargs: Any) -> None:
         self._module = unwrap(runner.model)
         self._gates = gate_parameters(self._module)
         keys = set(getattr(runner.optim_wrapper, 'keys', set)())

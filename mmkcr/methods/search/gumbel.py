@@ -35,11 +35,7 @@ class GumbelChannelGate(BaseGate):
     #: Defaults for kinds of site that have few units.
     space: Mapping[str, Mapping[str, Any]] = dict(heads=dict(min_size=1))
 
-    def __init__(self,
-                 total: int,
-                 init: float = 2.0,
-                 temperature: float = 4.5,
-                 min_size: int = 8,
+    def __init__(self, total: int, init: float = 2.0, temperature: float = 4.5, min_size: int = 8,
                  group: int = 1) -> None:
         if group < 1 or total % group:
             raise ValueError(f'expected a `group` of channels that divides the {total} of a gate, '

@@ -46,13 +46,9 @@ class Priced(nn.Module):
     #: Further costs by name: what builds them from the MACs of the network.
     more: Mapping[str, Callable[[MacsModel], CostModel]] = {}
 
-    def __init__(self,
-                 cost: str,
-                 target: str | int | float | None,
-                 input_shape: Sequence[int] | None = None,
-                 part: str | None = None,
-                 table: str | None = None,
-                 force_table: bool = False) -> None:
+    def __init__(self, cost: str, target: str | int | float | None,
+                 input_shape: Sequence[int] | None = None, part: str | None = None,
+                 table: str | None = None, force_table: bool = False) -> None:
         super().__init__()
         if part not in (None, 'model', 'backbone'):
             raise ValueError('expected `part` of a price to be `model` or `backbone`, found '
@@ -129,11 +125,8 @@ class MacsPrice(Priced):
 
     more = dict(paper=PaperCost)
 
-    def __init__(self,
-                 weight: float = 0.2,
-                 cost: str = 'macs',
-                 target: str | int | float | None = None,
-                 growth: float = 0.02,
+    def __init__(self, weight: float = 0.2, cost: str = 'macs',
+                 target: str | int | float | None = None, growth: float = 0.02,
                  **kwargs: Any) -> None:
         super().__init__(cost, target, **kwargs)
         if min(weight, growth) < 0:

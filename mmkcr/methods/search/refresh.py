@@ -88,12 +88,8 @@ class RefreshHook(ScheduledHook):
 
     priority = 'NORMAL'
 
-    def __init__(self,
-                 interval: int,
-                 loss: str,
-                 dataloader: dict | DataLoader | None = None,
-                 seed: int = 0,
-                 by_epoch: bool = True,
+    def __init__(self, interval: int, loss: str, dataloader: dict | DataLoader | None = None,
+                 seed: int = 0, by_epoch: bool = True,
                  pipeline: Sequence[dict] | None = None) -> None:
         super().__init__(by_epoch)
         if dataloader is not None and pipeline is not None:

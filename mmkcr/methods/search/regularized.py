@@ -48,12 +48,9 @@ class RegularizedModel(BaseModel):
         ValueError: A regulariser that needs one label an image, around a detector or segmentor.
     """
 
-    def __init__(self,
-                 architecture: dict | nn.Module,
-                 regularizers: Mapping[str, dict] | None = None,
-                 feature_layer: str = 'backbone',
-                 data_preprocessor: dict | None = None,
-                 init_cfg: dict | None = None) -> None:
+    def __init__(self, architecture: dict | nn.Module,
+                 regularizers: Mapping[str, dict] | None = None, feature_layer: str = 'backbone',
+                 data_preprocessor: dict | None = None, init_cfg: dict | None = None) -> None:
         if not isinstance(architecture, nn.Module):
             architecture = dict(architecture)
             if data_preprocessor is not None:
@@ -92,9 +89,7 @@ class RegularizedModel(BaseModel):
             config['num_features'] = feature_width(self.architecture, layer)
         return MODELS.build(config)
 
-    def forward(self,
-                inputs: Tensor | list[Tensor],
-                data_samples: list | None = None,
+    def forward(self, inputs: Tensor | list[Tensor], data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """Run the task model; in mode ``'loss'`` add the regularisers.
 

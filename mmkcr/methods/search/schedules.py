@@ -94,13 +94,8 @@ class TemperatureDecayHook(ScheduledHook):
         ValueError: An argument is out of range.
     """
 
-    def __init__(self,
-                 initial: float = 4.5,
-                 decay: float | None = None,
-                 minimum: float = 1e-3,
-                 interval: int = 1,
-                 until: int | None = None,
-                 by_epoch: bool = True) -> None:
+    def __init__(self, initial: float = 4.5, decay: float | None = None, minimum: float = 1e-3,
+                 interval: int = 1, until: int | None = None, by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
         if until is None:
             decay = 0.95 if decay is None else decay
@@ -227,9 +222,7 @@ class WarmupSwitchHook(ScheduledHook):
         ValueError: ``begin`` is negative.
     """
 
-    def __init__(self,
-                 begin: int = 90,
-                 losses: str | Sequence[str] = ('kcr', ),
+    def __init__(self, begin: int = 90, losses: str | Sequence[str] = ('kcr', ),
                  by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
         if begin < 0:

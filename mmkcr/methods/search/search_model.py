@@ -43,12 +43,8 @@ class SearchModel(RegularizedModel):
         ValueError: No searchable backbone, one without gates, or scores that do not fit.
     """
 
-    def __init__(self,
-                 architecture: dict | nn.Module,
-                 price: dict | None = None,
-                 entropy_weight: float = 0.,
-                 scores: str | None = None,
-                 **kwargs: Any) -> None:
+    def __init__(self, architecture: dict | nn.Module, price: dict | None = None,
+                 entropy_weight: float = 0., scores: str | None = None, **kwargs: Any) -> None:
         super().__init__(architecture, **kwargs)
         if not self.gates():
             raise ValueError('expected a backbone with gates to search on (`gates=dict(type='
@@ -101,9 +97,7 @@ class SearchModel(RegularizedModel):
                                    task_forward(counted, shape))
         return self._macs
 
-    def forward(self,
-                inputs: Tensor,
-                data_samples: list | None = None,
+    def forward(self, inputs: Tensor, data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
         if mode != 'loss':

@@ -30,13 +30,9 @@ from mmkcr.models.tasks import (
 )
 
 
-def slim(model: nn.Module,
-         target_macs: str | int | float | None = None,
-         divisor: int = 1,
-         input_shape: Sequence[int] = (3, 224, 224),
-         part: str | None = None,
-         latency: LatencyTable | None = None,
-         cost: str = 'macs',
+def slim(model: nn.Module, target_macs: str | int | float | None = None, divisor: int = 1,
+         input_shape: Sequence[int] = (3, 224, 224), part: str | None = None,
+         latency: LatencyTable | None = None, cost: str = 'macs',
          ordinary: bool = True) -> tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 

@@ -19,10 +19,7 @@ class CycledSampler(Sampler):
     Pass k of epoch e has the order of the inner sampler's epoch ``e * passes + k``.
     """
 
-    def __init__(self,
-                 dataset: Dataset,
-                 sampler: Mapping,
-                 num_samples: int,
+    def __init__(self, dataset: Dataset, sampler: Mapping, num_samples: int,
                  seed: int | None = None) -> None:
         self.dataset = dataset
         self.sampler = DATA_SAMPLERS.build(dict(sampler),

@@ -45,17 +45,11 @@ class MOCA(BaseSelfSupervisor):
             mask, a layer that the backbone does not have, or impossible ratios.
     """
 
-    def __init__(self,
-                 backbone: Mapping[str, Any] | nn.Module,
-                 head: Mapping[str, Any],
-                 codebook: Mapping[str, Any],
-                 neck: Mapping[str, Any] | None = None,
-                 early_layer: int = 7,
-                 mask_ratios: Sequence[float] = (0.55, 0.75),
-                 decoded: Sequence[float] = (0.65, 0.45),
-                 base_momentum: float = 0.006,
-                 data_preprocessor: Mapping[str, Any] | None = None,
-                 init_cfg: Any = None) -> None:
+    def __init__(self, backbone: Mapping[str, Any] | nn.Module, head: Mapping[str, Any],
+                 codebook: Mapping[str, Any], neck: Mapping[str, Any] | None = None,
+                 early_layer: int = 7, mask_ratios: Sequence[float] = (0.55, 0.75),
+                 decoded: Sequence[float] = (0.65, 0.45), base_momentum: float = 0.006,
+                 data_preprocessor: Mapping[str, Any] | None = None, init_cfg: Any = None) -> None:
         super().__init__(backbone, neck, head, data_preprocessor=data_preprocessor,
                          init_cfg=init_cfg)
         if not isinstance(base_momentum, (int, float)) or not 0 < base_momentum < 1:

@@ -127,11 +127,9 @@ class FlavaVQA(ImageClassifier):
     counts_backbone = True
 
     def __init__(self, backbone: Mapping[str, Any] | nn.Module, head: Mapping[str, Any],
-                 answers: Sequence[str] | str,
-                 text: Mapping[str, Any] | None = None,
+                 answers: Sequence[str] | str, text: Mapping[str, Any] | None = None,
                  multimodal: Mapping[str, Any] | None = None,
-                 data_preprocessor: Mapping[str, Any] | None = None,
-                 init_cfg: Any = None) -> None:
+                 data_preprocessor: Mapping[str, Any] | None = None, init_cfg: Any = None) -> None:
         super().__init__(backbone, head=head, data_preprocessor=data_preprocessor,
                          init_cfg=init_cfg)
         self._answers = answers
