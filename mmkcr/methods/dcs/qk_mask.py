@@ -1,16 +1,12 @@
 """Input-dependent mask on queries and keys of DCS-Transformer, section 3.1."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from mmengine.hooks import Hook
-from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.core.added import AddedLayer
-from mmkcr.core.gate import NoisyGate, logistic_noise, resample_gates
-from mmkcr.registry import HOOKS, MODELS
+from mmkcr.core.gate import NoisyGate, logistic_noise
+from mmkcr.registry import MODELS
 
 
 @MODELS.register_module()
@@ -97,33 +93,3 @@ class QKMask(NoisyGate, AddedLayer):
         """Shown by ``print(model)``."""
         return (f'in_channels={self.weight.shape[1]}, channels={self.channels}, '
                 f'separate={self.separate}')
-
-
-@HOOKS.register_module()
-class GateNoiseHook(Hook):
-    """Draws the noise of every gate in a retraining, such as that of the QK masks (DCS, 3.1).
-
-    In a search the model itself does so. The noise is a function of the seed and the iteration.
-
-    Args:
-        seed (int): Seed of the noise. Defaults to 0.
-    """
-
-    priority = 'ABOVE_NORMAL'
-
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-
-    def before_train(self, runner: Runner) -> None:
-        """Refuse a model without gates.
-
-        Raises:
-            ValueError: There is none.
-        """
-        if not any(isinstance(module, NoisyGate) for module in runner.model.modules()):
-            raise ValueError('expected a model with at least one gate to draw noise for, found '
-                             f'none in `{type(runner.model).__name__}` for GateNoiseHook')
-
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Draw the noise of an iteration."""
-        resample_gates(runner.model, self.seed, runner.iter)
