@@ -27,9 +27,6 @@ class GumbelChannelGate(BaseGate):
         min_size (int): Fewest channels kept, rounded up to whole groups. Defaults to 8.
         group (int): Consecutive channels that share one gate. Runtimes copy the channels that are
             kept fastest in groups of 16 or 32. Defaults to 1, as in the paper.
-
-    Raises:
-        ValueError: ``temperature`` is not positive, or ``group`` does not divide ``total``.
     """
 
     #: Defaults for kinds of site that have few units.
