@@ -32,7 +32,7 @@ from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.engine.expected import check_expected
 from mmkcr.engine.processes import is_first_process
 from mmkcr.engine.workers import no_workers_left
-from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
+from mmkcr.methods.dcs.qk_mask import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
 
 

@@ -43,9 +43,6 @@ class RegularizedModel(BaseModel):
             attribute ``feature_layer`` uses that layer instead.
         data_preprocessor (dict, optional): Given to the task model if it has none.
         init_cfg (dict, optional): See ``BaseModule``.
-
-    Raises:
-        ValueError: A regulariser that needs one label an image, around a detector or segmentor.
     """
 
     def __init__(self, architecture: dict | nn.Module,
@@ -97,9 +94,6 @@ class RegularizedModel(BaseModel):
             inputs (Tensor | list[Tensor]): Images, shape (B, C, H, W), or views of them.
             data_samples (list, optional): The task's data samples.
             mode (str): ``'tensor'``, ``'predict'`` or ``'loss'``.
-
-        Raises:
-            ValueError: A regulariser needs more than features, and there are views.
         """
         if mode != 'loss':
             return self.architecture(inputs, data_samples, mode=mode)
@@ -165,11 +159,7 @@ def are_views(inputs: Any) -> bool:
 
 
 def labels_of(data_samples: list | None) -> Tensor:
-    """The classes of a batch of images: labels (B,), or scores (B, C) of mixed images.
-
-    Raises:
-        ValueError: The samples have neither.
-    """
+    """The classes of a batch of images: labels (B,), or scores (B, C) of mixed images."""
     for key in ('gt_score', 'gt_label'):
         if data_samples and all(key in sample for sample in data_samples):
             values = torch.stack([getattr(sample, key) for sample in data_samples])

@@ -205,8 +205,9 @@ def test_own_samples(build, toy):
 
 
 @pytest.mark.parametrize('kwargs, message', [
-    (dict(landmarks=25), 'at most n = 24 landmarks, found `25`'),
-    (dict(landmarks=2), 'as many landmarks as the rank 3, found `2`'),
+    (dict(landmarks=25), 'landmarks as the rank 3 and at most n = 24, found `25`'),
+    (dict(landmarks=2), 'landmarks as the rank 3 and at most n = 24, found `2`'),
+    (dict(landmarks=0), 'landmarks as the rank 3 and at most n = 24, found `0`'),
     (dict(loss='ib'), r"one of the regularizers \['kcr'\] of RegularizedModel, found `ib`"),
     (dict(solver='svd'), "solver 'nystrom' or 'exact', found `svd`"),
     (dict(interval=0), 'interval >= 1, found `0`'),
