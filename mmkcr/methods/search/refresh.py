@@ -9,7 +9,6 @@ from mmengine.dist import broadcast
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from mmkcr.engine.compressed_config import image_size
 from mmkcr.evaluation.features import (
@@ -77,7 +76,6 @@ class RefreshHook(ScheduledHook):
     Args:
         interval (int): Steps between refreshes.
         loss (str): Name in ``RegularizedModel.regularizers``.
-        dataloader (dict | DataLoader, optional): The samples. Defaults to None: the training set.
         seed (int): Seed of the draws. Defaults to 0.
         by_epoch (bool): Whether steps are epochs. Defaults to True.
         pipeline (Sequence[dict], optional): Transforms of the training set's samples. Defaults to
@@ -88,29 +86,20 @@ class RefreshHook(ScheduledHook):
 
     priority = 'NORMAL'
 
-    def __init__(self, interval: int, loss: str, dataloader: dict | DataLoader | None = None,
-                 seed: int = 0, by_epoch: bool = True,
+    def __init__(self, interval: int, loss: str, seed: int = 0, by_epoch: bool = True,
                  pipeline: Sequence[dict] | None = None) -> None:
         super().__init__(by_epoch)
-        if dataloader is not None and pipeline is not None:
-            raise ValueError('expected `dataloader` (all of the samples) or `pipeline` (their '
-                             f'transforms) of {type(self).__name__}, found both')
         if interval < 1:
             raise ValueError(f'expected interval >= 1, found `{interval}` in '
                              f'{type(self).__name__}')
-        self.interval, self.loss, self.dataloader = interval, loss, dataloader
-        self.seed, self.pipeline = seed, pipeline
+        self.interval, self.loss, self.seed, self.pipeline = interval, loss, seed, pipeline
 
     def before_train(self, runner: Runner) -> None:
         """Find the loss and the samples, and refuse bad settings before any work."""
         super().before_train(runner)
         loss = find_regularizer(runner.model, self.loss)
         self.like = runner.train_dataloader  # its settings are used
-        if self.dataloader is not None:
-            self.like = runner.build_dataloader(self.dataloader) if isinstance(
-                self.dataloader, dict) else self.dataloader
-        self.dataset = self.like.dataset if self.dataloader is not None else with_pipeline(
-            self.like.dataset, self._transforms(runner))
+        self.dataset = with_pipeline(self.like.dataset, self._transforms(runner))
         self.check(loss)
         if runner.iter == 0:  # state loaded from another run has no step of this one
             loss.refresh_step.fill_(-1)
