@@ -24,7 +24,7 @@ from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.engine.build import check_expected, load_config, take_options, trained_weights
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.engine.processes import is_first_process
-from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
+from mmkcr.methods.dcs.qk_mask import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
 
 PICKLES = '.pkl', '.pickle'

@@ -8,5 +8,5 @@ the network at the end of the search is the subnet. There is no split of the dat
 - ``bimask``: the gate
 - ``adaptive_one_hot``: the terms that make probabilities one-hot, within the budget
 - ``progressive_pruning``: the hook that drops sizes and slices
-- ``masked_search``, ``masked_image_head``: masked image modelling beside the task
+- ``masked_search``: masked image modelling beside the task
 """

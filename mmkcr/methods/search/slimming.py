@@ -29,13 +29,9 @@ from mmkcr.models.tasks import (
 )
 
 
-def slim(model: nn.Module,
-         target_macs: str | int | float | None = None,
-         divisor: int = 1,
-         input_shape: Sequence[int] = (3, 224, 224),
-         part: str | None = None,
-         latency: LatencyTable | None = None,
-         cost: str = 'macs',
+def slim(model: nn.Module, target_macs: str | int | float | None = None, divisor: int = 1,
+         input_shape: Sequence[int] = (3, 224, 224), part: str | None = None,
+         latency: LatencyTable | None = None, cost: str = 'macs',
          ordinary: bool = True) -> tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 
@@ -71,15 +67,12 @@ def slim(model: nn.Module,
     """
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)
-    task = find_task(model)
-    sliced = bool(search_space(task).fixed)
-    if sliced:
-        task = copy.deepcopy(task)
-        for one in (search_space(task), *copied_spaces(task)):
-            one.fold_fixed()
-    # `counted` is what the target limits, `space` what is sliced
-    space, counted = search_space(task), counted_part(task, part)
-    gates = space.gates()
+    task = copy.deepcopy(find_task(model))  # bare; it becomes the subnet
+    space, averages = search_space(task), momentum_copies(task)
+    spaces, sliced = [space, *copied_spaces(task)], bool(space.fixed)
+    for one in spaces:
+        one.fold_fixed()
+    gates, counted = space.gates(), counted_part(task, part)  # what the target limits
     check_finite_gates(gates)
     macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))
     budget = cost_model(cost, macs, latency)
@@ -92,25 +85,23 @@ def slim(model: nn.Module,
     sizes = {site: len(units) for site, units in kept.items()}
     kept.update(select_units(free, budget.beside(sizes), target, divisor))
     structure = space.structure_for(kept)
-    subnet = copy.deepcopy(task)  # the bare task model
-    for one in (search_space(subnet), *copied_spaces(subnet)):
-        one.slice_to(structure)
-    for average in momentum_copies(subnet):
-        renew_record(average)
-    copied = {module for average in momentum_copies(task) for module in average.modules()}
-    added = [layer for layer in added_layers(task).values() if layer not in copied]
     # parameters of gates and masks are not the dense network's
-    extra = sum(map(count_params, (*gates.values(), *added)))
-    structure.macs = dict(dense=macs.dense,
-                          subnet=count_macs(counted_part(subnet, part), input_shape),
-                          input_shape=list(input_shape))
-    note_backbone_macs(structure, subnet, part)
-    structure.params = dict(dense=online_params(task) - extra + space.sliced_params(),
-                            subnet=online_params(subnet))
-    if sliced:
-        structure.provenance['start'] = 'subnet'  # dense counts are its own
+    copied = {module for average in averages for module in average.modules()}
+    added = [layer for layer in added_layers(task).values() if layer not in copied]
+    dense = online_params(task) + space.sliced_params() - sum(
+        map(count_params, (*gates.values(), *added)))
     if budget is not macs:
         structure.provenance[budget.name] = budget.describe(structure.sizes())
+    if sliced:
+        structure.provenance['start'] = 'subnet'  # dense counts are its own
+    for one in spaces:
+        one.slice_to(structure)
+    for average in averages:
+        renew_record(average)
+    structure.params = dict(dense=dense, subnet=online_params(task))
+    structure.macs = dict(dense=macs.dense, subnet=count_macs(counted, input_shape),
+                          input_shape=list(input_shape))
+    note_backbone_macs(structure, task, part)
     if ordinary:
-        leave_ordinary(subnet)
-    return subnet, structure
+        leave_ordinary(task)
+    return task, structure

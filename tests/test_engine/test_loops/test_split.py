@@ -13,7 +13,7 @@ from mmengine.dataset import BaseDataset, ConcatDataset, DefaultSampler, RepeatD
 
 from mmkcr.datasets import DatasetPart
 from mmkcr.datasets.part import sample_sources
-from mmkcr.methods.search.split import CycledSampler, split_indices
+from mmkcr.methods.search.bilevel import CycledSampler, split_indices
 
 
 @given(st.integers(2, 300), st.floats(0.01, 0.99), st.integers(0, 2**31))

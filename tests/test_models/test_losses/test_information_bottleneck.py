@@ -139,8 +139,3 @@ def test_bad_calls():
     features, labels = batch()
     with pytest.raises(RuntimeError, match='expected clusters, found none .* add `Information'):
         build()(features, labels)
-    loss = refresh(build(), features, labels)
-    with pytest.raises(ValueError, match=r'shape \(B, 4\), found `\(12, 3\)`'):
-        loss(features[:, :3], labels)
-    with pytest.raises(ValueError, match=r'centroids of shape \(3, 4\), found `\(2, 4\)`'):
-        loss.refresh(torch.zeros(2, 4), loss.log_q)
