@@ -78,7 +78,6 @@ class FeatureTap:
         return self._runs[0] if len(self._runs) == 1 else torch.cat(self._runs)
 
     def __enter__(self) -> 'FeatureTap':
-        self._runs = []
         self._handle = self._module.register_forward_hook(self._capture)
         return self
 
