@@ -83,8 +83,7 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
 def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Let heads that a config chose by blocks or scores start from a dense network's weights.
 
-    The entries of dense layers are cut in place; operators keep their values. Arguments are those
-    of :func:`check_state`.
+    The entries of dense layers are cut in place; operators keep their values.
     """
     inherited = False
     for site in space.sites.values():
@@ -110,8 +109,7 @@ def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: s
 def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
 
-    A file without a record of its units, that of an ordinary network, gets ours. Arguments are
-    those of :func:`check_state`.
+    A file without a record of its units, that of an ordinary network, gets ours.
     """
     ours = getattr(space.host, KEPT, None)
     if ours is None:
@@ -126,14 +124,8 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     """Refuse a state_dict that would load only in part.
 
     A supernet may be loaded from a dense checkpoint: it keeps its gates and the layers that it
-    has in excess. Optional entries that are missing or surplus are logged.
-
-    Args:
-        space (SearchSpace): Search space of the backbone that loads.
-        state_dict, prefix: The backbone's keys begin with the prefix.
-
-    Raises:
-        ValueError: Missing, unexpected or mis-shaped keys.
+    has in excess. Optional entries that are missing or surplus are logged. The backbone's keys
+    begin with the prefix.
     """
     host = space.host
     given_shapes = {key[len(prefix):]: value.shape for key, value in state_dict.items()

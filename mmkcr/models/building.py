@@ -28,14 +28,10 @@ HOSTS = ('mmpretrain', 'mmdet', 'mmseg')
 
 
 def read_config(path: str | Path) -> Config:
-    """Read a config file, or a config of an installed library by reference.
+    """Read a config: a file, or ``library::path`` of an installed library.
 
     A config without a ``default_scope`` (mmpretrain's ``*_headless.py``) gets that of its library.
     Classes in a config of MMEngine's pure Python style become their names.
-
-    Args:
-        path (str | Path): A file, or ``library::path`` such as
-            ``mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py``.
 
     Raises:
         FileNotFoundError: There is no such config.
@@ -138,9 +134,7 @@ def build_model(config: Config) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
-    """Load the task model's weights of any checkpoint: searched, retrained or published.
-
-    The checkpoint is returned.
+    """Load the task model's weights of any checkpoint, which is returned.
 
     Raises:
         FileNotFoundError: There is no such file.

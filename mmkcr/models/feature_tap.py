@@ -14,14 +14,11 @@ from mmkcr.models.tasks import find_task, task_forward, unwrap
 def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
     """Pool a layer's output to one vector per sample, (B, d).
 
-    Args:
-        output (Tensor | Sequence): (B, C) as it is, (B, N, C) averaged over tokens, (B, C, H, W)
-            averaged over positions. Of a tuple or list the last item: the last stage, or of patch
-            tokens and a class token the latter.
-        layer (str): The layer's path, for the message. Defaults to 'backbone'.
+    It is (B, C) as it is, (B, N, C) averaged over tokens, (B, C, H, W) averaged over positions; of
+    a tuple or list the last item: the last stage, or of patch tokens and a class token the latter.
 
     Raises:
-        TypeError: The output holds no such tensor.
+        TypeError: The output holds no such tensor; the message has the layer's path.
     """
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]
@@ -36,11 +33,7 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
 
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:
-    """Find a sub-module of a task model, also inside wrappers, by its path ('head.layers.head').
-
-    Raises:
-        ValueError: No such layer.
-    """
+    """A sub-module of a task model, also inside wrappers, by its path ('head.layers.head')."""
     for root in (unwrap(model), find_task(model)):
         modules = dict(root.named_modules())
         if layer in modules:
@@ -85,7 +78,6 @@ class FeatureTap:
         return self._runs[0] if len(self._runs) == 1 else torch.cat(self._runs)
 
     def __enter__(self) -> 'FeatureTap':
-        self._runs = []
         self._handle = self._module.register_forward_hook(self._capture)
         return self
 

@@ -89,12 +89,8 @@ def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
             and optionally ``operator`` (str), which takes their place. Defaults to that of the
             backbone.
 
-    Sites other than heads are whole.
-
-    Raises:
-        FileNotFoundError: There are no scores at that place.
-        ValueError: Other keys, blocks that do not exist or come twice, or scores of another
-            network.
+    Sites other than heads are whole. Other keys, blocks that do not exist or come twice, and scores
+    of another network are refused.
     """
     sites, given = head_sites(space), sorted({*_KEYS} & {*choice})
     if not sites:

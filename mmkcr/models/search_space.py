@@ -117,11 +117,7 @@ class SearchSpace:
 
     @property
     def sites(self) -> dict[str, HostSite]:
-        """The sites by name, in forward order.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """The sites by name, in forward order; a host without any is refused."""
         if not self._sites:
             raise ValueError(f'expected a `{type(self.host).__name__}` with searchable layers, '
                              f'found none with the arguments {self.backbone}')
@@ -189,12 +185,9 @@ class SearchSpace:
     def slice_to(self, structure: Structure, gates: Collection[str] = ()) -> None:
         """Slice the dense network or the supernet to a structure, in place, with its weights.
 
-        A digest of the kept units is put into the state, for strict loading.
-
-        Args:
-            structure (Structure): Of this backbone.
-            gates (Collection[str]): Keys of a config of gates that are to follow: sites that get
-                one stay whole, and only the rest of the structure has to fit.
+        A digest of the kept units is put into the state, for strict loading. ``gates`` are the keys
+        of a config of gates that are to follow: sites that get one stay whole, and only the rest of
+        the structure has to fit.
 
         Raises:
             ValueError: The structure belongs to another backbone, this one is a subnet already, or
@@ -237,15 +230,13 @@ class SearchSpace:
 
     def structure_for(self, kept: Mapping[str, Tensor]) -> Structure:
         """Structure of this backbone with the given units; sites not given keep all of theirs."""
-        sites = {}
+        entries = {}
         for name, site in self.sites.items():
             units = kept[name].tolist() if name in kept else list(range(site.total))
-            replaced = len(units) < site.total and site.operators()
-            sites[name] = dict(total=site.total, kept=units,
-                               operator=replaced[0] if replaced else None)
-        sites.update({name: entry.to_dict() for name, entry in self.fixed.items()})
-        return Structure.load(dict(format_version=1, method=self.method,
-                                   backbone=copy.deepcopy(self.backbone), sites=sites))
+            operator = next(iter(site.operators()), None) if len(units) < site.total else None
+            entries[name] = SiteEntry.from_dict(
+                name, dict(total=site.total, kept=units, operator=operator))
+        return Structure(copy.deepcopy(self.backbone), entries | self.fixed, self.method)
 
     def fold_fixed(self) -> None:
         """Give heads that a structure replaced, beside sites with gates, plain weights."""
@@ -300,10 +291,8 @@ class SearchSpace:
     def mask_like(self, other: 'SearchSpace') -> None:
         """Take the masks, noise included, from the gates of another supernet of the same sites.
 
-        So a momentum copy averages the weights of a network, and has that network's channels.
-
-        Raises:
-            ValueError: Gates slice the network while it trains.
+        So a momentum copy averages the weights of a network, and has that network's channels. Gates
+        that slice the network while it trains are refused.
         """
         if self._sliceable():
             raise ValueError('expected gates that leave the tensors whole while they train (such '

@@ -48,11 +48,8 @@ class SearchableBackbone:
             raise ValueError(f'expected `arch` of `{type(self).__name__}` among '
                              f'{sorted(self.arch_zoo)}, found {arch!r}')
         super().__init__(*args, **kwargs)
-        plain_drop_rates(self)
         registered = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
-        dense = None if gates else dense_counts(self, structure)
-        space = SearchSpace(self, self.kinds, registered, gates, structure, self.method)
-        check_recorded(self, space.structure, dense=dense)
+        _take_sites(self, self.kinds, registered, gates, structure, self.method)
 
     def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The host's arguments by name."""
@@ -121,15 +118,17 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
         recorded = {key: value for key, value in config.items() if key != 'init_cfg'}
         described = dict(type='mmkcr.Searchable', sites=list(sites), backbone=recorded)
         backbone = ROOT_MODELS.build(config)
-    plain_drop_rates(backbone)
-    dense = None if gates else dense_counts(backbone, structure)
-    space = SearchSpace(backbone, sites, described, gates, structure)
-    check_recorded(backbone, space.structure, dense=dense)
+    _take_sites(backbone, sites, described, gates, structure)
     return backbone
 
 
-def plain_drop_rates(host: nn.Module) -> None:
-    """Replace NumPy numbers by Python's, as the former break the graph of ``torch.compile``."""
-    for module in host.modules():
+def _take_sites(host: nn.Module, kinds: Sequence[KindConfig], described: Mapping[str, Any] | None,
+                gates: Mapping[str, Any] | None, structure: StructureLike,
+                method: str = '') -> None:
+    """Give a host its search space, and compare what its structure records."""
+    for module in host.modules():  # numbers of NumPy break the graph of `torch.compile`
         if hasattr(module, 'drop_prob') and isinstance(module.drop_prob, (int, float)):
             module.drop_prob = float(module.drop_prob)
+    dense = None if gates else dense_counts(host, structure)
+    space = SearchSpace(host, kinds, described, gates, structure, method)
+    check_recorded(host, space.structure, dense=dense)

@@ -92,10 +92,7 @@ def held_copies(model: nn.Module) -> Iterator[None]:
 def search_space(model: nn.Module) -> SearchSpace:
     """The search space of the one searchable backbone of a model, or of the whole model.
 
-    Momentum copies are ignored.
-
-    Raises:
-        ValueError: There is none, or more than one side by side.
+    Momentum copies are ignored; none, or more than one side by side, is refused.
     """
     copied = copied_spaces(model)
     hosts = [space for space in search_spaces(model) if space not in copied]
@@ -220,17 +217,10 @@ def is_dense_task(task: nn.Module) -> bool:
 
 
 def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
-    """The module whose MACs a budget counts.
+    """The module whose MACs a budget counts: ``'model'``, with its heads, or ``'backbone'``.
 
-    Args:
-        task (nn.Module): A backbone or a task model with one.
-        part (str, optional): ``'model'``, the task model with its heads, or ``'backbone'``.
-            Defaults to None: the backbone of a detector, whose heads run on as many proposals as
-            the weights happen to give, and of a model that says so (``counts_backbone``);
-            otherwise the model.
-
-    Raises:
-        ValueError: Another ``part``.
+    Without a ``part`` it is the backbone of a detector, whose heads run on as many proposals as the
+    weights happen to give, and of a model that says so (``counts_backbone``); otherwise the model.
     """
     if part not in (None, 'model', 'backbone'):
         raise ValueError(f'expected `part` of the MACs to be `model` or `backbone`, found {part!r}')

@@ -85,8 +85,8 @@ def test_operators_in_the_place_of_heads(operator):
     for kept in ([0, 1], [1]):
         subnet = copy.deepcopy(model)
         models = [cls(model, model.search_space.gated_sites()) for cls in (ParamsModel, BytesModel)]
-        structure = subnet.search_space.structure_for({
-            name: torch.tensor(kept) for name in model.gates()})
+        structure = subnet.search_space.structure_for(
+            dict.fromkeys(model.gates(), torch.tensor(kept)))
         subnet.search_space.slice_to(structure)
         dense = DWConvVisionTransformer(**VIT, num_registers=1)
         for cost in models:

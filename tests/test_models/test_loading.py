@@ -151,9 +151,8 @@ def test_a_model_for_test_time_augmentation_on_several_devices():
 
 def test_other_initialisers_stay():
     truncated = dict(type='TruncNormal', layer='Linear', std=.02)
-    pretrained = dict(type='Pretrained', checkpoint='x', prefix='b')
-    assert split_pretrained([truncated, pretrained]) == (dict(checkpoint='x', prefix='b'),
-                                                         [truncated])
+    given = dict(checkpoint='x', prefix='b')
+    assert split_pretrained([truncated, dict(given, type='Pretrained')]) == (given, [truncated])
     assert split_pretrained(None) == (None, [])
     assert split_pretrained(truncated) == (None, [truncated])
 

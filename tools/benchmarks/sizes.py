@@ -107,7 +107,7 @@ def sizes(root: Path = ROOT) -> dict[str, Any]:
         dict: ``package`` (lines by sub-package and ``total``), ``methods`` (own lines), ``code``
         (the same of ``package``'s total and ``methods``, without docstrings and comments),
         ``later`` (lines by entry of :data:`LATER`),
-        ``adapters`` (lines of each), ``adapter_files``, ``kinds`` (lines of each file of a kind of
+        ``adapters`` (lines of each), ``adapter_files``, ``kinds`` (lines of each class of a kind of
         site) and ``configs`` (files by folder and ``total``).
 
     Raises:
@@ -136,8 +136,9 @@ def sizes(root: Path = ROOT) -> dict[str, Any]:
                for what, patterns in LATER.items()},
         adapters={name: size for path in files for name, size in adapters(path).items()},
         adapter_files={path.name: lines(path) for path in files},
-        kinds={path.name: lines(path) for path in sorted((package / 'models/sites').glob('*.py'))
-               if path.stem not in ('__init__', 'base')},
+        kinds={node.name: node.end_lineno - node.lineno + 1
+               for path in sorted((package / 'models/sites').glob('*.py')) if path.stem != 'base'
+               for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)},
         configs=dict(configs, total=sum(configs.values())))
 
 

@@ -117,15 +117,10 @@ def kind_name(kind: KindConfig) -> str:
 
 
 def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSite]:
-    """The sites of some kinds, in forward order.
+    """The sites of some kinds in a host, by name, in forward order.
 
-    Args:
-        host (nn.Module): A backbone.
-        kinds (Sequence[str | dict]): Names of kinds, or dicts with ``kind`` and optionally a
-            regular expression ``where`` for the paths of their modules, and options of the kind.
-
-    Returns:
-        dict[str, HostSite]: The sites by name.
+    Kinds are names, or dicts with ``kind`` and optionally a regular expression ``where`` for the
+    paths of their modules, and options of the kind.
 
     Raises:
         ValueError: A kind or option is unknown, the host does not have a kind, ``where`` matches
@@ -134,14 +129,22 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSi
     check_layers(host)
     sites: dict[str, HostSite] = {}
     for config in kinds:
-        cls, where, options = _parse(config)
-        kind_sites, reasons = _sites_of(host, cls, options)
+        options = {'kind': config} if isinstance(config, str) else dict(config)
+        kind, where = options.pop('kind', None), options.pop('where', '')
+        if kind not in KINDS:
+            raise ValueError(f'expected a kind of site among {sorted(KINDS)}, found {kind!r}'
+                             f'{did_you_mean(str(kind), KINDS)}')
+        unknown = sorted(set(options) - set(KINDS[kind].options))
+        if unknown:
+            raise ValueError(f'expected options of the kind `{kind}` among '
+                             f'{["where", *KINDS[kind].options]}, found {unknown}')
+        kind_sites, reasons = _sites_of(host, KINDS[kind], options)
         if not kind_sites:
-            raise ValueError(_nothing_found(host, cls.kind, reasons))
+            raise ValueError(_nothing_found(host, kind, reasons))
         matching = {name: site for name, site in kind_sites.items() if re.search(where, site.path)}
         if not matching:
             one = next(iter(kind_sites.values()))
-            raise ValueError(f'expected `where` of the kind `{cls.kind}` to match some of '
+            raise ValueError(f'expected `where` of the kind `{kind}` to match some of '
                              f'{len(kind_sites)} modules (such as `{one.path}`), found {where!r}')
         sites.update(matching)
     check_ties(host, sites)
@@ -154,9 +157,8 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSi
 def check_layers(model: nn.Module) -> None:
     """Refuse layers whose weight is not a parameter of their own: slicing it would not last.
 
-    Raises:
-        ValueError: A layer with an adapter (LoRA), a mask, a norm or another parametrisation of
-            its weight, a quantised or a sharded one; the message says which, and what to do.
+    They have an adapter (LoRA), a mask, a norm or another parametrisation of their weight, or are
+    quantised or sharded.
     """
     for path, module in model.named_modules():
         for name in ('weight', 'bias'):
@@ -202,19 +204,6 @@ def why_not(host: nn.Module, kind: str) -> str:
                                          'looks at has an adapter'])[0]
 
 
-def _parse(config: KindConfig) -> tuple[type[HostSite], str, dict[str, Any]]:
-    options = {'kind': config} if isinstance(config, str) else dict(config)
-    kind, where = options.pop('kind', None), options.pop('where', '')
-    if kind not in KINDS:
-        raise ValueError(f'expected a kind of site among {sorted(KINDS)}, found {kind!r}'
-                         f'{did_you_mean(str(kind), KINDS)}')
-    unknown = sorted(set(options) - set(KINDS[kind].options))
-    if unknown:
-        raise ValueError(f'expected options of the kind `{kind}` among '
-                         f'{["where", *KINDS[kind].options]}, found {unknown}')
-    return KINDS[kind], where, options
-
-
 def _sites_of(host: nn.Module, cls: type[HostSite],
               options: Mapping[str, Any]) -> tuple[dict[str, HostSite], list[str]]:
     sites, reasons = {}, []
@@ -244,9 +233,6 @@ def check_ties(model: nn.Module, sites: Mapping[str, HostSite]) -> None:
     """Refuse sites on a tensor that another layer of the model has: slicing would break the tie.
 
     A layer that is called at several places is one layer, and no tie.
-
-    Raises:
-        ValueError: Two layers share a weight, and a site lies along it.
     """
     owners: dict[int, list[str]] = {}
     for path, module in model.named_modules():

@@ -89,7 +89,6 @@ class Embedding(HostSite):
         return cls(host, view, view.path, view.total)
 
     def axes(self) -> list[Axis]:
-        """See :class:`~mmkcr.core.Site`."""
         view = self.view
         axes = [Axis(self.host, name, 2, True) for name in view.tokens]
         for path in (*view.writers, *view.scales):
@@ -100,7 +99,6 @@ class Embedding(HostSite):
                        for path, inner in view.readers]
 
     def mask_points(self) -> list[MaskPoint]:
-        """See :class:`~mmkcr.core.Site`."""
         return [MaskPoint(self.module(path), 'output', dim) for path, dim in self.view.masked]
 
     def norms(self) -> tuple[tuple[str, int], ...]:
@@ -149,7 +147,6 @@ class AttentionOutputs(HostSite):
         return cls(host, view, view, host.get_submodule(view).features)
 
     def axes(self) -> list[Axis]:
-        """See :class:`~mmkcr.core.Site`."""
         return [along_inputs(self.owner.proj.conv, True)]
 
     def resized(self, kept: Tensor) -> None:

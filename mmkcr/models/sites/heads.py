@@ -28,7 +28,6 @@ class AttentionWidth(AttentionSite):
             self.exchange(self.path, opened(self.owner))
 
     def axes(self) -> list[Axis]:
-        """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, not self.view.why_uncalled
         # masks act on queries, keys and values if hooks can see them, else on the output's input
         axes = [axis for path, repeats in zip(view.projections, view.fused)
@@ -108,7 +107,6 @@ class Heads(AttentionWidth):
         return site
 
     def axes(self) -> list[Axis]:
-        """See :class:`~mmkcr.core.Site`."""
         view = self.view
         return [*super().axes(), *(view.of_heads(self.owner) if view.of_heads is not None else ())]
 

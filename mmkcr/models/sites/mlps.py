@@ -1,6 +1,5 @@
 """Widths of an MLP: its hidden layer (Once for Both, section 3), and its channels (KCR, 3.1)."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +27,10 @@ class MLPHidden(HostSite):
 
     kind = 'mlp_hidden'
     views = staticmethod(mlp_views)
+    #: How often the units occur in the outputs of an input projection: 2 with a gate in it.
+    parts: int
+    #: Path of the module whose output is masked; '' for the input of the output projection.
+    masked: str = ''
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'MLPHidden':
@@ -36,41 +39,27 @@ class MLPHidden(HostSite):
         if norm is not None and not isinstance(norm, nn.LayerNorm):
             raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
                               f'hidden channels are not defined at `{view.path}`')
-        output = host.get_submodule(view.output)
-        return cls(host, view, view.path, output.weight.shape[1])
-
-    def _where(self) -> str:
-        """Path of the module whose output is masked; '' for the input of the output projection."""
-        view = self.view
-        normed = [path for path in view.between if isinstance(self.module(path), _BatchNorm)]
-        if view.hidden_norm or self._parts > 1 or len(view.inputs) > 1 or \
-                len(view.between) > len(normed) or not self._keeps_zero:
-            return ''
-        return normed[-1] if normed else view.inputs[0]
-
-    @property
-    def _parts(self) -> int:
-        """How often the units occur in the outputs of an input projection: 2 with a gate in it."""
-        first, output = self.module(self.view.inputs[0]), self.module(self.view.output)
-        return len(first.weight) // output.weight.shape[1]
-
-    @functools.cached_property
-    def _keeps_zero(self) -> bool:
-        """Whether all activations of the MLP map 0 to 0, whatever they learn."""
-        # what computes by itself, and does not only contain others; gates and selections of ours
-        # are inside too
-        return all(keeps_zero(part) for part in self.module(self.view.path).modules()
-                   if (part._parameters or not part._modules)
-                   and not type(part).__module__.startswith('mmkcr.'))
+        output, first = map(host.get_submodule, (view.output, view.inputs[0]))
+        site = cls(host, view, view.path, output.weight.shape[1])
+        site.parts = len(first.weight) // site.total
+        # what computes by itself, and does not only contain others; selections of ours are inside
+        computing = [part for part in host.get_submodule(view.path).modules()
+                     if (part._parameters or not part._modules)
+                     and not type(part).__module__.startswith('mmkcr.')]
+        normed = [path for path in view.between
+                  if isinstance(host.get_submodule(path), _BatchNorm)]
+        if not view.hidden_norm and site.parts == len(view.inputs) == 1 and \
+                len(view.between) == len(normed) and all(map(keeps_zero, computing)):
+            site.masked = (normed or view.inputs)[-1]
+        return site
 
     def axes(self) -> list[Axis]:
-        """See :class:`~mmkcr.core.Site`."""
-        view, masked, axes = self.view, self._where(), []
+        view, axes = self.view, []
         for path in view.inputs:
-            axes += along_outputs(self.module(path), path == masked, repeats=self._parts)
+            axes += along_outputs(self.module(path), path == self.masked, repeats=self.parts)
         for path in (*view.between, *(path for path, _ in self.norms())):
-            axes += along_outputs(self.module(path), path == masked)
-        return [*axes, along_inputs(self.module(view.output), not masked)]
+            axes += along_outputs(self.module(path), path == self.masked)
+        return [*axes, along_inputs(self.module(view.output), not self.masked)]
 
     def norms(self) -> list[tuple[str, int]]:
         """The norm over the hidden layer, if there is one."""
@@ -106,7 +95,6 @@ class MLPChannels(HostSite):
         return cls(host, view, view.path, total)
 
     def axes(self) -> list[Axis]:
-        """See :class:`~mmkcr.core.Site`."""
         view = self.view
         # a scale folds into what reads the channels, and into what writes them last
         norms = [path for path in view.scales if isinstance(self.module(path), _BatchNorm)]
@@ -122,7 +110,6 @@ class MLPChannels(HostSite):
         return -3 if isinstance(self.module(self.view.norm), (nn.Identity, Take)) else -1
 
     def mask_points(self) -> list[MaskPoint]:
-        """See :class:`~mmkcr.core.Site`."""
         layers = map(self.module, self.view.inputs)
         inputs = [MaskPoint(layer, 'input', channel_dim(layer)) for layer in layers]
         return [*inputs, MaskPoint(self.module(self.view.after), 'input', self._dim)]

@@ -48,9 +48,8 @@ def build(kwargs, seed=0, cls=DWConvVisionTransformer, **more):
 
 def structure(model, kept):
     """By block the heads that stay attention."""
-    return model.search_space.structure_for({
-        f'layers.{i}.attn.head_operator': torch.tensor(heads).long()
-        for i, heads in enumerate(kept)})
+    return model.search_space.structure_for({f'layers.{i}.attn.head_operator': torch.tensor(
+        heads).long() for i, heads in enumerate(kept)})
 
 
 @pytest.mark.parametrize('name', CASES)
