@@ -3,6 +3,9 @@
 Each class takes over the parts of its host's layer under their own keys
 (:func:`~mmkcr.models.layers.take_over.take_over`) and computes the same function, without a branch
 on an argument: :mod:`~mmkcr.models.layers.plain` records it as a graph.
+A graph has no branches; where a layer is not recorded, :func:`given`, :func:`chosen`,
+:func:`or_zeros` and :func:`required` are the conditionals that they are named after.
+
 Shapes: B images (times windows), N tokens, C channels of the input and output, H remaining heads,
 d channels per head.
 """
@@ -11,10 +14,37 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from mmkcr.functional.attention_refit import channels_of_pairs
-from .optional import chosen, given, required
+
+
+def given(value: Any) -> Any:
+    """Whether a value is not None."""
+    return value != None if isinstance(value, fx.Proxy) else value is not None  # noqa: E711
+
+
+def chosen(condition: Any, one: Any, other: Any) -> Any:
+    """One value if a condition is true, else the other; both are computed."""
+    if isinstance(condition, fx.Proxy):  # a list of the one value or of none, and the reverse
+        return ((one, ) * condition + (other, ) * (1 - condition))[0]
+    return one if condition else other
+
+
+def or_zeros(term: Tensor | None, like: Tensor) -> Tensor:
+    """A term (a, b, c) of scores, or zeros (1, 1, 1) where there is none."""
+    if not isinstance(term, fx.Proxy):
+        return like.new_zeros((1, 1, 1)) if term is None else term
+    # `clamp` takes None as a bound, also in TorchScript, which `chosen` does not become
+    zeros, infinite = like.new_zeros((1, 1, 1)), like.new_ones((1, 1, 1)) / 0
+    return torch.clamp(zeros, -infinite, term) + torch.clamp(zeros, term, infinite)
+
+
+def required(value: Tensor | None, like: Tensor) -> Tensor:
+    """A value on the device of ``like`` that is there, although its type says otherwise."""
+    if not isinstance(value, fx.Proxy):
+        return value
+    return torch.clamp(like.new_zeros(1), value, value)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
