@@ -9,7 +9,6 @@ heads are ensembled into one.
 """
 
 import math
-from abc import ABCMeta, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -65,8 +64,12 @@ class TokenExchange(nn.Module):
         return extra + taken, given
 
 
-class HeadOperator(AddedLayer, metaclass=ABCMeta):
+class HeadOperator(AddedLayer):
     """Computes the output of s heads from the tokens, of which E are extra ones, without attention.
+
+    ``run(x, derived, hw)`` takes tokens (B, N, D), the extra ones first, to what the projection
+    reads, (B, N, C). ``macs_per_head(dims, tokens, patches)`` are the MACs of one output head,
+    without the output projection, by D, N and P.
     """
 
     #: Whether the heads are mixed into one.
@@ -100,16 +103,8 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
             columns = _mix(shares, columns, 1)
         return dict(value=weight, bias=bias, columns=columns)
 
-    @abstractmethod
-    def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
-        """Tokens (B, N, D), the extra ones first, to what the projection reads, (B, N, C)."""
-
-    @abstractmethod
-    def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """MACs of one output head, without the output projection, by D, N and P."""
-
     def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
-        """MACs if ``heads`` heads are replaced, see :meth:`macs_per_head`."""
+        """MACs if ``heads`` heads are replaced."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
 
     @property
