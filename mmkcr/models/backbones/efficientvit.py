@@ -94,21 +94,15 @@ class EfficientViT(BaseBackbone):
         b2=dict(widths=[24, 48, 96, 192, 384], depths=[1, 3, 4, 4, 6], head_dim=32),
         b3=dict(widths=[32, 64, 128, 256, 512], depths=[1, 4, 6, 6, 9], head_dim=32))
 
-    def __init__(self,
-                 arch: str | Mapping[str, Any] = 'b1',
-                 img_size: int = 224,
-                 in_channels: int = 3,
-                 out_indices: Sequence[int] = (-1, ),
-                 frozen_stages: int = -1,
-                 norm_eval: bool = False,
-                 eps: float = 1e-5,
-                 quadratic: bool = False,
-                 norm_cfg: Mapping = dict(type='BN'),
+    def __init__(self, arch: str | Mapping[str, Any] = 'b1', img_size: int = 224,
+                 in_channels: int = 3, out_indices: Sequence[int] = (-1, ),
+                 frozen_stages: int = -1, norm_eval: bool = False, eps: float = 1e-5,
+                 quadratic: bool = False, norm_cfg: Mapping = dict(type='BN'),
                  act_cfg: Mapping = dict(type='HSwish'),
-                 init_cfg: Mapping | Sequence[Mapping] | None = (
+                 init_cfg: Mapping | Sequence[Mapping] | None = [
                      dict(type='Kaiming', layer='Conv2d'),
-                     dict(type='Constant', val=1, layer=['_BatchNorm', 'GroupNorm']))) -> None:
-        super().__init__(list(init_cfg) if isinstance(init_cfg, tuple) else init_cfg)
+                     dict(type='Constant', val=1, layer=['_BatchNorm', 'GroupNorm'])]) -> None:
+        super().__init__(init_cfg)
         arch, self.img_size = self._arch(arch), img_size
         self.widths = widths = arch['widths']
         depths, stages = arch['depths'], len(widths) - 1
@@ -199,19 +193,13 @@ class EfficientViTClsHead(ClsHead):
         **kwargs: See :class:`mmpretrain.models.heads.ClsHead`.
     """
 
-    def __init__(self,
-                 num_classes: int,
-                 in_channels: int,
-                 widths: Sequence[int],
-                 dropout: float = 0.,
-                 norm_cfg: Mapping = dict(type='BN'),
+    def __init__(self, num_classes: int, in_channels: int, widths: Sequence[int],
+                 dropout: float = 0., norm_cfg: Mapping = dict(type='BN'),
                  act_cfg: Mapping = dict(type='HSwish'),
-                 init_cfg: Mapping | Sequence[Mapping] | None = (
+                 init_cfg: Mapping | Sequence[Mapping] | None = [
                      dict(type='Kaiming', layer='Conv2d'),
-                     dict(type='TruncNormal', layer='Linear', std=.02)),
-                 **kwargs: Any) -> None:
-        super().__init__(
-            init_cfg=list(init_cfg) if isinstance(init_cfg, tuple) else init_cfg, **kwargs)
+                     dict(type='TruncNormal', layer='Linear', std=.02)], **kwargs: Any) -> None:
+        super().__init__(init_cfg=init_cfg, **kwargs)
         self.num_classes, self.in_channels = num_classes, in_channels
         self.in_conv = ConvModule(in_channels, widths[0], 1, norm_cfg=norm_cfg, act_cfg=act_cfg)
         self.hidden = nn.Linear(*widths, bias=False)
