@@ -355,8 +355,7 @@ def _views(cls: type[View], host: nn.Module) -> list[View | Unsupported]:
 
 
 def _of_library(module: nn.Module) -> bool:
-    """Whether a module computes as a host library says: its class adds no methods to one of theirs.
-    """
+    """Whether a module computes as a library says: its class adds no methods to one of theirs."""
     for cls in type(module).__mro__:
         if cls.__module__.startswith(LIBRARIES):
             return 'forward' not in vars(module)

@@ -78,14 +78,9 @@ class EfficientViT(BaseBackbone):
             ``2 ** (i + 2)``, negative ones count from the last. Defaults to (-1, ).
         frozen_stages (int): 0 freezes the stem, i the stem and i stages. Defaults to -1, none.
         norm_eval (bool): Keep batch norms in eval mode. Defaults to False.
-        eps (float): See :class:`~mmkcr.models.layers.lite_mla.LiteMLA`. Defaults to 1e-5.
-        quadratic (bool): Likewise. Defaults to False.
-        norm_cfg (dict): Defaults to batch norm.
-        act_cfg (dict): Defaults to Hardswish.
+        eps, quadratic: See :class:`~mmkcr.models.layers.lite_mla.LiteMLA`. Default to 1e-5, False.
+        norm_cfg, act_cfg (dict): Default to batch norm and Hardswish.
         init_cfg (dict | list, optional): See ``BaseModule``.
-
-    Raises:
-        ValueError: Unknown ``arch``, or an index that no stage has.
     """
 
     arch_zoo = dict(
@@ -182,13 +177,11 @@ class EfficientViTClsHead(ClsHead):
     It pools itself: the classifier has no neck.
 
     Args:
-        num_classes (int): Classes.
-        in_channels (int): Channels of the backbone's last stage.
+        num_classes, in_channels (int): Classes, and channels of the backbone's last stage.
         widths (Sequence[int]): Widths of convolution and hidden layer: 1024 and 1280 for B0,
             1536 and 1600 for B1, 2304 and 2560 for B2 and B3.
         dropout (float): Before the classifier. Defaults to 0.
-        norm_cfg (dict): Norm of the convolution. Defaults to batch norm.
-        act_cfg (dict): Defaults to Hardswish.
+        norm_cfg, act_cfg (dict): Default to batch norm, of the convolution, and Hardswish.
         init_cfg (dict | list, optional): Defaults to a normal of 0.02 for linear layers.
         **kwargs: See :class:`mmpretrain.models.heads.ClsHead`.
     """

@@ -39,11 +39,10 @@ class RegisterVisionTransformer(VisionTransformer):
     """mmpretrain's ``VisionTransformer`` for foundation models.
 
     Args:
-        *args: See :class:`mmpretrain.models.VisionTransformer`.
+        *args, **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
         num_registers (int): Register tokens, put behind the class token after the position
             embedding. Defaults to 0.
         with_cp (bool): Gradient checkpointing of every block. Defaults to False.
-        **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
     """
 
     arch_zoo = {**_ZOO, 'dinov2-base': _ZOO['base'], 'dinov2-large': _ZOO['large']}

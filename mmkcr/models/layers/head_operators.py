@@ -42,8 +42,8 @@ class TokenExchange(nn.Module):
     """Exchange between E extra tokens and the patches, by two learned scalars per token and head.
 
     An extra token adds the mean of the patches' values, times the first scalar. Before the
-    convolution each patch adds the extra token's value, times the second scalar. The public code
-    has this for the class token; here register tokens are treated in the same way.
+    convolution each patch adds its value, times the second. Register tokens are treated as the
+    class token is in the public code.
     """
 
     def __init__(self, extra: int, heads: int) -> None:
@@ -54,9 +54,7 @@ class TokenExchange(nn.Module):
         self.to_patches = nn.Parameter(torch.zeros(extra, heads))
 
     def forward(self, extra: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """New extra tokens (B, E, C), and what each patch adds from the old ones, (B, 1, C).
-
-        They follow from the extra tokens' values and the patches' mean value, of the same shapes.
+        """New extra tokens (B, E, C) and what each patch adds, (B, 1, C), of values and their mean.
         """
         repeat = extra.shape[-1] // self.from_patches.shape[1]  # channels of a head
         taken = self.from_patches.repeat_interleave(repeat, 1) * mean

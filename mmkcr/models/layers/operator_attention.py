@@ -32,10 +32,9 @@ class TokenGrid:
 
 
 def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:
-    """Where the entries of an :class:`OperatorAttention` are in an attention of H heads.
+    """Rows of the dense ``qkv`` and columns of the dense ``proj`` in an :class:`OperatorAttention`.
 
-    They are rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns of the dense
-    ``proj``, shape (H d,), by the heads that stay attention, int64, ascending, shape (a,).
+    Shapes are (3 a d + (H - a) d,) and (H d,), by the heads that stay, int64, ascending, (a,).
     """
     dims = heads * head_dims
     stay, leave = (channels_of_heads(some, head_dims) for some in (kept, others(kept, heads)))
