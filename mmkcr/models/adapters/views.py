@@ -109,12 +109,12 @@ class MLPView(View):
 
 def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
     """Set the attributes of an attention layer that record its heads, their width, and both."""
-    for names, value in ((('num_heads', 'num_attention_heads', 'num_kv_heads'), heads),
-                         (('head_dim', 'head_dims', 'attention_head_size'), width),
-                         (('attn_dim', 'kv_dim', 'all_head_size'), heads * width)):
-        for name in names:
-            if hasattr(layer, name):
-                setattr(layer, name, value)
+    sizes = {**dict.fromkeys(('num_heads', 'num_attention_heads', 'num_kv_heads'), heads),
+             **dict.fromkeys(('head_dim', 'head_dims', 'attention_head_size'), width),
+             **dict.fromkeys(('attn_dim', 'kv_dim', 'all_head_size'), heads * width)}
+    for name, value in sizes.items():
+        if hasattr(layer, name):
+            setattr(layer, name, value)
     return layer
 
 
@@ -129,7 +129,7 @@ def known_axes(layer: nn.Module) -> list[Axis]:
                (layer, 'temperature', 0)]
     if hasattr(layer, 'cpb_mlp'):
         by_head.append((list(layer.cpb_mlp.modules())[-1], 'weight', 0))
-    width = _recorded(layer, 'head_dim', 'attention_head_size')
+    width = getattr(layer, 'head_dim', getattr(layer, 'attention_head_size', None))
     for owner, name, dim in by_head:
         value = getattr(owner, name, None)
         # not one for all heads; of a layer that does not show its width, an adapter tells `extra`
@@ -137,11 +137,6 @@ def known_axes(layer: nn.Module) -> list[Axis]:
             axes.append(Axis(owner, name, dim, per=width or len(
                 layer.qkv.weight) // (3 * value.shape[dim])))
     return axes
-
-
-def _recorded(layer: nn.Module, *names: str) -> int | None:
-    """The first of some attributes that a layer has."""
-    return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
 
 
 @dataclass(frozen=True)
@@ -187,8 +182,8 @@ class AttentionView(View):
     def completed(self, host: nn.Module) -> 'AttentionView':
         """Add the heads, their width, and what projections hold and whether they are called."""
         layer, size = host.get_submodule(self.path), host.get_submodule(self.output).weight.shape[1]
-        heads = self.heads or _recorded(layer, 'num_heads', 'num_attention_heads') or \
-            size // layer.head_dim
+        recorded = getattr(layer, 'num_heads', getattr(layer, 'num_attention_heads', None))
+        heads = self.heads or recorded or size // layer.head_dim
         fused = tuple(len(host.get_submodule(path).weight) // size for path in self.projections)
         # biases of the layer's own are added behind the projection, where hooks do not see them
         biased = getattr(layer, 'q_bias', None) is not None

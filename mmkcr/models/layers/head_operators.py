@@ -317,11 +317,6 @@ def _mix(shares: Tensor, weight: Tensor | None, dim: int) -> Tensor | None:
     return (parts * shares.reshape(-1, *[1] * (parts.ndim - 1 - dim))).sum(dim)
 
 
-def channels_of_heads(heads: Tensor, head_dims: int) -> Tensor:
-    """Channels of the given heads, in the order of the heads."""
-    return (heads[:, None] * head_dims + torch.arange(head_dims, device=heads.device)).flatten()
-
-
 #: Operators by the names that structure files use.
 OPERATORS: dict[str, type[HeadOperator]] = {
     'dwconv': DepthwiseHeads,
