@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,6 @@ _NO_NORM_BEFORE = {
     'DeiT3TransformerEncoderLayer': 'the host reads the norm of the attention for the MLP too',
     'ClassAttentionBlock': 'the host adds what the norm gives to the stream',
 }
-V = TypeVar('V', bound='View')
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class View:
 
     path: str
 
-    def completed(self: V, host: nn.Module) -> V:
+    def completed(self, host: nn.Module) -> 'View':
         """The view with what the host shows beyond the adapter's module."""
         return self
 
