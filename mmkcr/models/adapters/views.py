@@ -82,28 +82,23 @@ class MLPView(View):
 
     def completed(self, host: nn.Module) -> 'MLPView':
         """Add the norm in front, or why there is none, unless the adapter says it."""
-        parent, _, name = self.path.rpartition('.')
-        block = host.get_submodule(parent)
-        norm = next((norm for norm in _NORMS_BEFORE.get(name, ()) if norm in block._modules), '')
-        known = [cls.__name__ for cls in type(block).__mro__ if cls.__name__ in _NO_NORM_BEFORE]
-        foreign = [one for one in (block, host.get_submodule(self.path))
-                   if not _of_library(one) and _names(one)[0] not in _ADAPTERS[MLPView]]
         if self.norm or self.why_no_channels:
             return self
-        if not self.after:
-            reason = 'nothing stands behind its last layer'
-        elif getattr(block, 'shortcut_proj_mlp', None) is not None:  # of timm's MViT
-            reason = 'the shortcut reads the norm of the MLP too'
-        elif known:
-            reason = _NO_NORM_BEFORE[known[0]]
-        elif not norm:
-            reason = 'no norm that only the MLP reads was found'
-        elif foreign:
-            reason = (f'`{type(foreign[0]).__name__}` is no registered class: nothing says what '
-                      f'reads `{norm}`')
-        else:
-            return replace(self, norm=_absolute(parent, norm))
-        return replace(self, why_no_channels=reason)
+        parent, _, name = self.path.rpartition('.')
+        block, mlp = host.get_submodule(parent), host.get_submodule(self.path)
+        norm = next((norm for norm in _NORMS_BEFORE.get(name, ()) if norm in block._modules), '')
+        reasons = [] if self.after else ['nothing stands behind its last layer']
+        reasons += [_NO_NORM_BEFORE[cls.__name__] for cls in type(block).__mro__
+                    if cls.__name__ in _NO_NORM_BEFORE]
+        if getattr(block, 'shortcut_proj_mlp', None) is not None:  # of timm's MViT
+            reasons.append('the shortcut reads the norm of the MLP too')
+        if not norm:
+            reasons.append('no norm that only the MLP reads was found')
+        reasons += [f'`{type(one).__name__}` is no registered class: nothing says what reads '
+                    f'`{norm}`' for one in (block, mlp)
+                    if not _of_library(one) and _names(one)[0] not in _ADAPTERS[MLPView]]
+        return replace(self, why_no_channels=reasons[0]) if reasons else replace(
+            self, norm=_absolute(parent, norm))
 
 
 def record(layer: nn.Module, heads: int, width: int) -> nn.Module:

@@ -131,8 +131,7 @@ class EfficientViT(BaseBackbone):
 
     @classmethod
     def _arch(cls, arch: str | Mapping[str, Any]) -> Mapping[str, Any]:
-        if isinstance(arch, str) and arch.lower() in cls.arch_zoo:
-            return cls.arch_zoo[arch.lower()]
+        arch = cls.arch_zoo.get(arch.lower(), arch) if isinstance(arch, str) else arch
         needed, known = {'widths', 'depths', 'head_dim'}, {'attention_stages', 'expand_ratio'}
         if not isinstance(arch, Mapping) or not needed <= set(arch) <= needed | known or \
                 not 2 <= len(arch['widths']) == len(arch['depths']):
