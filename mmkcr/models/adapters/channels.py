@@ -55,6 +55,14 @@ def _chain(module: nn.Module, paths: Sequence[str], ends: Sequence[Reads]) -> li
     return views
 
 
+def _side_by_side(module: nn.Module, convs: Sequence[str], reader: str,
+                  first: tuple[int, ...] = ()) -> list[View]:
+    """Views of convolutions whose outputs one layer reads, concatenated behind ``first``."""
+    before = (*first, *(f'{conv}.conv' for conv in convs))
+    return [_view(module, [conv], [Reads(reader, before=before[:len(first) + number])])
+            for number, conv in enumerate(convs)]
+
+
 # ---- segmentation -------------------------------------------------------------------------------
 
 
@@ -64,30 +72,24 @@ def uper_head(module: nn.Module) -> list[View]:
     _only(module, 'UPerHead')
     pooled = [f'psp_modules.{number}.1' for number in range(len(module.psp_modules))]
     laterals, outs = _convs(module, 'lateral_convs'), _convs(module, 'fpn_convs')
-    side_by_side = [f'{out}.conv' for out in outs]
+    written = tuple(f'{out}.conv' for out in outs)
     # `bottleneck` reads the last feature map, then all pooled maps
-    views = [_view(module, [conv], [Reads('bottleneck.conv', before=(
-        module.in_channels[-1], *(f'{other}.conv' for other in pooled[:number])))])
-        for number, conv in enumerate(pooled)]
-    # the top-down sum ties all laterals and the bottleneck to the same channels; the coarsest of
-    # them is also concatenated, behind the outputs of the fpn_convs
-    views.append(_view(module, [*laterals, 'bottleneck'], [
-        *(Reads(path) for path in side_by_side),
-        Reads('fpn_bottleneck.conv', before=tuple(side_by_side))]))
-    views += [_view(module, [conv], [Reads('fpn_bottleneck.conv',
-                                           before=tuple(side_by_side[:number]))])
-              for number, conv in enumerate(outs)]
-    return [*views, _view(module, ['fpn_bottleneck'], [Reads('conv_seg')])]
+    return [
+        *_side_by_side(module, pooled, 'bottleneck.conv', (module.in_channels[-1], )),
+        # the top-down sum ties all laterals and the bottleneck to the same channels; the coarsest
+        # of them is also concatenated, behind the outputs of the fpn_convs
+        _view(module, [*laterals, 'bottleneck'], [
+            *map(Reads, written), Reads('fpn_bottleneck.conv', before=written)]),
+        *_side_by_side(module, outs, 'fpn_bottleneck.conv'),
+        _view(module, ['fpn_bottleneck'], [Reads('conv_seg')])]
 
 
 @channel_adapter(f'{_MMSEG}.segformer_head.SegformerHead')
 def segformer_head(module: nn.Module) -> list[View]:
     """SegFormer: the concatenated levels, and the last map."""
     _only(module, 'SegformerHead')
-    convs = _convs(module, 'convs')
-    views = [_view(module, [conv], [Reads('fusion_conv.conv', before=tuple(
-        f'{other}.conv' for other in convs[:number]))]) for number, conv in enumerate(convs)]
-    return [*views, _view(module, ['fusion_conv'], [Reads('conv_seg')])]
+    return [*_side_by_side(module, _convs(module, 'convs'), 'fusion_conv.conv'),
+            _view(module, ['fusion_conv'], [Reads('conv_seg')])]
 
 
 @channel_adapter(f'{_MMDET}.layers.msdeformattn_pixel_decoder.MSDeformAttnPixelDecoder')

@@ -14,7 +14,6 @@ _MM = 'mmpretrain.models.backbones'
 _TIMM = 'timm.layers.mlp'
 #: Why channels cannot be selected.
 _IN_BLOCK = dict(why_no_channels='it is part of its block, without a place for a selection')
-_MAPS = dict(why_no_channels='its input is a map, not tokens')
 _NORMED = dict(why_no_channels='a norm follows its last layer')
 _TWICE = dict(why_no_channels='its dropout is called twice, which leaves no place behind it')
 
@@ -38,12 +37,15 @@ def ffn(module: nn.Module) -> dict[str, Any]:
                 scales=('gamma2', ), width='feedforward_channels')
 
 
-@mlp_adapter(f'{_TIMM}.Mlp', f'{_TIMM}.GluMlp', f'{_TIMM}.SwiGLU')
+@mlp_adapter(f'{_TIMM}.Mlp', f'{_TIMM}.GluMlp', f'{_TIMM}.SwiGLU', f'{_TIMM}.ConvMlp')
 def timm_mlp(module: nn.Module) -> dict[str, Any]:
-    """timm's ``Mlp``, ``GluMlp`` (gate and value in one layer) and ``SwiGLU``."""
-    maps = _MAPS if isinstance(module.fc2, nn.Conv2d) else {}
-    return present(dict(maps, inputs=('fc1_g', 'fc1_x', 'fc1'), output='fc2', after='drop2',
-                        hidden_norm=('norm', )), module)
+    """timm's MLPs of tokens or maps; in ``GluMlp`` gate and value are one layer."""
+    maps = isinstance(module.fc2, nn.Conv2d)
+    if maps and not isinstance(module.norm, nn.Identity):
+        raise Unsupported(f'a `{type(module.norm).__name__}` acts on hidden maps')
+    return present(dict(
+        inputs=('fc1_g', 'fc1_x', 'fc1'), output='fc2', after='drop2', hidden_norm=('norm', ),
+        why_no_channels='its input is a map, not tokens' if maps else ''), module)
 
 
 @mlp_adapter('mmseg.models.backbones.mit.MixFFN', 'mmdet.models.backbones.pvt.MixFFN')
@@ -143,7 +145,6 @@ simple_mlp(f'{_MM}.hornet.HorNetBlock', inputs=('pwconv1', ), output='pwconv2', 
 
 # ---- timm and Hugging Face ----------------------------------------------------------------------
 
-simple_mlp(f'{_TIMM}.ConvMlp', **_MAPS)
 simple_mlp('timm.models.levit.LevitMlp', inputs=('ln1.linear', ), between=('ln1.bn', ),
            output='ln2.linear', **_NORMED)
 simple_mlp(*in_transformers(

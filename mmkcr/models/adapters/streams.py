@@ -25,7 +25,7 @@ def _once(paths: Iterable[str]) -> list[tuple[str, int]]:
 
 def _norms(host: nn.Module, norms: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """The layer norms that are there, not None or an identity; refuses other norms."""
-    found = []
+    present = []
     for path, inner in norms:
         owner, _, name = path.rpartition('.')
         norm = getattr(host.get_submodule(owner), name, None)
@@ -34,8 +34,8 @@ def _norms(host: nn.Module, norms: Iterable[tuple[str, int]]) -> tuple[tuple[str
         if not isinstance(norm, nn.LayerNorm):
             raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
                               'channels are not defined')
-        found.append((path, inner))
-    return tuple(found)
+        present.append((path, inner))
+    return tuple(present)
 
 
 def _embedding(host: nn.Module) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,6 @@ _NO_NORM_BEFORE = {
     'DeiT3TransformerEncoderLayer': 'the host reads the norm of the attention for the MLP too',
     'ClassAttentionBlock': 'the host adds what the norm gives to the stream',
 }
-V = TypeVar('V', bound='View')
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class View:
 
     path: str
 
-    def completed(self: V, host: nn.Module) -> V:
+    def completed(self, host: nn.Module) -> 'View':
         """The view with what the host shows beyond the adapter's module."""
         return self
 
@@ -83,38 +82,33 @@ class MLPView(View):
 
     def completed(self, host: nn.Module) -> 'MLPView':
         """Add the norm in front, or why there is none, unless the adapter says it."""
-        parent, _, name = self.path.rpartition('.')
-        block = host.get_submodule(parent)
-        norm = next((norm for norm in _NORMS_BEFORE.get(name, ()) if norm in block._modules), '')
-        known = [cls.__name__ for cls in type(block).__mro__ if cls.__name__ in _NO_NORM_BEFORE]
-        foreign = [one for one in (block, host.get_submodule(self.path))
-                   if not _of_library(one) and _names(one)[0] not in _ADAPTERS[MLPView]]
         if self.norm or self.why_no_channels:
             return self
-        if not self.after:
-            reason = 'nothing stands behind its last layer'
-        elif getattr(block, 'shortcut_proj_mlp', None) is not None:  # of timm's MViT
-            reason = 'the shortcut reads the norm of the MLP too'
-        elif known:
-            reason = _NO_NORM_BEFORE[known[0]]
-        elif not norm:
-            reason = 'no norm that only the MLP reads was found'
-        elif foreign:
-            reason = (f'`{type(foreign[0]).__name__}` is no registered class: nothing says what '
-                      f'reads `{norm}`')
-        else:
-            return replace(self, norm=_absolute(parent, norm))
-        return replace(self, why_no_channels=reason)
+        parent, _, name = self.path.rpartition('.')
+        block, mlp = host.get_submodule(parent), host.get_submodule(self.path)
+        norm = next((norm for norm in _NORMS_BEFORE.get(name, ()) if norm in block._modules), '')
+        reasons = [] if self.after else ['nothing stands behind its last layer']
+        reasons += [_NO_NORM_BEFORE[cls.__name__] for cls in type(block).__mro__
+                    if cls.__name__ in _NO_NORM_BEFORE]
+        if getattr(block, 'shortcut_proj_mlp', None) is not None:  # of timm's MViT
+            reasons.append('the shortcut reads the norm of the MLP too')
+        if not norm:
+            reasons.append('no norm that only the MLP reads was found')
+        reasons += [f'`{type(one).__name__}` is no registered class: nothing says what reads '
+                    f'`{norm}`' for one in (block, mlp)
+                    if not _of_library(one) and _names(one)[0] not in _ADAPTERS[MLPView]]
+        return replace(self, why_no_channels=reasons[0]) if reasons else replace(
+            self, norm=_absolute(parent, norm))
 
 
 def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
     """Set the attributes of an attention layer that record its heads, their width, and both."""
-    for names, value in ((('num_heads', 'num_attention_heads', 'num_kv_heads'), heads),
-                         (('head_dim', 'head_dims', 'attention_head_size'), width),
-                         (('attn_dim', 'kv_dim', 'all_head_size'), heads * width)):
-        for name in names:
-            if hasattr(layer, name):
-                setattr(layer, name, value)
+    sizes = {**dict.fromkeys(('num_heads', 'num_attention_heads', 'num_kv_heads'), heads),
+             **dict.fromkeys(('head_dim', 'head_dims', 'attention_head_size'), width),
+             **dict.fromkeys(('attn_dim', 'kv_dim', 'all_head_size'), heads * width)}
+    for name, value in sizes.items():
+        if hasattr(layer, name):
+            setattr(layer, name, value)
     return layer
 
 
@@ -129,7 +123,7 @@ def known_axes(layer: nn.Module) -> list[Axis]:
                (layer, 'temperature', 0)]
     if hasattr(layer, 'cpb_mlp'):
         by_head.append((list(layer.cpb_mlp.modules())[-1], 'weight', 0))
-    width = _recorded(layer, 'head_dim', 'attention_head_size')
+    width = getattr(layer, 'head_dim', getattr(layer, 'attention_head_size', None))
     for owner, name, dim in by_head:
         value = getattr(owner, name, None)
         # not one for all heads; of a layer that does not show its width, an adapter tells `extra`
@@ -137,11 +131,6 @@ def known_axes(layer: nn.Module) -> list[Axis]:
             axes.append(Axis(owner, name, dim, per=width or len(
                 layer.qkv.weight) // (3 * value.shape[dim])))
     return axes
-
-
-def _recorded(layer: nn.Module, *names: str) -> int | None:
-    """The first of some attributes that a layer has."""
-    return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
 
 
 @dataclass(frozen=True)
@@ -187,8 +176,8 @@ class AttentionView(View):
     def completed(self, host: nn.Module) -> 'AttentionView':
         """Add the heads, their width, and what projections hold and whether they are called."""
         layer, size = host.get_submodule(self.path), host.get_submodule(self.output).weight.shape[1]
-        heads = self.heads or _recorded(layer, 'num_heads', 'num_attention_heads') or \
-            size // layer.head_dim
+        recorded = getattr(layer, 'num_heads', getattr(layer, 'num_attention_heads', None))
+        heads = self.heads or recorded or size // layer.head_dim
         fused = tuple(len(host.get_submodule(path).weight) // size for path in self.projections)
         # biases of the layer's own are added behind the projection, where hooks do not see them
         biased = getattr(layer, 'q_bias', None) is not None
@@ -355,8 +344,7 @@ def _views(cls: type[View], host: nn.Module) -> list[View | Unsupported]:
 
 
 def _of_library(module: nn.Module) -> bool:
-    """Whether a module computes as a host library says: its class adds no methods to one of theirs.
-    """
+    """Whether a module computes as a library says: its class adds no methods to one of theirs."""
     for cls in type(module).__mro__:
         if cls.__module__.startswith(LIBRARIES):
             return 'forward' not in vars(module)

@@ -93,11 +93,10 @@ class DCSBackbone(SearchableBackbone):
     - ``DCS-QK-Mask`` (two masks): ``qk_mask=dict(type='mmkcr.QKMask', separate=True)``.
 
     Args:
-        *args: The host backbone's arguments.
-        qk_mask (dict, optional): Config of the mask without its channels. Defaults to
-            ``dict(type='mmkcr.QKMask')``.
+        *args, **kwargs: The host backbone's arguments, and those of
+            :class:`~mmkcr.models.searchable.SearchableBackbone`.
+        qk_mask (dict, optional): Config of the mask without its channels.
         outputs (bool): Select attention outputs. Defaults to True.
-        **kwargs: See :class:`~mmkcr.models.searchable.SearchableBackbone`.
     """
 
     method = 'dcs'
@@ -142,11 +141,10 @@ class DCSMobileViT(DCSBackbone, MobileViT):
     """mmpretrain's ``MobileViT`` with DCS-Transformer blocks.
 
     Args:
-        *args: See :class:`mmpretrain.models.MobileViT`; ``arch`` is 'small', 'x_small',
-            'xx_small' or a list.
+        *args, **kwargs: See :class:`mmpretrain.models.MobileViT`, whose ``arch`` is 'small',
+            'x_small', 'xx_small' or a list, and :class:`DCSBackbone`.
         img_size (int): The most common image size. Any size can be run; the commands count MACs
             for this one. Defaults to 224.
-        **kwargs: See :class:`DCSBackbone`.
     """
 
     kinds = ('mlp_channels', )
@@ -211,12 +209,11 @@ class DWConvVisionTransformer(ViTKeys, SearchableBackbone, RegisterVisionTransfo
     ``pre_norm=True``; DeiT ``'deit-small'`` and the like.
 
     Args:
-        *args: See :class:`mmpretrain.models.VisionTransformer`.
+        *args, **kwargs: See :class:`RegisterVisionTransformer` and
+            :class:`~mmkcr.models.searchable.SearchableBackbone`.
         operator (str): Operator of replaced heads in a supernet and new structures: ``'dwconv'``
             (DW[all]), ``'conv'`` (Conv[all]), ``'ensembled-dwconv'`` or ``'spvit'``. A structure
             file names its own. Defaults to ``'dwconv'``.
-        **kwargs: See :class:`RegisterVisionTransformer` and
-            :class:`~mmkcr.models.searchable.SearchableBackbone`.
     """
 
     method, kinds = 'dwconv', ('head_operator', )

@@ -9,7 +9,6 @@ heads are ensembled into one.
 """
 
 import math
-from abc import ABCMeta, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +42,8 @@ class TokenExchange(nn.Module):
     """Exchange between E extra tokens and the patches, by two learned scalars per token and head.
 
     An extra token adds the mean of the patches' values, times the first scalar. Before the
-    convolution each patch adds the extra token's value, times the second scalar. The public code
-    has this for the class token; here register tokens are treated in the same way.
+    convolution each patch adds its value, times the second. Register tokens are treated as the
+    class token is in the public code.
     """
 
     def __init__(self, extra: int, heads: int) -> None:
@@ -55,9 +54,7 @@ class TokenExchange(nn.Module):
         self.to_patches = nn.Parameter(torch.zeros(extra, heads))
 
     def forward(self, extra: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """New extra tokens (B, E, C), and what each patch adds from the old ones, (B, 1, C).
-
-        They follow from the extra tokens' values and the patches' mean value, of the same shapes.
+        """New extra tokens (B, E, C) and what each patch adds, (B, 1, C), of values and their mean.
         """
         repeat = extra.shape[-1] // self.from_patches.shape[1]  # channels of a head
         taken = self.from_patches.repeat_interleave(repeat, 1) * mean
@@ -65,8 +62,12 @@ class TokenExchange(nn.Module):
         return extra + taken, given
 
 
-class HeadOperator(AddedLayer, metaclass=ABCMeta):
+class HeadOperator(AddedLayer):
     """Computes the output of s heads from the tokens, of which E are extra ones, without attention.
+
+    ``run(x, derived, hw)`` takes tokens (B, N, D), the extra ones first, to what the projection
+    reads, (B, N, C). ``macs_per_head(dims, tokens, patches)`` are the MACs of one output head,
+    without the output projection, by D, N and P.
     """
 
     #: Whether the heads are mixed into one.
@@ -100,16 +101,8 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
             columns = _mix(shares, columns, 1)
         return dict(value=weight, bias=bias, columns=columns)
 
-    @abstractmethod
-    def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
-        """Tokens (B, N, D), the extra ones first, to what the projection reads, (B, N, C)."""
-
-    @abstractmethod
-    def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """MACs of one output head, without the output projection, by D, N and P."""
-
     def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
-        """MACs if ``heads`` heads are replaced, see :meth:`macs_per_head`."""
+        """MACs if ``heads`` heads are replaced."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
 
     @property
@@ -322,11 +315,6 @@ def _mix(shares: Tensor, weight: Tensor | None, dim: int) -> Tensor | None:
         return None
     parts = weight.unflatten(dim, (len(shares), -1))
     return (parts * shares.reshape(-1, *[1] * (parts.ndim - 1 - dim))).sum(dim)
-
-
-def channels_of_heads(heads: Tensor, head_dims: int) -> Tensor:
-    """Channels of the given heads, in the order of the heads."""
-    return (heads[:, None] * head_dims + torch.arange(head_dims, device=heads.device)).flatten()
 
 
 #: Operators by the names that structure files use.

@@ -54,28 +54,19 @@ class LiteMLA(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
-        theta = None if self.mask is None else self.mask(x)
-        out = self.attend(*self.queries_keys_values(self.qkv(x), theta))
-        out = out.reshape(x.shape[0], self.features, *x.shape[2:])
-        return x + self.proj(self.select(out))
-
-    def queries_keys_values(self, qkv: Tensor,
-                            theta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys of all scales, masked and rectified, and values, (B, S H, d, N) each.
-
-        They are of (B, 3 C, H, W), where a head's 3 d channels are contiguous. ``theta``
-        (B, R, C, H, W) is the output of the mask, for every scale.
-        """
-        scales = torch.cat([qkv, self.aggreg[0](qkv)], 1).flatten(2)
-        heads = scales.unflatten(1, (-1, 3, self.head_dim))
-        qk, v = heads.split([2, 1], 2)  # (B, S H, 2, d, N) and (B, S H, 1, d, N)
-        if theta is not None:
-            theta = theta.flatten(3).unflatten(2, (-1, qk.shape[3])).transpose(1, 2)
-            qk = qk.unflatten(1, (2, -1))
+        qkv = self.qkv(x)
+        scales = torch.cat([qkv, self.aggreg[0](qkv)], 1).flatten(2)  # a head's 3 d side by side
+        # (B, S H, 2, d, N) and (B, S H, 1, d, N)
+        qk, v = scales.unflatten(1, (-1, 3, self.head_dim)).split([2, 1], 2)
+        if self.mask is not None:
+            theta = self.mask(x).flatten(3)  # (B, R, C, N)
+            theta = theta.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
             # (B, S, H, 2, d, N) times (B, 1, H, R, d, N): all scales share the mask
-            qk = (qk * self.mask.binarize(theta[:, None])).flatten(1, 2)
+            qk = qk.unflatten(1, (2, -1)) * self.mask.binarize(theta[:, None])
+            qk = qk.flatten(1, 2)
         q, k = F.relu(qk).unbind(2)
-        return q, k, v.squeeze(2)
+        out = self.attend(q, k, v.squeeze(2)).reshape(x.shape[0], self.features, *x.shape[2:])
+        return x + self.proj(self.select(out))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Normalised linear attention of (B, S H, d, N) each, to the shape of the values."""

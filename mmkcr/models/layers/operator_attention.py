@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import Axis, slice_axes
 from mmkcr.functional.pivots import others
-from .head_operators import FOLDED, Derived, HeadOperator, channels_of_heads, head_operator
+from .head_operators import FOLDED, Derived, HeadOperator, head_operator
 from .take_over import take_over
 
 
@@ -32,13 +32,13 @@ class TokenGrid:
 
 
 def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:
-    """Where the entries of an :class:`OperatorAttention` are in an attention of H heads.
+    """Rows of the dense ``qkv`` and columns of the dense ``proj`` in an :class:`OperatorAttention`.
 
-    They are rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns of the dense
-    ``proj``, shape (H d,), by the heads that stay attention, int64, ascending, shape (a,).
+    Shapes are (3 a d + (H - a) d,) and (H d,), by the heads that stay, int64, ascending, (a,).
     """
     dims = heads * head_dims
-    stay, leave = (channels_of_heads(some, head_dims) for some in (kept, others(kept, heads)))
+    channels = torch.arange(dims, device=kept.device).view(heads, head_dims)
+    stay, leave = (channels[some].flatten() for some in (kept, others(kept, heads)))
     both = torch.cat([stay, leave])
     # rows of the dense qkv: q at 0, k at D, v at 2 D; only v is left of the replaced heads
     return torch.cat([stay, stay + dims, both + 2 * dims]), both

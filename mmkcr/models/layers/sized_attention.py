@@ -3,6 +3,9 @@
 Each class takes over the parts of its host's layer under their own keys
 (:func:`~mmkcr.models.layers.take_over.take_over`) and computes the same function, without a branch
 on an argument: :mod:`~mmkcr.models.layers.plain` records it as a graph.
+A graph has no branches; where a layer is not recorded, :func:`given`, :func:`chosen` and
+:func:`or_zeros` are the conditionals that they are named after.
+
 Shapes: B images (times windows), N tokens, C channels of the input and output, H remaining heads,
 d channels per head.
 """
@@ -11,10 +14,30 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from mmkcr.functional.attention_refit import channels_of_pairs
-from .optional import chosen, given, required
+
+
+def given(value: Any) -> Any:
+    """Whether a value is not None."""
+    return value != None if isinstance(value, fx.Proxy) else value is not None  # noqa: E711
+
+
+def chosen(condition: Any, one: Any, other: Any) -> Any:
+    """One value if a condition is true, else the other; both are computed."""
+    if isinstance(condition, fx.Proxy):  # a list of the one value or of none, and the reverse
+        return ((one, ) * condition + (other, ) * (1 - condition))[0]
+    return one if condition else other
+
+
+def or_zeros(term: Tensor | None, like: Tensor) -> Tensor:
+    """A tensor of three dimensions at least, or zeros (1, 1, 1) where there is none."""
+    if not isinstance(term, fx.Proxy):
+        return like.new_zeros((1, 1, 1)) if term is None else term
+    # `clamp` takes None as a bound, also in TorchScript, which `chosen` does not become
+    zeros, infinite = like.new_zeros((1, 1, 1)), like.new_ones((1, 1, 1)) / 0
+    return torch.clamp(zeros, -infinite, term) + torch.clamp(zeros, term, infinite)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -99,7 +122,8 @@ class SizedRotaryAttention(Sized):
                 attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attend among tokens (B, N, C)."""
         q, k, v = self._qkv(x)
-        sin, cos = (None, None) if rope is None else required(rope, x).chunk(2, -1)
+        # in a graph it is there, although its type says otherwise
+        sin, cos = (None, None) if rope is None else or_zeros(rope, x).chunk(2, -1)
         q, k = (self.rotary(part, sin, cos).type_as(v)
                 for part in (self.q_norm(q), self.k_norm(k)))
         drop = self.attn_drop.p if self.training else 0.

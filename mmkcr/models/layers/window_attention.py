@@ -6,8 +6,7 @@ See :mod:`.sized_attention`, also for the shapes.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .optional import RARE, or_zeros
-from .sized_attention import Sized
+from .sized_attention import Sized, or_zeros
 
 
 class SizedAttention(Sized):
@@ -87,13 +86,12 @@ class SizedWindowAttentionV2(SizedWindowAttention):
 
 
 class SizedBEiTAttention(SizedAttention):
-    """BEiT's attention; a shared bias is ``rel_pos_bias`` in mmpretrain, the other in timm."""
+    """BEiT's attention; where all layers share their biases, heads are refused."""
 
-    def forward(self, x: Tensor, rel_pos_bias: Tensor | None = None,
-                shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-        """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
-        added = or_zeros(rel_pos_bias, x, RARE) + or_zeros(shared_rel_pos_bias, x, RARE)
-        return self._attend(x, added[None])
+    def forward(self, x: Tensor, rel_pos_bias: None = None,
+                shared_rel_pos_bias: None = None) -> Tensor:
+        """Attend among tokens (B, N, C); a shared bias has a name in mmpretrain, one in timm."""
+        return self._attend(x, x.new_zeros((1, 1, 1, 1)))
 
 
 class SizedGroupedAttention(SizedAttention):

@@ -325,7 +325,6 @@ def test_published_architectures(arch):
 
 @pytest.mark.parametrize('build_it, message', [
     (lambda s: DWConvVisionTransformer(**VIT, operator='dw'), "found 'dw'"),
-    (lambda s: DWConvVisionTransformer(**VIT, num_registers=-1), 'found -1'),
     (lambda s: DWConvVisionTransformer(**VIT, gates=dict(mlp_channels=CHANNELS)),
      "by kind among .'head_operator'., found"),
     (lambda s: DWConvVisionTransformer(**VIT, gates=BLOCKS, structure=s), 'found both'),
