@@ -1,5 +1,6 @@
 """Progress bars and tables, as text."""
 
+import contextlib
 import io
 import os
 import sys
@@ -32,43 +33,31 @@ def shown(items: Iterable[Item], what: str, total: int | None = None,
         what (str): Text before the bar.
         total (int, optional): Number of items. Defaults to None: their length, if they have one.
         refresh (bool): Draw from a separate thread. False draws only between items, for loops that
-            are timed. Defaults to True.
-        visible (bool): Whether to show anything. Defaults to True.
-        size (Callable, optional): What an item counts as, such as the images of a batch. Defaults
-            to None: 1.
+            are timed.
+        visible (bool): Whether to show anything.
+        size (Callable, optional): What an item counts as, such as the images of a batch.
+            Defaults to None: 1.
     """
     if not visible or os.environ.get('RANK', '0') != '0':
         yield from items
         return
-    size = size or (lambda item: 1)
     if total is None and hasattr(items, '__len__'):
         total = len(items)
-    if not sys.stderr.isatty():
-        yield from _logged(items, what, total, size)
-        return
-    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(),
-               TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=refresh,
-                  transient=True) as bar:
-        task = bar.add_task(what, total=total)
+    terminal, count, start = sys.stderr.isatty(), 0, time.monotonic()
+    last = start
+    bar = Progress(TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(),
+                   TimeRemainingColumn(), console=Console(stderr=True), auto_refresh=refresh,
+                   transient=True)
+    task = bar.add_task(what, total=total)
+    with bar if terminal else contextlib.nullcontext():
         for item in items:
             yield item
-            bar.update(task, advance=size(item), refresh=not refresh)
-
-
-def _logged(items: Iterable[Item], what: str, total: int | None,
-            size: Callable[[Item], int]) -> Iterator[Item]:
-    """Yield items, and print how many there were from time to time."""
-    start = last = time.monotonic()
-    count = 0
-    for item in items:
-        yield item
-        count += size(item)
-        now = time.monotonic()
-        if now - last >= PERIOD:
-            last = now
-            of = '' if total is None else f' of {total}'
-            print(f'{what}: {count}{of} after {now - start:.0f} s', file=sys.stderr, flush=True)
+            count += 1 if size is None else size(item)
+            if terminal:
+                bar.update(task, completed=count, refresh=not refresh)
+            elif (now := time.monotonic()) - last >= PERIOD:
+                last, of = now, '' if total is None else f' of {total}'
+                print(f'{what}: {count}{of} after {now - start:.0f} s', file=sys.stderr, flush=True)
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = '') -> str:

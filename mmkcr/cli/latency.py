@@ -104,17 +104,9 @@ def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
     return shapes.pop()
 
 
-def label(name: str) -> str:
-    """A side's name without folders."""
-    return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py').removesuffix('.onnx')
-
-
 def measure(args: LatencyJob, dense: Side, slim: Side, shape: Sequence[int], runtime: str,
             batch: int, threads: int) -> dict[str, Any]:
     """Time two sides in turns: a line of the file, with '' for what is not known."""
-    def rounded(value: float | None, scale: float = 1.) -> Any:
-        return '' if value is None else float(f'{value * scale:.4g}')
-
     torch.manual_seed(0)
     images = torch.randn(batch, *shape, device=args.device)
     sides = [side.to(args.device) if isinstance(side, nn.Module) else side
@@ -122,15 +114,17 @@ def measure(args: LatencyJob, dense: Side, slim: Side, shape: Sequence[int], run
     timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp)
     of_process = clock_for(runtime, threads, args.device) is time.process_time
     first, third = timing.quartiles
+    numbers = dict(
+        gmacs_dense=timing.macs_dense and timing.macs_dense / 1e9,
+        gmacs_slim=timing.macs_slim and timing.macs_slim / 1e9, macs_ratio=timing.macs_ratio,
+        ms_dense=timing.seconds[0] * 1e3, ms_slim=timing.seconds[1] * 1e3, ratio=timing.ratio,
+        ratio_q1=first, ratio_q3=third, share=timing.share(), share_q1=timing.share(third),
+        share_q3=timing.share(first))
     return dict(
         part=args.part, height=shape[1], width=shape[2], runtime=runtime, threads=threads,
         batch=batch, amp=args.amp or 'fp32', device=args.device,
         clock='cpu' if of_process else 'wall', pairs=len(timing.dense),
-        gmacs_dense=rounded(timing.macs_dense, 1e-9), gmacs_slim=rounded(timing.macs_slim, 1e-9),
-        macs_ratio=rounded(timing.macs_ratio), ms_dense=rounded(timing.seconds[0], 1e3),
-        ms_slim=rounded(timing.seconds[1], 1e3), ratio=rounded(timing.ratio),
-        ratio_q1=rounded(first), ratio_q3=rounded(third), share=rounded(timing.share()),
-        share_q1=rounded(timing.share(third)), share_q3=rounded(timing.share(first)))
+        **{key: '' if value is None else float(f'{value:.4g}') for key, value in numbers.items()})
 
 
 def append(row: dict[str, Any], folder: Path) -> Path:
@@ -163,7 +157,8 @@ def main(args: LatencyJob) -> None:
     """Measure, print and write."""
     with contextlib.redirect_stdout(sys.stderr):
         dense, slim, shape = make_pair(args)
-    names = dict(dense=label(args.dense), slim=label(args.slim or 'its structure'))
+    names = {side: Path(name.split('::')[-1]).stem for side, name in (
+        ('dense', args.dense), ('slim', args.slim or 'its structure'))}
     rows = []
     for runtime, batch, threads in itertools.product(args.runtime, args.batch_size, args.threads):
         with contextlib.redirect_stdout(sys.stderr):

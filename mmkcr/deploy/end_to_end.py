@@ -92,7 +92,13 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
         # in turns with itself where there is no other
         timing = measure_pair(against or file, file, torch.randn(1, *shape), repeats, 3,
                               'onnxruntime', threads)
-        metrics = _compared(config, model, task, file, work_dir) if evaluate else {}
+        metrics = {}
+        if evaluate:
+            backend = task.build_backend_model(
+                [str(file)], data_preprocessor_updater=task.update_data_preprocessor)
+            in_torch, by_file = (task.build_test_runner(tested, work_dir).test()
+                                 for tested in (model, backend))
+            metrics = {name: (value, by_file[name]) for name, value in in_torch.items()}
         target.write_bytes(file.read_bytes())
     return timing, metrics
 
@@ -155,13 +161,3 @@ def _deploy_config(model: nn.Module, outputs: Sequence[str]) -> Config:
     names = dict(input_names=['input'], output_names=list(outputs), input_shape=None)
     return Config(dict(ir_config=dict(type='onnx', **names), codebase_config=codebase,
                        backend_config=dict(type='onnxruntime')))
-
-
-def _compared(config: Config, model: nn.Module, task: Any, file: Path,
-              work_dir: str) -> dict[str, tuple[float, float]]:
-    """Metrics of PyTorch and of the file, by name."""
-    backend = task.build_backend_model([str(file)],
-                                       data_preprocessor_updater=task.update_data_preprocessor)
-    in_torch, by_file = (task.build_test_runner(tested, work_dir).test()
-                         for tested in (model, backend))
-    return {name: (value, by_file[name]) for name, value in in_torch.items()}

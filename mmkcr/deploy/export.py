@@ -1,11 +1,10 @@
 """Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
-import dataclasses
 import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,24 +24,14 @@ _META = 'mmkcr'
 Shape = tuple[int, int, int, int]
 
 
-@dataclasses.dataclass
-class ExportReport:
-    """The written file and its distance from PyTorch.
-
-    Args:
-        path (Path): The ONNX file.
-        runtime (str): Where it was compared.
-        dynamic_size (bool): Whether height and width are dynamic; the batch always is.
-        errors (dict): Largest difference, relative to the largest output (at least 1), by input
-            shape.
-        notice (str): Why height and width are fixed although dynamic ones were requested, or ''.
-    """
+class ExportReport(NamedTuple):
+    """The written file and its distance from PyTorch."""
 
     path: Path
-    runtime: str
-    dynamic_size: bool
-    errors: dict[Shape, float]
-    notice: str = ''
+    runtime: str  # where it was compared
+    dynamic_size: bool  # whether height and width are dynamic; the batch always is
+    errors: dict[Shape, float]  # by input shape, relative to the largest output (at least 1)
+    notice: str  # why height and width are fixed although dynamic ones were requested, or ''
 
 
 class ExportMismatch(ValueError):
@@ -173,9 +162,9 @@ def _traced(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'obje
     images = torch.zeros(2, *traced)
     with torch.no_grad(), quiet(), without_fast_path(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'traced.onnx'
-        outputs = prepared(images)
-        count = 1 if isinstance(outputs, Tensor) else len(outputs)
-        outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]
+        result = prepared(images)
+        outputs = ['output'] if isinstance(result, Tensor) else \
+            [f'output{index}' for index in range(len(result))]
         try:
             torch.onnx.export(
                 prepared, (images, ), str(path), dynamo=False, opset_version=OPSET,
@@ -246,8 +235,7 @@ def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
                  runtime: str = 'onnxruntime') -> dict[Shape, float]:
     """Largest difference of a file in a runtime from PyTorch, on random images of some shapes.
 
-    It is relative to the largest output (at least 1); infinite where the runtime fails or gives
-    other shapes.
+    See :class:`ExportReport`; infinite where the runtime fails or gives other shapes.
     """
     session = open_onnx(path, runtime)
     generator = torch.Generator().manual_seed(0)
@@ -265,7 +253,6 @@ def _difference(model: nn.Module, other: Callable[[Tensor], Any], images: Tensor
         return float('inf')
     if [a.shape for a in expected] != [b.shape for b in outputs]:
         return float('inf')
-    # relative to the largest output, but never to less than 1
-    pairs = [(a.double(), b.double()) for a, b in zip(expected, outputs)]
-    errors = [float((a - b).abs().max()) / max(1., float(a.abs().max())) for a, b in pairs]
-    return max(error if error == error else float('inf') for error in errors)  # nan is a mismatch
+    # relative to the largest output, but never to less than 1; nan is a mismatch
+    return max(float(((a.double() - b.double()).abs().max() / a.double().abs().max().clamp(min=1.))
+                     .nan_to_num(math.inf, math.inf)) for a, b in zip(expected, outputs))

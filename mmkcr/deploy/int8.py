@@ -84,24 +84,14 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
 
 
 class DeployedFile(NamedTuple):
-    """One file and its measurements.
+    """One file, compared with the dense network's outputs in PyTorch on held-out images."""
 
-    Args:
-        name (str): ``'dense'``, ``'slim'``, ``'dense int8'`` or ``'slim int8'``.
-        path (Path): The file.
-        bytes (int): Its size.
-        ratio (float): Its time over that of the dense fp32 file.
-        error (float): Difference from the dense network's outputs in PyTorch on held-out images,
-            relative to their norm.
-        same (float, optional): Share of images with the same class as there; None for maps.
-    """
-
-    name: str
+    name: str  # 'dense', 'slim', 'dense int8' or 'slim int8'
     path: Path
     bytes: int
-    ratio: float
-    error: float
-    same: float | None
+    ratio: float  # its time over that of the dense fp32 file
+    error: float  # difference of the outputs, relative to their norm
+    same: float | None  # share of images with the same class; None for maps
 
 
 def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],

@@ -23,7 +23,7 @@ from mmkcr import models
 from mmkcr.apis import count_macs, slim
 from mmkcr.deploy import export
 from mmkcr.deploy.export import compare_onnx, export_onnx
-from mmkcr.deploy.layers import MASKED, attention_mask, traceable, window_reverse
+from mmkcr.deploy.prepare import MASKED, attention_mask, traceable, window_reverse
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.engine.build import build_model, load_config

@@ -8,7 +8,7 @@ from mmkcr.apis import count_macs
 from mmkcr.core import Structure, count_params
 from mmkcr.deploy.latency import PairTiming
 
-TOOL = 'benchmarks/latency'
+TOOL, RANDOM = 'benchmarks/latency', 'benchmarks/random_subnet'
 FAST = ('--repeats', 3, '--warmup', 1, '--batch-size', 2)
 
 
@@ -59,7 +59,7 @@ def test_random_subnets_have_the_sites_that_are_asked_for(run_tool, load_tool, d
         config.model.backbone.type = 'VisionTransformer'
     config.dump(tmp_path / 'dense.py')
     options = ['--sites', *sites] if sites else []
-    printed = run_tool('benchmarks/random_subnet', tmp_path / 'dense.py', '--target-macs', '80%',
+    printed = run_tool(RANDOM, tmp_path / 'dense.py', '--target-macs', '80%',
                        '--part', part, '--divisor', 4, *options, '--out', tmp_path / 'new/slim.py')
     assert 'slim.py: 0.7' in printed
     tool = load_tool(TOOL)
@@ -89,24 +89,17 @@ def test_structure_and_config_give_the_same_pair(run_tool, slim, read_rows, tmp_
         f'{written["subnet"] / written["dense"]:.4g}'}
 
 
-@pytest.mark.parametrize('args, message', [
-    ((), 'expected a second side, or a `structure` in'),
-    (('x.onnx', ), 'expected another ONNX file beside `x.onnx`, found `'),
-    (('{slim}/subnet.pth', ), 'expected a config file (.py, .json or .yaml), found `'),
-    (('{slim}/config.py', '--threads', 0), '`--threads` of at least 1, found 0'),
-    (('{slim}/config.py', '--repeats', 0), 'at least one repeat'),
-    (('{slim}/config.py', '--amp', 'bf16', '--runtime', 'openvino'), 'for PyTorch')])
-def test_mistakes(refused, search_config, slim, args, message):
-    assert message in refused(TOOL, search_config, *(
-        str(word).format(slim=slim) for word in args))
-
-
-@pytest.mark.parametrize('args, message', [
-    (('--target-macs', '1%'), 'within the reachable'),
-    (('--target-macs', '80%', '--sites', 'nothing'), 'a kind of site among')])
-def test_mistakes_of_random_subnets(refused, search_config, tmp_path, args, message):
-    assert message in refused('benchmarks/random_subnet', search_config, *args, '--out',
-                              tmp_path / 'slim.py')
+@pytest.mark.parametrize('tool, args, message', [
+    (TOOL, (), 'expected a second side, or a `structure` in'),
+    (TOOL, ('x.onnx', ), 'expected another ONNX file beside `x.onnx`, found `'),
+    (TOOL, ('{slim}/subnet.pth', ), 'expected a config file (.py, .json or .yaml), found `'),
+    (TOOL, ('{slim}/config.py', '--threads', 0), '`--threads` of at least 1, found 0'),
+    (TOOL, ('{slim}/config.py', '--repeats', 0), 'at least one repeat'),
+    (TOOL, ('{slim}/config.py', '--amp', 'bf16', '--runtime', 'openvino'), 'for PyTorch'),
+    (RANDOM, ('--out', 'x.py', '--target-macs', '1%'), 'within the reachable'),
+    (RANDOM, ('--out', 'x.py', '--target-macs', '80%', '--sites', 'x'), 'a kind of site among')])
+def test_mistakes(refused, search_config, slim, tool, args, message):
+    assert message in refused(tool, search_config, *(str(word).format(slim=slim) for word in args))
 
 
 def test_macs_that_a_file_does_not_say(load_tool):
