@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import itertools
 import logging
 import math
 import os
@@ -82,7 +81,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_options(self, words: Sequence[str]) -> None:
         """Refuse an option that is unknown before one that is missing."""
-        for word in itertools.takewhile(lambda word: word != '--', words):
+        for word in words:
             name = word.partition('=')[0]
             if re.fullmatch(r'--[a-z].*', name) and name not in self._option_string_actions:
                 self.error(f'expected an option of this command, found `{name}`'

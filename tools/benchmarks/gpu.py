@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.attention_profile import MODES, profile_block, replaced_pair
 from lab.commands import load_tool
 from lab.machine import machine_info
-from mmkcr.apis.shipped import shipped_root
+from mmkcr.apis.inference import shipped_root
 from mmkcr.cli.command import Parser, command, quiet_hosts, sentence
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.machine import hardware_name, versions_name
