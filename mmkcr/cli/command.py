@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
             name, flag = action.dest, max(action.option_strings, key=len)
             given = getattr(args, name, None)
             values = given if isinstance(given, (list, tuple)) else [given]
-            if given is None:
+            if None in values:  # not given
                 continue
             if name in LEAST:
                 least, most = LEAST[name], MOST.get(name, math.inf)

@@ -227,7 +227,7 @@ def check_first(args: CompressJob) -> None:
     check_kinds(args.sites or ())
     chosen_target(args)  # refuses what does not belong to a target
     for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope'):
-        if args.structure is not None and getattr(args, name) != main.parser().get_default(name):
+        if args.structure is not None and getattr(args, name) != getattr(CompressJob, name):
             raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
                              'which says what is kept')
     dense = load_config(args.config, args.cfg_options)

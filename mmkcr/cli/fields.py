@@ -40,7 +40,8 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
     """
     if isinstance(default, list):
         help = help.replace('%(default)s', ' '.join(map(str, default)))
-    return dataclasses.field(metadata=dict(
+    # no list: a dataclass refuses it, and the parser gives all values
+    return dataclasses.field(default=None if isinstance(default, list) else default, metadata=dict(
         settings, help=help, positional=positional, group=group, default=default))
 
 
