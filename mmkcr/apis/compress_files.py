@@ -12,8 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SubnetFiles, provenance, write_subnet
-from mmkcr.apis.subnet_configs import CONFIG, searched_config, write_config
+from mmkcr.apis.slim_files import (
+    CONFIG,
+    STRUCTURE,
+    WEIGHTS,
+    SubnetFiles,
+    provenance,
+    write_config,
+    write_subnet,
+)
 from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
 from mmkcr.closed_form.distil import DistilResult, distil
 from mmkcr.closed_form.given import Survey, survey
@@ -68,18 +75,19 @@ class CompressTask:
             part or ('backbone' if tasks.is_dense_task(model) else None)
         self.input_shape = shape or default_shape(self.config, model)
         model.to(device)
-        batches = calibration_images(self.config, model, calibration, images or MOST_IMAGES, seed)
+        self.batches = calibration_images(self.config, model, calibration, images or MOST_IMAGES,
+                                          seed)
         if images is None:
-            batches = batches[:enough_images(survey(model.eval(), batches, task_outputs, False), (
-                model if scope == 'model' else model.backbone).modules())]
-        self.batches = batches
+            surveyed = survey(model.eval(), self.batches, task_outputs, False)
+            host = model if scope == 'model' else model.backbone
+            self.batches = self.batches[:enough_images(surveyed, host.modules())]
         self.folder = Path(out) if out else run_folder(self.config, config) / 'compress'
         head = getattr(model, 'head', None)  # scores of one set of classes: no features or numbers
         self.classifies = is_of(head, 'mmpretrain.models.heads.ClsHead') and \
             not is_of(head, 'mmpretrain.models.heads.RegressionHead')
         self.provenance = dict(
             provenance(self.config, config, checkpoint, content), calibration=dict(
-                images=batches.images, folder=calibration is not None, seed=seed))
+                images=self.batches.images, folder=calibration is not None, seed=seed))
         #: Tasks with equal keys give the same result.
         self.key = dict(
             version=__version__, torch=torch.__version__, config=self.config.pretty_text,
@@ -147,12 +155,10 @@ class CompressTask:
                 progress.withdraw()
             raise
         structure = result.structure
-        # the config in place of the class name, so that the structure alone builds the backbone
-        structure.backbone['backbone'] = searched_config(self.config, self.scope)
         structure.provenance = dict(self.provenance, **structure.provenance,
                                     agreement=result.agreement)
+        write_config(self.config, self.scope, folder, structure)
         write_subnet(result.model, structure, self.meta, folder)
-        write_config(self.config, self.scope, folder, structure.backbone)
         if result.profiles:
             write_sensitivity(result.profiles, folder / SENSITIVITY)
         if asked['later'] is None:

@@ -1,4 +1,4 @@
-"""The host libraries' inferencers on models of this package, by name or config."""
+"""Models of this package by name or config, the hosts' inferencers on them, and its files."""
 
 from copy import deepcopy
 from fnmatch import fnmatch
@@ -9,7 +9,6 @@ from typing import Any
 import mmengine
 from mmengine.config import Config
 
-from mmkcr.apis.shipped import shipped_root
 from mmkcr.engine.build import load_config, set_structure, trained_weights
 from mmkcr.hosts import prepare_hosts
 from mmkcr.models.loading import load_task, weights_of
@@ -121,3 +120,15 @@ def model_index() -> dict[str, dict[str, Any]]:
                       'Training Data': row['data']},
             Results=[dict(Metrics=row['results'])])
     return entries
+
+
+def shipped_root() -> Path:
+    """Folder of ``configs/``, ``tools/`` and ``model-index.yml``: the clone, or ``mmkcr/.mim``."""
+    package = Path(__file__).parents[1]
+    clone = package.parent
+    return clone if (clone / 'model-index.yml').is_file() else package / '.mim'
+
+
+def sample_image() -> str:
+    """Path of a handwritten digit, a three, for the networks that come with the package."""
+    return str(shipped_root() / 'tools/model_zoo/digit.png')

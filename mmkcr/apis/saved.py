@@ -95,12 +95,10 @@ def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
         hub_config := getattr(model, name, None), 'mmengine.config.Config')), None)
     known = getattr(model, 'pretrained_cfg', None)
     if config is not None:
-        from .subnet_configs import searched_config, write_config
-        scope = _scope(structure)
-        structure = dataclasses.replace(structure, backbone=dict(
-            structure.backbone, backbone=searched_config(config, scope)))
+        from .slim_files import write_config
+        structure = dataclasses.replace(structure, backbone=dict(structure.backbone))
+        write_config(config, _scope(structure), folder, structure, WEIGHTS)
         structure.save(folder / STRUCTURE)
-        write_config(config, scope, folder, structure.backbone, WEIGHTS)
     elif is_of(model, 'transformers.modeling_utils.PreTrainedModel'):
         config = copy.deepcopy(model.config)
         config.architectures = [type(model).__name__]

@@ -1,4 +1,4 @@
-"""Slimming from files to files: what ``tools/slim.py`` does."""
+"""Slimming from files to files, and the files of a subnet: weights, structure and configs."""
 
 import copy
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import mmengine
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.closed_form.progress import CompressProgress
@@ -25,7 +25,8 @@ from mmkcr.engine.build import (
     run_folder,
     state_bytes,
 )
-from mmkcr.engine.compressed_config import task_config
+from mmkcr.engine.compressed_config import run_length, scoped, task_config, with_import
+from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models.counting import both_parts, counted_proposals
 from mmkcr.models.tasks import search_space
@@ -33,28 +34,31 @@ from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
+CONFIG, DENSE, FINETUNE = 'config.py', 'dense.py', 'finetune.py'
+#: Learning rates of a fine-tuning over the schedule's: at full rates a good network forgets.
+RATE = 0.1
 
 
 class SubnetFiles:
     """What :func:`slim_files` or :class:`~mmkcr.apis.compress_files.CompressTask` wrote.
 
     Args:
-        dense, model (nn.Module): The bare task models that are compared.
+        dense, slim (nn.Module): The bare task models that are compared.
         structure (Structure): Of the subnet, with provenance.
         folder (Path): Where it was written.
         progress (CompressProgress, optional): Whoever takes later steps removes it at the end.
     """
 
-    def __init__(self, dense: nn.Module, model: nn.Module, structure: Structure, folder: Path,
+    def __init__(self, dense: nn.Module, slim: nn.Module, structure: Structure, folder: Path,
                  progress: CompressProgress | None = None) -> None:
-        self.model, self.structure, self.folder, self.progress = model, structure, folder, progress
-        self.bytes = dict(dense=state_bytes(dense), subnet=state_bytes(model))
+        self.structure, self.folder, self.progress = structure, folder, progress
+        self.bytes = dict(dense=state_bytes(dense), subnet=state_bytes(slim))
         #: MACs by part of a detector or segmentor, empty for others.
-        self.parts = both_parts(dense, model, structure.macs['input_shape'])
+        self.parts = both_parts(dense, slim, structure.macs['input_shape'])
         predicted = structure.provenance.get('latency')
         #: Sentences: how parts are counted, how good a prediction of time was …
         self.notes = list(filter(None, (
-            counted_proposals(model), predicted and check_prediction(dense, model, predicted))))
+            counted_proposals(slim), predicted and check_prediction(dense, slim, predicted))))
 
 
 def slim_files(config: str | Path, checkpoint: str | Path,
@@ -149,3 +153,86 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
         weights = stack.enter_context(atomic_write(folder / WEIGHTS))
         write_tensors(dict(state_dict=state, meta=kept), weights)
         structure.save(text)
+
+
+def write_config(config: Config, scope: str, folder: Path, structure: Structure,
+                 weights: str = WEIGHTS) -> None:
+    """Write a dense config with the subnet as backbone or model, to start from its weights.
+
+    Files are named relative to the config, so the folder can be moved. The structure gets the dense
+    config in place of the class name, so that it alone builds the backbone.
+    """
+    # initial checkpoints of the dense model would be loaded over the subnet, or refused
+    here, written = '{{ fileDirname }}', without_initial_weights(config)
+    dense = written.model if scope == 'model' else written.model.backbone
+    structure.backbone['backbone'] = scoped(
+        {key: value for key, value in dense.items() if key != 'init_cfg'}, config).to_dict()
+    slim = ConfigDict(structure.backbone, structure=f'{here}/{STRUCTURE}')
+    if scope == 'model':
+        written.model = slim
+    else:
+        written.model.backbone = slim
+    # a folder apart from other subnets, whose configs have the same name, and from the dense run's
+    written.update(load_from=f'{here}/{weights}', work_dir=f'{here}/train', resume=False,
+                   launcher='none', custom_imports=with_import(written))
+    with atomic_write(folder / CONFIG) as path:
+        path.write_text(written.pretty_text)
+
+
+def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
+                          folder: Path, length: int) -> Path:
+    """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
+
+    The dense network, with the weights of ``checkpoint``, teaches its backbone's features: see
+    :class:`mmkcr.FeatureDistillationLoss`. For ``length`` see :func:`shortened`. ``mmkcr train``
+    takes the config whose path is returned.
+    """
+    config = shortened(dense, length)
+    here, checkpoint = '{{ fileDirname }}', str(checkpoint)
+    if not is_address(checkpoint):
+        checkpoint = str(Path(checkpoint).expanduser().resolve())
+    config.runner_type = 'mmkcr.CompressionRunner'
+    config.custom_imports = with_import(config)
+    # weights to start from are those of `compression`
+    config.load_from, config.resume = None, False
+    config.compression = ConfigDict(
+        scope='model' if structure.macs.get('part') == 'model' else 'backbone',
+        sites=structure.backbone['sites'], structure=f'{here}/{STRUCTURE}',
+        weights=f'{here}/{WEIGHTS}', wrapper='mmkcr.RegularizedModel',
+        regularizers=dict(teacher=dict(
+            type='mmkcr.FeatureDistillationLoss', teacher=f'{here}/{DENSE}',
+            checkpoint=checkpoint)))
+    # neither loads the checkpoints that the dense training once began with
+    for name, content in ((DENSE, dense), (FINETUNE, config)):
+        content = without_initial_weights(content)
+        with atomic_write(folder / name) as path:
+            path.write_text(content.pretty_text)
+    return folder / FINETUNE
+
+
+def shortened(dense: Config, length: int) -> Config:
+    """A copy of a training's config with another number of epochs, or of iterations.
+
+    All parts of its schedule are scaled, and learning rates are :data:`RATE` of the given ones.
+    """
+    before, by_epoch = run_length(dense)
+    config = copy.deepcopy(dense)
+    stretch_schedule(config, length / before)
+    scale_rates(config, RATE)
+    config.train_cfg['max_epochs' if by_epoch else 'max_iters'] = length
+    # a short run must still validate, at its end
+    config.train_cfg.val_interval = min(config.train_cfg.get('val_interval', 1), length)
+    return config
+
+
+def without_initial_weights(config: Config) -> Config:
+    """A copy of a config whose model does not load an initial checkpoint."""
+    config = copy.deepcopy(config)
+    for part in (config.model, config.model.backbone):
+        part.pop('pretrained', None)
+        init = part.get('init_cfg')
+        if isinstance(init, list):  # several initialisations, one after the other
+            part.init_cfg = [each for each in init if 'checkpoint' not in each]
+        elif init and 'checkpoint' in init:  # mmdet's PVT has one without `type`
+            part.pop('init_cfg')
+    return config

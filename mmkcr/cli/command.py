@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import itertools
 import logging
 import math
 import os
@@ -81,7 +80,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_options(self, words: Sequence[str]) -> None:
         """Refuse an option that is unknown before one that is missing."""
-        for word in itertools.takewhile(lambda word: word != '--', words):
+        for word in words:
             name = word.partition('=')[0]
             if re.fullmatch(r'--[a-z].*', name) and name not in self._option_string_actions:
                 self.error(f'expected an option of this command, found `{name}`'
@@ -102,7 +101,7 @@ class Parser(argparse.ArgumentParser):
             name, flag = action.dest, max(action.option_strings, key=len)
             given = getattr(args, name, None)
             values = given if isinstance(given, (list, tuple)) else [given]
-            if given is None:
+            if None in values:  # not given
                 continue
             if name in LEAST:
                 least, most = LEAST[name], MOST.get(name, math.inf)

@@ -32,8 +32,8 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mmkcr.apis.compress_files import CompressTask, int8_files
-from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
-from mmkcr.apis.subnet_configs import CONFIG, shortened, write_finetune_config
+from mmkcr.apis.saved import load
+from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write_finetune_config
 from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
@@ -108,8 +108,8 @@ class CompressJob(Timed):
 def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
     config, weights = files.folder / CONFIG, files.folder / WEIGHTS
-    hint, scope = '', files.structure.provenance.get('asked', {}).get('scope')
-    if files.parts and scope == 'backbone':
+    hint = ''
+    if files.parts and files.structure.provenance.get('asked', {}).get('scope') == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
         hint = f'The whole model went to {slim / dense:.1%} of its MACs: `--scope model` cuts ' \
             'neck and heads, too. '
@@ -122,8 +122,8 @@ def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | No
              runtime: str = 'onnxruntime') -> dict[str, float]:
     """Metrics of a model, or of its exported file, on the test set of its config."""
     config = copy.deepcopy(config)
-    config.work_dir, config.resume, config.launcher = work_dir, False, 'none'
-    config.load_from = checkpoint or config.load_from
+    config.update(work_dir=work_dir, resume=False, launcher='none',
+                  load_from=checkpoint or config.load_from)
     runner = Runner.from_cfg(config)
     if onnx is not None:
         run_by_file(runner.model, onnx, runtime)
@@ -187,28 +187,26 @@ def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]
 def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
            metrics: list[dict[str, float]]) -> None:
     """Take the steps that follow, and print; ``metrics`` gets or has those of the dense model."""
-    folder, slim, deployed, tuned = files.folder, files.model, [], []
-    measured, of_files, notes = [], [], []
+    folder, deployed, tuned, measured, of_files = files.folder, [], [], [], []
     if args.distil is not None:
         begin(files, 'distil')
-        slim = task.distil(folder, args.distil).model
+        task.distil(folder, args.distil)
     if args.int8 is not None:
-        deployed = int8_files(task.model, slim, task.batches, folder, args.int8)
+        deployed = int8_files(task.model, load(folder), task.batches, folder, args.int8)
     if args.finetune is not None:
         tuned = [finetune(task.config, args, files)]
     if args.evaluate:
         run = partial(evaluate, work_dir=str(folder / 'evaluate'))
-        networks = dict(dense=(task.config, args.checkpoint),
-                        slim=(load_config(folder / CONFIG), None))
+        config = load_config(folder / CONFIG)
+        networks = dict(dense=(task.config, args.checkpoint), slim=(config, None))
         if not metrics:
             metrics.append(run(*networks['dense']))
-        measured = [*metrics, *(run(networks['slim'][0], checkpoint)
-                                for checkpoint in (None, *tuned))]
+        measured = [*metrics, *(run(config, checkpoint) for checkpoint in (None, *tuned))]
         try:
             of_files = [run(*networks[file.name.split()[0]], onnx=file.path, runtime=args.int8)
                         for file in deployed]
         except ValueError as error:  # they have one size, test images may have others
-            notes = [f'The files of `--int8` were not evaluated: {error}']
+            print(f'The files of `--int8` were not evaluated: {error}')
     print_files(files, measured)
     if deployed:
         print(file_table(deployed, of_files))
@@ -217,7 +215,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
                    if path.stat().st_mtime_ns < written]:
         print(f'Of an earlier network: {", ".join(earlier)}.')
     print(f'Wrote {folder / CONFIG} with structure and weights beside it')
-    print('\n'.join([next_steps(files), *notes]))
+    print(next_steps(files))
     for checkpoint in tuned:
         print(f'Wrote {checkpoint}, which {folder / CONFIG} takes too')
 
@@ -262,12 +260,11 @@ def main(args: CompressJob) -> None:
     for files in compressed(args, task, table, later):
         finish(args, task, files, metrics)
         finished.append(files.progress)
-        macs, params = files.structure.macs, files.structure.params
+        structure = files.structure
+        macs, error = structure.macs, structure.provenance['agreement']['error']
         rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
-                     f'{macs["subnet"] / 1e9:.4g}', f'{params["subnet"] / 1e6:.4g}',
-                     f'{files.structure.provenance["agreement"]["error"]:.1%}'))
+                     f'{structure.params["subnet"] / 1e6:.4g}', f'{error:.1%}'))
     if len(rows) > 1:
-        print(format_table(('folder', 'left', 'MACs (G)', 'parameters (M)', 'outputs differ by'),
-                           rows))
+        print(format_table(('folder', 'MACs', 'parameters (M)', 'outputs differ by'), rows))
     for progress in finished:  # until here a repeated call would go on from it
         progress.remove()

@@ -12,7 +12,6 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,11 +39,9 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
             ``metavar`` and ``nargs``; ``names`` are more spellings.
     """
     if isinstance(default, list):
-        made = dict(default_factory=lambda: list(default))
         help = help.replace('%(default)s', ' '.join(map(str, default)))
-    else:
-        made = {} if positional and settings.get('nargs') is None else dict(default=default)
-    return dataclasses.field(kw_only=not positional, **made, metadata=dict(
+    # no list: a dataclass refuses it, and the parser gives all values
+    return dataclasses.field(default=None if isinstance(default, list) else default, metadata=dict(
         settings, help=help, positional=positional, group=group, default=default))
 
 
@@ -95,10 +92,10 @@ def runs(job: type, quiet: bool = True) -> Callable[[Callable[[Any], Any]], Call
         @functools.wraps(run)
         def main(argv: Sequence[str] | None = None) -> Any:
             values = vars(parser().parse_args(argv))
+            del values['debug']  # which `command` has read
             if quiet:
                 quiet_hosts()
-            return run(job(**{field.name: values[field.name]
-                              for field in dataclasses.fields(job)}))
+            return run(job(**values))
 
         main.parser = parser
         return main
@@ -106,14 +103,14 @@ def runs(job: type, quiet: bool = True) -> Callable[[Callable[[Any], Any]], Call
     return decorate
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Configured:
     """A command that reads a config."""
 
     cfg_options: dict | None = argument(CFG_OPTIONS)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Shaped:
     """A command about images of one size."""
 
@@ -127,14 +124,14 @@ def given_shape(job: Shaped) -> tuple[int, int, int] | None:
     return image_shape(job.shape) if job.shape else None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Trusting:
     """A command that reads checkpoints."""
 
     trust_checkpoint: bool = argument(TRUST, False)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Timed(Configured, Shaped, Trusting):
     """A command that cuts a checkpoint, perhaps to a target of time, by a measured table."""
 
@@ -168,7 +165,7 @@ def chosen_target(job: Any) -> tuple[type, Any]:
     return TARGETS['target_macs'], None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Running(Configured, Trusting):
     """A command that builds a Runner, with the flags that mmpretrain's two commands share."""
 

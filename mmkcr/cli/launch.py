@@ -27,7 +27,7 @@ from mmkcr.methods.search.search_model import SearchModel
 from mmkcr.models.tasks import search_spaces, unwrap
 from mmkcr.safe_load import is_address
 
-_NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
+_NUMBERED = re.compile(r'(epoch|iter)_\d+\.pth')
 
 
 def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: Any) -> None:
@@ -74,11 +74,9 @@ def latest_checkpoint(work_dir: str) -> str | None:
     named = pointer.read_text().strip() if pointer.is_file() else ''
     if is_address(named):
         return named
-    numbered = {int(match[1]): path for path in folder.glob('*.pth')
-                if (match := _NUMBERED.fullmatch(path.name))}
-    places = [Path(named), folder / Path(named).name]
-    if numbered:
-        places.append(numbered[max(numbered)])
+    numbered = sorted((path for path in folder.glob('*.pth') if _NUMBERED.fullmatch(path.name)),
+                      key=lambda path: int(path.stem.rpartition('_')[2]))
+    places = [Path(named), folder / Path(named).name, *numbered[-1:]]
     return next((str(path) for path in places if path.is_file()), None)
 
 
@@ -188,8 +186,8 @@ def one_run(config: Config, *hooks: Hook | dict, alone: bool = True) -> Iterator
                                  f'{message.strip().splitlines()[-1]}') from error
             if start.started:
                 reported = isinstance(error, (NonFiniteError, OSError))
-                raise (ValueError if reported else RuntimeError)(
-                    f'the run stopped: {message}') from error
+                kind = ValueError if reported else RuntimeError
+                raise kind(f'the run stopped: {message}') from error
             if isinstance(error, (AssertionError, RuntimeError)):  # how hosts refuse bad settings
                 raise ValueError(message or 'a host library refused the config') from error
             raise

@@ -32,9 +32,8 @@ class SearchJob(TrainJob):
 
 def has_gates(part: Any) -> bool:
     """Whether a backbone anywhere in a config has gates."""
-    if not isinstance(part, Mapping):
-        return False
-    return part.get('gates') is not None or any(map(has_gates, part.values()))
+    return isinstance(part, Mapping) and (
+        part.get('gates') is not None or any(map(has_gates, part.values())))
 
 
 @runs(SearchJob, quiet=False)

@@ -51,11 +51,9 @@ def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = ()) ->
     print(site_table(structure))
     print(size_table(structure, [('weights (MB)', sizes['dense'] / 1e6, sizes['subnet'] / 1e6)],
                      metrics))
-    for sentence in sentences(structure, structure.provenance.get('agreement')):
-        print(sentence)
     if files.parts:
         print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
-    for sentence in files.notes:
+    for sentence in (*sentences(structure, structure.provenance.get('agreement')), *files.notes):
         print(sentence)
 
 

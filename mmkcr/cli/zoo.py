@@ -29,7 +29,6 @@ class ZooJob:
     pattern: str = argument('names to list, as of files: kcr-* (all)', '*', positional=True,
                             nargs='?')
     trained: bool = argument('only those with weights', False)
-    run: bool = argument('only those with results', False)
     path: bool = argument('print the files instead: the config, the weights where they are, and '
                           '--cfg-options where the model has them', False)
 
@@ -50,8 +49,7 @@ def scaled(value: float | None, unit: float) -> str:
 def main(args: ZooJob) -> None:
     """Read the metafiles and print."""
     entries = {name: entry for name, entry in model_index().items()
-               if fnmatch(name, args.pattern) and (results(entry) or not args.run)
-               and ('Weights' in entry or not args.trained)}
+               if fnmatch(name, args.pattern) and ('Weights' in entry or not args.trained)}
     if not entries:
         raise ValueError(f'expected a name of a model, found none that fits `{args.pattern}`')
     if args.path:

@@ -21,7 +21,7 @@ from PIL import Image
 
 from long_form import few
 from mmkcr.apis import count_macs
-from mmkcr.apis.subnet_configs import without_initial_weights
+from mmkcr.apis.slim_files import without_initial_weights
 from mmkcr.closed_form import images as calibration_module
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure

@@ -38,7 +38,7 @@ from lab.attention_profile import MODES, profile_block, replaced_pair
 from lab.commands import load_tool
 from lab.machine import machine_info
 from lab.random_subnets import random_pair
-from mmkcr.apis.shipped import shipped_root
+from mmkcr.apis.inference import shipped_root
 from mmkcr.cli.command import Parser, command, quiet_hosts, sentence
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.machine import hardware_name, versions_name
