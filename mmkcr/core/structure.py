@@ -43,10 +43,18 @@ def read_json(path: Path, what: str) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f'expected {what} file at `{path}`, found none')
     try:
-        return json.loads(path.read_text(encoding='utf8'))
+        return json.loads(path.read_text(encoding='utf8'), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # huge integers and bad UTF-8 are ValueErrors
         raise ValueError(f'expected {what} file of JSON, found `{path}` that does not parse '
                          f'({error})') from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; one that has a key twice, of which the last would count, is refused."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError(f'a key comes twice among {[key for key, _ in pairs]!s:.120}')
+    return entries
 
 
 def _is_count(value: Any) -> bool:
@@ -66,8 +74,9 @@ _SITE: Form = dict(
     total=(lambda value: _is_count(value) and value, 'an integer of at least 1'),
     kept=(lambda value: _is_count(value) or isinstance(value, (list, tuple)), 'unit indices'),
     operator=(lambda value: value is None or value and isinstance(value, str), 'a name'))
-_COUNTS: Form = dict(
-    dense=_COUNT, subnet=_COUNT, backbone=_COUNT,
+_PARAMS: Form = dict(dense=_COUNT, subnet=_COUNT)
+_MACS: Form = dict(
+    **_PARAMS, backbone=_COUNT,
     input_shape=(_is_shape, 'three sizes of an image'),
     part=(lambda value: value in ('model', 'backbone'), '`model` or `backbone`'))
 _STRUCTURE: Form = dict(
@@ -192,10 +201,12 @@ class Structure:
                'folded ones', f'{where}, which are no longer read: take the structure and weights '
                'from before the fold')
         _check_form(data, _STRUCTURE, {'format_version', 'backbone', 'sites'}, 'a structure', where)
-        for key, needed in dict(macs={'dense', 'input_shape', 'subnet'},
-                                params={'dense', 'subnet'}).items():
-            if data.get(key):
-                _check_form(data[key], _COUNTS, needed, f'`{key}` of a structure', where)
+        for key, form, needed in (('macs', _MACS, {'dense', 'input_shape', 'subnet'}),
+                                  ('params', _PARAMS, {'dense', 'subnet'})):
+            if counts := data.get(key):
+                _check_form(counts, form, needed, f'`{key}` of a structure', where)
+                _check(counts.get('backbone', 0) <= counts['subnet'],
+                       '`macs` of a backbone within those of its subnet', counts, where)
         # before any site is expanded, see `SiteEntry.from_dict`
         units = sum(site['total'] for site in data['sites'].values()
                     if isinstance(site, Mapping) and _is_count(site.get('total')))

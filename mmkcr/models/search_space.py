@@ -388,7 +388,7 @@ def leave_ordinary(model: nn.Module) -> None:
     queries and keys.
     """
     for space in search_spaces(model):
-        host, sites = space.host, space.sites.values()
+        host, sites = space.host, space._sites.values()  # none, of masks alone
         if is_of(host, 'mmkcr.models.searchable.SearchableBackbone') or QKMaskSite.masks(host) or \
                 any(site.kind == 'head_operator' or site.kind == 'embedding' and
                     site.present < site.total for site in sites):

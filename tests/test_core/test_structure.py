@@ -97,8 +97,10 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
           ('part', 'neck', '`model` or `backbone`'), ('backbone', 6.5, 'a count'))),
     (dict(macs=dict(GOOD['macs'], bakbone=3)), r"`macs` of a structure with the keys .*'bakbone'"),
     (dict(macs=dict(dense=10, subnet=5)), r"`macs` .*keys \['dense', 'input_shape', 'subnet'\]"),
+    (dict(macs=dict(GOOD['macs'], backbone=6)), 'within those of its subnet, found '),
     (dict(params=dict(dense=3, subnet=True)), '`subnet` of `params` of a structure to be a count'),
-    (dict(params=dict(dense=3)), r"`params` .*keys \['dense', 'subnet'\]"),
+    *((dict(params=wrong), r"`params` .*keys \['dense', 'subnet'\]")
+      for wrong in (dict(dense=3), dict(dense=3, subnet=2, part='model'))),
     (dict(sites={'a': dict(total=5 * 10**9, kept=5 * 10**9)}), 'at most in all.*found 5000000000'),
     (dict(sites={f's{n}': dict(total=2**20, kept=2**20) for n in range(9)}),
      '4194304 units at most in all sites of a structure, found 9437184'),
@@ -112,7 +114,7 @@ def test_wrong_keys(change, message):
 @pytest.mark.parametrize('text, message', [
     ('[' * 5000 + ']' * 5000, 'recursion'),
     ('{"format_version": 1' + '0' * 5000 + '}', 'Exceeds the limit'), ('\xff', 'does not parse'),
-    ('[1]', r'found \[\] in'), (None, 'bad.json')])
+    ('{"sites": {"a": 1, "a": 2}}', 'comes twice'), ('[1]', r'found \[\] in'), (None, 'bad.json')])
 def test_files_that_are_no_data(tmp_path, text, message):
     path = tmp_path / 'bad.json'
     if text is not None:

@@ -10,6 +10,7 @@ import torch
 
 from mmkcr.core import MacsModel
 from mmkcr.models import DCSEfficientViT, DCSMobileViT
+from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.tasks import task_forward
 from .law import (
@@ -77,6 +78,7 @@ def test_arch1_has_masks_and_nothing_to_search(cls, kwargs):
     for mask in QKMaskSite.masks(model).values():
         mask.weight.data.zero_(), mask.bias.data.fill_(1.)
     assert_same(outputs(opened, x), outputs(model, x))
+    leave_ordinary(model)
     with pytest.raises(ValueError, match="searchable layers, found none .*'outputs': False"):
         cls(**kwargs, outputs=False, gates=FEW_CHANNELS)
     with pytest.raises(ValueError, match='checkpoint of the dense .*missing .*mask'):
