@@ -76,7 +76,6 @@ class SearchSpace:
             backbone = dict(type='mmkcr.Searchable', sites=list(kinds), backbone=inner)
         self.host, self.kinds = host, tuple(kinds)
         self.backbone = copy.deepcopy(dict(backbone))
-        self.method = method or '+'.join(map(kind_name, kinds))
         self.structure: Structure | None = None
         #: Entries of the sites that are sliced for good: all of a subnet's.
         self.fixed: dict[str, SiteEntry] = {}
@@ -91,6 +90,7 @@ class SearchSpace:
                 self._sites[name] = site
             else:
                 self._waiting.append(site)
+        self.method = method or '+'.join(map(kind_name, kinds))  # all of which exist
         if gates is not None or structure is not None or not self._sites:
             self.put_masks()
         #: Whether heads were chosen without a file: they may start from a dense network's weights.

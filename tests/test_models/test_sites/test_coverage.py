@@ -187,6 +187,7 @@ def test_every_pair_of_kinds_works_or_is_refused():
     ('XCiT', 'embedding', r'the residual width of `XCiT` has no adapter'),
     ('EVA-02', 'head_channels', 'positions are no rotations of pairs of channels at `layers.0'),
     ('ViT', 'mlp_chanels', "among .*'mlp_channels'.*, found 'mlp_chanels'"),
+    ('ViT', dict(where='layers'), 'a kind of site among .*, found None'),
 ])
 def test_what_a_family_does_not_have_is_refused_with_what_it_has(name, kind, message):
     with pytest.raises(ValueError, match=message):
