@@ -38,9 +38,8 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
     """Count the MACs of one image in total, by module and by operator, attention products included.
 
     Args:
-        model (nn.Module): A backbone, or a classifier, detector or segmentor. A task
-            model is counted with its head, a two-stage detector with its maximum number of
-            proposals.
+        model (nn.Module): A backbone, or a classifier, detector or segmentor. A task model is
+            counted with its head, a two-stage detector with its maximum number of proposals.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
 
     Raises:

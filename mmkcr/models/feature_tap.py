@@ -54,11 +54,6 @@ class FeatureTap:
             captured instead of its output. Defaults to 'backbone'.
         every (bool): Concatenate the features of all runs, such as those of the views of
             self-supervised training. Defaults to False: the last run counts.
-
-    Examples:
-        >>> with FeatureTap(model, 'head.fc:input') as tap:
-        ...     model(inputs)
-        >>> tap.features.shape  # (B, d)
     """
 
     def __init__(self, model: nn.Module, layer: str = 'backbone', every: bool = False) -> None:

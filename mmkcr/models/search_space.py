@@ -42,8 +42,7 @@ class SearchSpace:
         host (nn.Module): The network; changed in place. Its attribute ``optional_keys``, if it has
             one, is a regular expression of the keys that a checkpoint may lack or have in excess,
             which is then logged: output norms, which depend on ``out_indices``.
-        kinds (Sequence[str | dict]): Kinds of site, see
-            :func:`~mmkcr.models.sites.find_sites`.
+        kinds (Sequence[str | dict]): Kinds of site, see :func:`~mmkcr.models.sites.find_sites`.
         backbone (dict, optional): Registered ``type`` and arguments that build the host, for
             structure files. Defaults to :func:`Searchable` of the host as its former search space
             describes it, or of its class without arguments.

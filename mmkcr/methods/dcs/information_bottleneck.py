@@ -39,8 +39,8 @@ class InformationBottleneckLoss(RefreshedTerm):
     reports both.
 
     Centroids and Q are computed before each epoch (:class:`mmkcr.InformationBottleneckHook`) and
-    are constant in the gradient. Mixed images count with the scores of their classes. All
-    arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off.
+    are constant in the gradient. Mixed images count with the scores of their classes. Arithmetic is
+    in fp32 (fp64 for fp64 features), also under autocast.
 
     Args:
         num_features (int): Feature width d.
@@ -192,11 +192,9 @@ def _fit(centroids: Tensor, parts: Sequence[Tensor], loss: InformationBottleneck
 class InformationBottleneckHook(RefreshHook):
     """K-means on the features, and Q(a | y) with its clusters (DCS algorithm 1, line 16).
 
-    It runs before every epoch with the term on, so an epoch's loss uses the clusters and the Q of
-    the weights at the end of the previous one. It takes one eval pass over the training set
-    (:func:`refresh_bottleneck` tells the memory). It logs
-    ``ib_i_labels``, I(X~, Y); if the loss has ``input_features``, also ``ib_i_inputs``, ``ib_ib``
-    and the bounds.
+    It runs before every epoch with the term on, in one eval pass over the training set
+    (:func:`refresh_bottleneck` tells the memory). It logs ``ib_i_labels``, I(X~, Y); if the loss
+    has ``input_features``, also ``ib_i_inputs``, ``ib_ib`` and the bounds.
 
     The paper computes Q with the clusters of the previous epoch and then moves the clusters. Here Q
     follows the clusters, as in the authors' later public code.
@@ -205,8 +203,7 @@ class InformationBottleneckHook(RefreshHook):
         interval (int): Steps between refreshes. Defaults to 1: every epoch.
         samples (int, optional): Features that k-means sees, drawn without replacement,
             seeded by the step. Defaults to None: 256 per cluster, or all if there are fewer.
-        loss (str): Name in ``RegularizedModel.regularizers``. Defaults to 'ib'.
-        **kwargs: See :class:`RefreshHook`.
+        loss, **kwargs: See :class:`RefreshHook`; ``loss`` defaults to 'ib'.
     """
 
     def __init__(self, interval: int = 1, samples: int | None = None, loss: str = 'ib',

@@ -60,28 +60,25 @@ class RefreshedTerm(nn.Module):
 class RefreshHook(ScheduledHook):
     """Computes the state of a :class:`RefreshedTerm` from the training set before some steps.
 
-    The model runs in eval mode with the test transforms. Each rank does its share, and all
-    hold the same state afterwards. The state consists of buffers and
-    records its step, so a run resumed within an epoch keeps the state that the epoch
-    began with. The modules' modes and the random states are left as they were.
+    The model runs in eval mode with the test transforms; its modes and the random states are left
+    as they were. Each rank does its share, and all hold the same state afterwards, in buffers. It
+    records its step, so a run resumed within an epoch keeps the state that the epoch began with.
 
     A subclass has three methods: ``check(loss)`` refuses bad settings before any work, with
     ``self.dataset`` set; ``due(loss, step)`` says whether the state is to be computed before a step
     (from 0); ``compute(runner, loss, step)`` does so and describes it for the log.
 
-    Note:
-        With :class:`mmengine.hooks.EMAHook` the features are those of the online
-        weights, because the loss is computed on these.
+     With :class:`mmengine.hooks.EMAHook` the features are those of the online weights, as the
+     loss's are.
 
     Args:
         interval (int): Steps between refreshes.
         loss (str): Name in ``RegularizedModel.regularizers``.
         seed (int): Seed of the draws. Defaults to 0.
-        by_epoch (bool): Whether steps are epochs. Defaults to True.
+        by_epoch (bool): See :class:`ScheduledHook`. Defaults to True.
         pipeline (Sequence[dict], optional): Transforms of the training set's samples. Defaults to
             None: those of the validation set. Without one, in self-supervised training, images are
-            resized and cropped in the centre
-            (:func:`~mmkcr.evaluation.features.plain_pipeline`).
+            resized and cropped in the centre (:func:`~mmkcr.evaluation.features.plain_pipeline`).
     """
 
     priority = 'NORMAL'

@@ -70,8 +70,7 @@ class TemperatureDecayHook(ScheduledHook):
 
     .. math:: \tau = \max(\tau_{\min},\ \tau_0\, \gamma^{\lfloor t / T \rfloor})
 
-    with the step t, an epoch or an iteration, counted from 0. In an iteration-based run the
-    interval T replaces the length of an epoch. The value is logged as ``temperature``.
+    with the step t, counted from 0. The value is logged as ``temperature``.
 
     Differentiable subset pruning specifies the end instead of :math:`\gamma`: log-linear from
     :math:`\tau_0` to :math:`\tau_{\min}` in n intervals, then constant. This is the same with
@@ -85,7 +84,7 @@ class TemperatureDecayHook(ScheduledHook):
         interval (int): T, steps between decays. Defaults to 1.
         until (int, optional): n, intervals until the minimum is reached. Defaults to
             None: as ``decay`` says.
-        by_epoch (bool): Whether a step is an epoch. Defaults to True.
+        by_epoch (bool): See :class:`ScheduledHook`. Defaults to True.
     """
 
     def __init__(self, initial: float = 4.5, decay: float | None = None, minimum: float = 1e-3,
@@ -203,7 +202,7 @@ class WarmupSwitchHook(ScheduledHook):
             the run or longer: the term is never on, which is logged. Defaults to 90 (of 300
             epochs; v1 and v2).
         losses (Sequence[str]): Names in ``RegularizedModel.regularizers``. Defaults to ('kcr', ).
-        by_epoch (bool): Whether ``begin`` counts epochs. Defaults to True.
+        by_epoch (bool): See :class:`ScheduledHook`. Defaults to True.
     """
 
     def __init__(self, begin: int = 90, losses: str | Sequence[str] = ('kcr', ),

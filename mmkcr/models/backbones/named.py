@@ -143,8 +143,7 @@ class DCSMobileViT(DCSBackbone, MobileViT):
     Args:
         *args, **kwargs: See :class:`mmpretrain.models.MobileViT`, whose ``arch`` is 'small',
             'x_small', 'xx_small' or a list, and :class:`DCSBackbone`.
-        img_size (int): The most common image size. Any size can be run; the commands count MACs
-            for this one. Defaults to 224.
+        img_size (int): See :class:`EfficientViT`. Defaults to 224.
     """
 
     kinds = ('mlp_channels', )

@@ -32,8 +32,7 @@ class OnlineCodebook(nn.Module):
 
     An update replaces the oldest words by inner tokens, one from each of as many images of the
     batch; a smaller batch gives several per image. The draw is a function of the seed and the
-    number of updates. So a resumed run draws what an unbroken one does, and several processes draw
-    what one process with the whole batch does.
+    number of updates, for several processes as for one with the whole batch.
 
     Args:
         channels (int): C.
@@ -63,9 +62,8 @@ class OnlineCodebook(nn.Module):
     def forward(self, tokens: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Assign tokens (B, N, C) of a ``size`` in rows and columns to words.
 
-        Returns:
-            tuple[Tensor]: Assignments of the tokens (B, N, K) and of the images (B, K), rows
-            sum to 1, and the spread of the cosines, a scalar for :meth:`update`.
+        It gives those of the tokens (B, N, K) and of the images (B, K), in rows of sum 1, and the
+        spread of the cosines, a scalar for :meth:`update`.
         """
         cosines = (normalize(tokens, dim=-1) @ self.words.T.to(tokens.dtype)).float()  # (B, N, K)
         spread = (cosines.amax(-1) - cosines.mean(-1)).mean()
@@ -203,8 +201,7 @@ class MOCAHead(BaseModule):
         decoder_channels (int, optional): D. Defaults to None: no loss of tokens.
         hidden_ratio (float): Hidden width of the prototypes' perceptrons over C. Defaults to 2.
         scale (float): Scale of the logits. Defaults to 5.
-        image_weight (float): Weight of the images' loss. Defaults to 1.
-        token_weight (float): Weight of the tokens' loss. Defaults to 1.
+        image_weight, token_weight (float): Weights of the two losses. Default to 1.
         init_cfg (dict, optional): See ``BaseModule``.
     """
 

@@ -96,11 +96,9 @@ class FlavaVQA(ImageClassifier):
         head (dict): A classification head that reads (B, d), such as ``LinearClsHead``.
         answers (Sequence[str] | str): See :func:`read_answers`; a file is read by the first
             prediction.
-        text (dict, optional): Arguments of ``transformers.FlavaTextConfig``. Defaults to None: as
-            published.
-        multimodal (dict, optional): Arguments of ``transformers.FlavaMultimodalConfig``, likewise.
-        data_preprocessor (dict, optional): See ``ImageClassifier``.
-        init_cfg (dict, optional): See ``BaseModule``.
+        text, multimodal (dict, optional): Arguments of ``FlavaTextConfig`` and of
+            ``FlavaMultimodalConfig`` of ``transformers``. Default to None: as published.
+        data_preprocessor, init_cfg: See ``ImageClassifier``.
     """
 
     #: A budget is about the backbone unless it says otherwise, see ``counted_part``.
