@@ -58,10 +58,7 @@ class SyncBatchNormHook(Hook):
 
 
 def synchronize(module: nn.Module) -> list[Any]:
-    """Make the batch norm that a layer calls in training use the batches of all processes.
-
-    ``remove()`` of all handles undoes it.
-    """
+    """Make a layer's batch norm see all processes' batches; removing the handles undoes it."""
     mode = _AcrossProcesses()
 
     def enter(*_: Any) -> None:

@@ -16,9 +16,7 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
 
     It is (B, C) as it is, (B, N, C) averaged over tokens, (B, C, H, W) averaged over positions; of
     a tuple or list the last item: the last stage, or of patch tokens and a class token the latter.
-
-    Raises:
-        TypeError: The output holds no such tensor; the message has the layer's path.
+    Anything else is refused.
     """
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]

@@ -125,10 +125,7 @@ def refresh_bottleneck(model: nn.Module, loss: InformationBottleneckLoss, datase
     over all others as they stream by. With C = A = 1000 classes and clusters, d = 640 and the
     default of 256 samples per cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB, and Q
     and its sums 8 MB each, for any n. Reporting the IB value adds 256 000 x 1000 x 4 B = 1.02 GB
-    divided by the number of ranks.
-
-    Returns:
-        dict[str, float]: See :meth:`~mmkcr.functional.information.InformationAccumulator.values`.
+    divided by the number of ranks. What is returned are the accumulator's ``values``.
     """
     if loss.input_features is not None and not loss.input_refreshed:
         _cluster_inputs(model, loss, dataset, like, seed)

@@ -26,7 +26,7 @@ _PRESETS = dict(
 
 def one_hot_terms(probabilities: Tensor, options: Tensor,
                   eps: float = 1e-3) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Entropy and tangent term of the probabilities p of each site over its D live options.
+    r"""Entropy in nats, tangent, and :math:`\omega` of p, by site, over its D live options.
 
     :math:`H(p) = -\sum p \ln p` and :math:`\tan(\pi/2 - \pi\omega)` with
     :math:`\omega = \mathrm{var}(p) / \mathrm{var}_{max}`,
@@ -37,9 +37,6 @@ def one_hot_terms(probabilities: Tensor, options: Tensor,
         options (Tensor): D of every site, above 1, shape (sites,).
         eps (float): :math:`\omega` is clamped to [eps, 1 - eps], as the tangent is unbounded for
             uniform and for one-hot p. Defaults to 1e-3.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: Entropy in nats, tangent, :math:`\omega`, by site.
     """
     # var(p) = (sum p^2 - 1 / D) / D, and var_max = (1 - 1 / D) / D
     share = (probabilities.square().sum(1) - 1 / options) / (1 - 1 / options)

@@ -68,8 +68,8 @@ class RefreshHook(ScheduledHook):
     ``self.dataset`` set; ``due(loss, step)`` says whether the state is to be computed before a step
     (from 0); ``compute(runner, loss, step)`` does so and describes it for the log.
 
-     With :class:`mmengine.hooks.EMAHook` the features are those of the online weights, as the
-     loss's are.
+    With :class:`mmengine.hooks.EMAHook` the features are those of the online weights, as the loss's
+    are.
 
     Args:
         interval (int): Steps between refreshes.

@@ -1,7 +1,6 @@
 """Operators that replace attention heads (drop-in depthwise convolution, section 3.2).
 
-An operator has its own parameters. The weights of the values and the columns of the output
-projection stay those of the attention.
+An operator has its own parameters; values and output projection stay those of the attention.
 
 Shapes: B images, N tokens, of which E are extra tokens (class and registers) and P = h * w are
 patches; D channels, s heads of d channels each; C output channels, which are s * d, or d if the

@@ -141,12 +141,9 @@ class MOCADecoder(BaseModule):
                 decoded: float = 1.) -> tuple[Tensor, Tensor]:
         """Features (B, P, D) and places (B, P) of a share of the tokens.
 
-        Args:
-            image (Tensor): Embedding of every image, (B, C).
-            tokens (Tensor): An early layer's tokens at the visible places, (B, V, C).
-            order (Tensor): Permutation of the places, the visible ones first, (B, N).
-            decoded (float): Share of the places that is decoded: the first ones of ``order``, and
-                at least the visible ones. Defaults to 1.
+        They come from the embedding of every image, (B, C), and an early layer's tokens at the
+        visible places, (B, V, C). The order (B, N) permutes the places, the visible ones first; the
+        first ones are decoded, a share ``decoded``, and at least the visible ones.
         """
         visible = tokens.shape[1]
         places = order[:, :max(visible, int(decoded * order.shape[1]))]  # (B, P)

@@ -132,12 +132,9 @@ class FlavaVQA(ImageClassifier):
                      data_samples: list | None = None) -> Tensor | tuple[Tensor]:
         """Features of images with their questions.
 
-        Args:
-            inputs (Tensor): Images (B, 3, H, W).
-            stage (str): ``'backbone'``: tokens of the images; ``'neck'``: the class tokens (B, d)
-                in a tuple; ``'pre_logits'``: what the last layer reads. Defaults to ``'neck'``.
-            data_samples (list, optional): With ``tokens`` (T,), int64. Defaults to None: questions
-                of one padding token.
+        The stages are ``'backbone'``: tokens of the images (B, 3, H, W); ``'neck'``: the class
+        tokens (B, d) in a tuple; ``'pre_logits'``: what the last layer reads. Data samples have
+        ``tokens`` (T,), int64; without them questions are one padding token.
         """
         seen = self.backbone(inputs)
         seen = seen[-1] if isinstance(seen, (tuple, list)) else seen
