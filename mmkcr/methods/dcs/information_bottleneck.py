@@ -128,7 +128,11 @@ def refresh_bottleneck(model: nn.Module, loss: InformationBottleneckLoss, datase
     divided by the number of ranks. What is returned are the accumulator's ``values``.
     """
     if loss.input_features is not None and not loss.input_refreshed:
-        _cluster_inputs(model, loss, dataset, like, seed)
+        # they never change, nor do their clusters
+        some = draw_samples(len(dataset), INPUTS_PER_CLUSTER * loss.num_classes, seed)
+        loader = share_of_rank(dataset, None if some is None else some.tolist(), like)
+        _fit(loss.input_centroids, [_inputs_of(model, batch) for batch in loader], loss, seed)
+        loss.input_refreshed.fill_(1)
 
     def rows(indices: Tensor | None) -> Iterator[tuple]:
         """What is summed of every batch: features, labels, log phi of the inputs."""
@@ -158,15 +162,6 @@ def refresh_bottleneck(model: nn.Module, loss: InformationBottleneckLoss, datase
 
 def _inputs_of(model: nn.Module, batch: Any) -> Tensor:
     return flat_inputs(unwrap(model).data_preprocessor(batch, False)['inputs'])
-
-
-def _cluster_inputs(model: nn.Module, loss: InformationBottleneckLoss, dataset: Any,
-                    like: DataLoader, seed: int) -> None:
-    """Fit the clusters of the inputs, which never change."""
-    drawn = draw_samples(len(dataset), INPUTS_PER_CLUSTER * loss.num_classes, seed)
-    loader = share_of_rank(dataset, None if drawn is None else drawn.tolist(), like)
-    _fit(loss.input_centroids, [_inputs_of(model, batch) for batch in loader], loss, seed)
-    loss.input_refreshed.fill_(1)
 
 
 def _fit(centroids: Tensor, parts: Sequence[Tensor], loss: InformationBottleneckLoss, seed: int,

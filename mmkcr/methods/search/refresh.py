@@ -137,9 +137,8 @@ class RefreshHook(ScheduledHook):
 class FeatureTapHook(Hook):
     """Attaches a layer's features to the predicted data samples during val and test.
 
-    Works for any model whose 'predict' mode returns one data sample per image (bare
-    task models, models around them, distributed wrappers). Its forward hooks exist
-    only during a val or test loop.
+    Works for any model whose 'predict' mode returns one data sample per image. Its forward hooks
+    exist only during a val or test loop.
 
     Args:
         layer (str, optional): Tapped layer, as in
