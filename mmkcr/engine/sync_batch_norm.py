@@ -23,8 +23,8 @@ from mmkcr.registry import HOOKS
 class SyncBatchNormHook(Hook):
     """Makes batch norms of several processes equal to those of one process with the whole batch.
 
-    Without it every process keeps its own running statistics, of which a checkpoint holds those of
-    the first: two processes do not equal one, nor is a run resumed exactly.
+    Without it a checkpoint holds the running statistics of the first process alone: two processes
+    do not equal one, nor is a run resumed exactly.
 
     PyTorch's ``SyncBatchNorm`` refuses the CPU, and converting a model to it replaces a subclass
     with its own forward by a plain layer. Here the layers stay, and the function that they call is

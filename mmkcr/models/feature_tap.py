@@ -42,9 +42,8 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
 
 
 class FeatureTap:
-    """Captures the pooled output, or input, of one layer during the ``with`` block.
+    """Captures the pooled output, or input, of one layer during the block, with its gradients.
 
-    Gradients flow through the captured features.
 
     Args:
         model (nn.Module): As in :func:`find_layer`.

@@ -69,9 +69,9 @@ class DistillationLoss(nn.Module):
               \operatorname{softmax}(z^s / T))
 
     It is a regulariser of :class:`mmkcr.RegularizedModel`, beside the loss on the labels. The
-    teacher sees the student's images through its own data preprocessor. This includes mixed images:
-    mixing commutes with the normalisation, which is affine, so the student's normalisation can be
-    undone. The paper names the teacher, EfficientNet-B5, but neither T nor w.
+    teacher sees the student's images, mixed ones too, through its own data preprocessor: mixing
+    commutes with the student's normalisation, which is undone. The paper names the teacher,
+    EfficientNet-B5, but neither T nor w.
 
     Args:
         teacher, checkpoint: See :class:`Teacher`. ``checkpoint`` defaults to None.

@@ -283,8 +283,8 @@ class SearchSpace:
     def mask_like(self, other: 'SearchSpace') -> None:
         """Take the masks, noise included, from the gates of another supernet of the same sites.
 
-        So a momentum copy averages the weights of a network, and has that network's channels. Gates
-        that slice the network while it trains are refused.
+        So a momentum copy has the channels of the network that it averages. Gates that slice the
+        network while it trains are refused.
         """
         if self._sliceable():
             raise ValueError('expected gates that leave the tensors whole while they train (such '

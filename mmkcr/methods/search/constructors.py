@@ -42,9 +42,8 @@ def _take_out(wrapper: OptimWrapper, parameters: list[nn.Parameter]) -> None:
 class SearchOptimWrapperConstructor:
     """Builds the two optimizers of a search (KCR-Transformer, algorithm 1).
 
-    ``architecture`` gets the gates, ``weights`` gets every other parameter. Each part is built like
-    an ordinary ``optim_wrapper``, with its own type, optimizer, ``clip_grad``,
-    ``accumulative_counts``, ``paramwise_cfg`` and ``constructor``.
+    ``architecture`` gets the gates, ``weights`` every other parameter. Each part is built like an
+    ordinary ``optim_wrapper``, with all that one may have.
 
     Examples:
         >>> optim_wrapper = dict(

@@ -141,9 +141,8 @@ class FeatureTapHook(Hook):
     exist only during a val or test loop.
 
     Args:
-        layer (str, optional): Tapped layer, as in
-            :class:`mmkcr.models.feature_tap.FeatureTap`. Defaults to None: that of
-            the model, see :func:`mmkcr.evaluation.features.feature_layer_of`.
+        layer (str, optional): See :class:`mmkcr.models.feature_tap.FeatureTap`. Defaults to None:
+            that of the model, see :func:`mmkcr.evaluation.features.feature_layer_of`.
         key (str): Field of the data samples that receives the vector (d,). A second hook with
             ``layer='head.fc', key='logits'`` passes on logits. Defaults to 'features'.
     """

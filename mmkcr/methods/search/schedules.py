@@ -17,9 +17,8 @@ from mmkcr.registry import HOOKS
 class ScheduledHook(Hook, metaclass=ABCMeta):
     """A hook whose effect depends only on the epoch or the iteration.
 
-    So it needs no state to resume. A *step* is an epoch with ``by_epoch=True`` and an iteration
-    with ``by_epoch=False``, counted from 0 like ``runner.epoch`` and ``runner.iter``. An
-    iteration-based run has no epochs to count.
+    So it needs no state to resume. A *step* is an epoch with ``by_epoch=True``, else an iteration,
+    counted from 0; an iteration-based run has no epochs to count.
     """
 
     priority = 'ABOVE_NORMAL'

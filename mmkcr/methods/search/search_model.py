@@ -123,9 +123,8 @@ class SearchModel(RegularizedModel):
     def parse_losses(self, losses: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum the losses, as the host does, and stop if the sum is not finite.
 
-        The message names the gate, or else the loss or price, and the iteration. Where
-        ``steps_may_be_skipped`` only gates that are not finite stop the run: no smaller loss scale
-        mends them.
+        Where ``steps_may_be_skipped`` only gates that are not finite stop the run: no smaller loss
+        scale mends them.
         """
         loss, logged = super().parse_losses(losses)
         if not torch.isfinite(loss):

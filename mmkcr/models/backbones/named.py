@@ -1,7 +1,6 @@
 """The methods' backbones under their names: a host class and the method's kinds of site.
 
-:class:`~mmkcr.models.searchable.SearchableBackbone` does everything else. Any other backbone takes
-the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
+Any other backbone takes the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
 """
 
 from collections.abc import Mapping

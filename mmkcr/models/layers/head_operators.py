@@ -288,10 +288,10 @@ class ConvHeads(HeadOperator):
 class SPViTHeads(ConvHeads):
     """SPViT-style: a full convolution, ensembled over the heads tap by tap, then ReLU.
 
-    Every tap has its own softmax over the heads at temperature 0.01. The public code adds up
-    taps and projections without weights, which scales the output by 81. Here the taps start as a
-    Gaussian, and the projection is the mean over the taps. So if all taps choose the same head,
-    the result is that head of :class:`ConvHeads`, followed by a ReLU.
+    Every tap has its own softmax over the heads at temperature 0.01. The public code adds up taps
+    and projections without weights, which scales the output by 81. Here the taps start as a
+    Gaussian, and the projection is the mean over the taps. So if all taps choose one head, the
+    result is that of :class:`ConvHeads` and a ReLU.
     """
 
     ensembled = True
