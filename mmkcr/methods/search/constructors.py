@@ -42,9 +42,8 @@ def _take_out(wrapper: OptimWrapper, parameters: list[nn.Parameter]) -> None:
 class SearchOptimWrapperConstructor:
     """Builds the two optimizers of a search (KCR-Transformer, algorithm 1).
 
-    ``architecture`` gets the gates, ``weights`` gets every other parameter. Each part is built like
-    an ordinary ``optim_wrapper``, with its own type, optimizer, ``clip_grad``,
-    ``accumulative_counts``, ``paramwise_cfg`` and ``constructor``.
+    ``architecture`` gets the gates, ``weights`` every other parameter. Each part is built like an
+    ordinary ``optim_wrapper``, with all that one may have.
 
     Examples:
         >>> optim_wrapper = dict(
@@ -81,8 +80,7 @@ class SearchOptimWrapperConstructor:
 class JointOptimWrapperConstructor:
     """Builds the single optimizer of a search without a split (Once-for-Both, algorithm 1).
 
-    The optimizer is built as the host builds an ordinary ``optim_wrapper``. Then
-    the gates' parameters move to their own parameter group.
+    It is an ordinary ``optim_wrapper``, but that the gates' parameters have a group of their own.
 
     Args:
         optim_wrapper_cfg (dict): Config of an optimizer wrapper, with ``architecture``, the options
@@ -90,12 +88,6 @@ class JointOptimWrapperConstructor:
             others are those of ``optimizer``. Its entry ``importance`` holds options that differ
             for the gates' importance S, such as ``betas=(0.9, 0.999)`` in the public code.
         paramwise_cfg (dict, optional): See the host's constructor.
-
-    Examples:
-        >>> optim_wrapper = dict(
-        ...     constructor='mmkcr.JointOptimWrapperConstructor',
-        ...     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=1e-3),
-        ...     architecture=dict(lr=2e-2))
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
