@@ -127,8 +127,11 @@ def test_no_config_of_a_checkpoint_is_used(trap, tmp_path, monkeypatch, infer, t
     assert not trap.exists()
     content = CheckpointLoader.load_checkpoint(path)
     assert content['meta'] == content['message_hub']['runtime_info'] == {}
+    with pytest.raises(ValueError, match='its config and `--trust-checkpoint`, found'):
+        load_config(path)
     trust_checkpoints()
     assert CheckpointLoader.load_checkpoint(path)['meta']['cfg'] == text
+    assert not text.startswith('model') or load_config(path).model.type == 'ViT'
 
 
 def test_yaml_makes_no_objects(trap, tmp_path):

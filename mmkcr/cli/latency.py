@@ -5,11 +5,11 @@ the median over neighbouring pairs. The share is (1 - t_slim / t_dense) / (1 - m
 macs_dense). On one thread of a CPU the clock is that of the process, so that neighbours on a busy
 machine do not count; else it is the wall clock.
 
-A side is a config (a file or library::path, also of an ordinary model) or an ONNX file; weights are
-random, as times do not depend on them. With the config of a subnet alone, the other side is the
-dense network. Models are exported for the runtime, both sides in the same way. Several values of an
-option are measured one after the other; every pair is a line of a CSV file that is named by
-hardware and versions.
+A side is a config (a file or library::path, also of an ordinary model), a checkpoint with its
+config and --trust-checkpoint, or an ONNX file; weights are random, as times do not depend on them.
+With the config of a subnet alone, the other side is the dense network. Models are exported for the
+runtime, both sides in the same way. Several values of an option are measured one after the other;
+every pair is a line of a CSV file that is named by hardware and versions.
 
 Examples:
     mmkcr latency DENSE_CONFIG SLIM_CONFIG --runtime onnxruntime openvino
@@ -31,7 +31,7 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.cli.fields import Configured, Shaped, argument, given_shape, runs
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.export import recorded
 from mmkcr.deploy.latency import AMP_DTYPES, Side, clock_for, measure_pair
@@ -49,10 +49,10 @@ from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class LatencyJob(Configured, Shaped):
+class LatencyJob(Configured, Shaped, Trusting):
     """Arguments of ``mmkcr latency``."""
 
-    dense: str = argument('config or ONNX file of one side', positional=True)
+    dense: str = argument('config, checkpoint or ONNX file of one side', positional=True)
     slim: str | None = argument('of the other', positional=True, nargs='?')
     part: str = argument('what is timed and counted (%(default)s; of a detector with its neck)',
                          'model', choices=('model', 'backbone'))
@@ -131,6 +131,8 @@ def append(row: dict[str, Any], folder: Path) -> Path:
     """Add a line to the file of this machine."""
     path = folder / f'latency_{hardware_name()}_{versions_name()}.csv'
     folder.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and path.read_text().partition('\n')[0] != ','.join(row):
+        path.rename(path.with_suffix('.old.csv'))  # of a version with other columns
     with path.open('a', newline='') as file:
         writer = csv.DictWriter(file, row, lineterminator='\n')
         if not file.tell():

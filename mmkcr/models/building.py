@@ -14,7 +14,7 @@ from torch import nn
 
 from mmkcr.core.checks import did_you_mean
 from mmkcr.hosts import ensure_torchvision, prepare_hosts
-from mmkcr.safe_load import read_checkpoint
+from mmkcr.safe_load import is_trusted, read_checkpoint
 from .loading import load_task, weights_of
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
@@ -28,7 +28,7 @@ HOSTS = ('mmpretrain', 'mmdet', 'mmseg')
 
 
 def read_config(path: str | Path) -> Config:
-    """Read a config: a file, or ``library::path`` of an installed library.
+    """Read a config: a file, ``library::path`` of an installed library, or a trusted checkpoint.
 
     A config without a ``default_scope`` (mmpretrain's ``*_headless.py``) gets that of its library.
     Classes in a config of MMEngine's pure Python style become their names.
@@ -43,8 +43,12 @@ def read_config(path: str | Path) -> Config:
         others = [str(file.with_name(other.name)) for other in file.parent.glob('*.py')]
         raise FileNotFoundError(f'expected a config file at `{path}`, found none'
                                 f'{did_you_mean(str(file), others)}')
+    if file.suffix == '.pth' and is_trusted():  # its config is Python, which is run
+        meta = read_checkpoint(file).get('meta') or {}
+        return Config.fromstring(meta.get('cfg', ''), '.py')
     if file.suffix not in ('.py', '.json', '.yaml', '.yml'):
-        raise ValueError(f'expected a config file (.py, .json or .yaml), found `{path}`')
+        raise ValueError(f'expected a config file (.py, .json or .yaml), or a checkpoint with its '
+                         f'config and `--trust-checkpoint`, found `{path}`')
     try:
         if file.suffix in ('.yaml', '.yml'):  # MMEngine's own reader of YAML makes any object
             yaml.safe_load(file.read_text(encoding='utf8'))

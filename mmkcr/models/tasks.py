@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +21,11 @@ from .two_stage import most_proposals, two_stage_outputs
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside wrappers: distributed, compiled, or for test-time augmentation."""
-    wrappers = nn.DataParallel, nn.parallel.DistributedDataParallel
-    if isinstance(model, wrappers) or is_of(model, 'mmengine.model.BaseTTAModel'):
+    wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    if 'mmengine.model' in sys.modules:
+        from mmengine.model import BaseTTAModel, is_model_wrapper
+        wrapped = is_model_wrapper(model) or isinstance(model, BaseTTAModel)
+    if wrapped:
         return unwrap(model.module)
     # of `torch.compile`
     return unwrap(model._orig_mod) if '_orig_mod' in model._modules else model

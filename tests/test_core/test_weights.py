@@ -82,11 +82,10 @@ def test_operators_in_the_place_of_heads(operator):
     model = DWConvVisionTransformer(
         **VIT, num_registers=1, operator=operator, gates=dict(
             type='mmkcr.RelaxedTopKGate', count=2, blockwise=False))
-    for kept in ([0, 1], [1]):
+    for kept in map(torch.tensor, ([0, 1], [1])):
         subnet = copy.deepcopy(model)
         models = [cls(model, model.search_space.gated_sites()) for cls in (ParamsModel, BytesModel)]
-        structure = subnet.search_space.structure_for(
-            dict.fromkeys(model.gates(), torch.tensor(kept)))
+        structure = subnet.search_space.structure_for(dict.fromkeys(model.gates(), kept))
         subnet.search_space.slice_to(structure)
         dense = DWConvVisionTransformer(**VIT, num_registers=1)
         for cost in models:

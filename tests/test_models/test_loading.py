@@ -187,8 +187,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_it_has():
 
     model = build()
     bare = {name.removeprefix('backbone.'): value for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r'18 missing \(backbone.cls_token, .*\), 18 unexpected '
-                       r'\(cls_token, .*\) and 0 mis-shaped keys\n'):
+    with pytest.raises(ValueError, match=r'18 missing \(backbone.cls.*18 unexpected \(cls_token'):
         load_task(model, bare, 'bare.pth')
     # mmpretrain's own check of the position table is an assertion
     small = build()

@@ -92,7 +92,7 @@ def test_structure_and_config_give_the_same_pair(run_tool, slim, read_rows, tmp_
 @pytest.mark.parametrize('tool, args, message', [
     (TOOL, (), 'expected a second side, or a `structure` in'),
     (TOOL, ('x.onnx', ), 'expected another ONNX file beside `x.onnx`, found `'),
-    (TOOL, ('{slim}/subnet.pth', ), 'expected a config file (.py, .json or .yaml), found `'),
+    (TOOL, ('{slim}/subnet.pth', ), 'expected a config file (.py, .json or .yaml), or '),
     (TOOL, ('{slim}/config.py', '--threads', 0), '`--threads` of at least 1, found 0'),
     (TOOL, ('{slim}/config.py', '--repeats', 0), 'at least one repeat'),
     (TOOL, ('{slim}/config.py', '--amp', 'bf16', '--runtime', 'openvino'), 'for PyTorch'),
