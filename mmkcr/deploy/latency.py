@@ -88,12 +88,9 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
         inputs (Tensor): Images (B, C, H, W), on the device of both.
         repeats, warmup (int): Pairs, and uncounted pairs before these.
         runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
-        threads (int, optional): CPU threads. Defaults to None: the runtime's own default.
+        threads (int, optional): See :func:`~mmkcr.deploy.runtimes.open_onnx`.
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
-
-    Raises:
-        ImportError, ValueError: The runtime is not installed, or other arguments.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f'expected at least one repeat and no negative warm-up, found '
