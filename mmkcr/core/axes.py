@@ -83,11 +83,9 @@ class Axis(NamedTuple):
 def slice_axes(axes: Iterable[Axis], units: Tensor, optimizer: Optimizer | None = None) -> None:
     """Keep some of a site's present units in all its parameters and buffers.
 
-    Args:
-        axes (Iterable[Axis]): Axes of the site.
-        units (Tensor): Positions among the present units, int64, ascending.
-        optimizer (Optimizer, optional): Its parameter groups then hold the new parameters, and
-            every state tensor of an old one's shape (moments, momentum buffers) is sliced likewise.
+    ``units`` are positions among the present units, int64, ascending. The parameter groups of an
+    optimizer then hold the new parameters, and every state tensor of an old one's shape (moments,
+    momentum buffers) is sliced likewise.
     """
     for axis in axes:
         old = axis.value
@@ -120,12 +118,8 @@ def _swap_in_optimizer(optimizer: Optimizer, old: nn.Parameter, new: nn.Paramete
 def scale_axes(axes: Iterable[Axis], scale: Tensor, optimizer: Optimizer | None = None) -> None:
     """Multiply a scale of the units into the parameters that take it.
 
-    Gradients and first moments are divided by the scale, second moments by its square.
-
-    Args:
-        axes (Iterable[Axis]): Axes of the site. Those that do not fold are left alone.
-        scale (Tensor): Scale of every present unit, never 0, shape (units,).
-        optimizer (Optimizer, optional): Its moments are divided.
+    Gradients and first moments of an optimizer are divided by the scale, second moments by its
+    square. It has an entry for every present unit, (units,), never 0.
     """
     for axis in axes:
         value = axis.value

@@ -41,11 +41,7 @@ class CostModel:
         """Expected cost if every site's size is drawn on its own, a differentiable scalar.
 
         It is that of the expected sizes: exact for sums of products in which no site occurs twice.
-
-        Args:
-            names (Sequence[str]): The sites.
-            probabilities (Tensor): Of the sizes, shape (sites, K).
-            sizes (Tensor): Kept units, shape (sites, K); any where the probability is 0.
+        ``probabilities`` and ``sizes`` (kept units, any where the probability is 0) are (sites, K).
         """
         return self(dict(zip(names, (probabilities * sizes).sum(1))))
 

@@ -153,11 +153,9 @@ class Site:
     has_own_macs: ClassVar[bool] = False
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """MACs of the module at :attr:`path`; only for kinds with ``has_own_macs``.
+        """MACs of the module at :attr:`path` with ``size`` units; for kinds with ``has_own_macs``.
 
-        Args:
-            size (int | Tensor): Units kept.
-            input_shape (Sequence[int]): Of the module's first input, of one image.
+        ``input_shape`` is that of the module's first input, of one image.
         """
         raise NotImplementedError
 

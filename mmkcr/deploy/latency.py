@@ -29,10 +29,7 @@ Clock = Callable[[], float]
 class PairTiming:
     """Seconds of both sides, pair by pair, and their MACs for one image.
 
-    Args:
-        dense (list[float]): Seconds of each forward of the first model.
-        slim (list[float]): The same for the second model, measured next to it.
-        macs_dense, macs_slim: None where a file does not say them, or those of another size.
+    MACs are None where a file does not say them, or those of another size.
     """
 
     dense: list[float]

@@ -19,15 +19,12 @@ from .runtimes import open_onnx
 
 
 class TensorModel(nn.Module):
-    """Runs a model on images and returns tensors, for timing and export.
+    """Runs a backbone or (wrapped) task model in eval mode on images; returns tensors.
 
     A classifier gives logits, a segmentor its head's logits (Mask2Former the last layer's scores
     of queries and masks), a backbone its feature maps. A detector gives the feature maps of its
     neck, because later stages depend on the number of objects. A visual question answering model
     gives the tokens of its image encoder. Nested outputs are laid out flat, in their order.
-
-    Args:
-        model (nn.Module): A backbone, or a task model, possibly wrapped; it is put in eval mode.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -46,13 +46,9 @@ def one_hot_scores(labels: Tensor, num_classes: int) -> Tensor:
 
 
 class InformationAccumulator:
-    """Joint probabilities of clusters of features, clusters of inputs and classes.
+    """Joint probabilities of A clusters of features, B clusters of inputs and C classes.
 
-    Args:
-        clusters (int): A.
-        num_classes (int): C.
-        input_clusters (int): B; 0 leaves the inputs out. Defaults to 0.
-        device (str | torch.device): Where the sums are kept. Defaults to 'cpu'.
+    A is ``clusters``, C ``num_classes``, and B ``input_clusters``, of which 0 leave the inputs out.
     """
 
     def __init__(self, clusters: int, num_classes: int, input_clusters: int = 0,
