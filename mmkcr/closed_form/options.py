@@ -45,7 +45,7 @@ class CompressOptions:
             positions: neighbours within an image are much alike. Defaults to 2048: a DINOv2-S whose
             refit saw 2048 crops of photographs, not 256, is closer to the dense one on others.
         backward_images (int): Images that are also run backward in any case, for the orders.
-            Defaults to 128: a layer has fewer outputs than inputs, so fewer rows do.
+            Defaults to 128: readers have fewer outputs than inputs, so fewer rows do.
         probe_images (int): Images on which the losses of some sizes are measured. With 0 losses
             come from moments alone, as if an image's positions were independent. Defaults to 64.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
