@@ -135,7 +135,7 @@ class CompressTask:
 
     def refit(self, structure: str | Path, later: Mapping[str, Any] | None = None,
               **settings: Any) -> SubnetFiles:
-        """Refit to a structure, see :func:`~mmkcr.closed_form.refit_structure.refit_structure`."""
+        """Refit to a structure, see :func:`~mmkcr.closed_form.compression.refit_structure`."""
         wanted = Structure.load(structure)
         self.provenance['structure'] = Path(structure).name
         run = partial(refit_structure, self.model, wanted, self.batches, forward=task_outputs)

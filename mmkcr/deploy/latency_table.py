@@ -80,10 +80,10 @@ def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> S
     """The search space of a backbone or a task model's, for sizes and times; a new one if needed.
 
     Without ``sites`` its kinds of site are those of the backbone's class, otherwise
-    :func:`~mmkcr.closed_form.kinds.default_kinds`.
+    :func:`~mmkcr.closed_form.options.default_kinds`.
 
     Raises:
-        ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
+        ValueError: As in :class:`~mmkcr.models.search_space.SearchSpace`.
     """
     backbone = getattr(model, 'backbone', model)
     host = backbone if isinstance(backbone, nn.Module) else model
