@@ -82,7 +82,7 @@ class InformationBottleneckLoss(RefreshedTerm):
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """The weighted loss of features (B, d) with classes (B,) or scores (B, C), a scalar."""
-        self.check_ready()
+        self.check_ready(features)
         log_phi = self.log_phi(features)
         with torch.autocast(features.device.type, enabled=False):
             log_q = self.log_q.to(log_phi)
@@ -99,6 +99,7 @@ class InformationBottleneckLoss(RefreshedTerm):
     @torch.no_grad()
     def refresh(self, centroids: Tensor, log_q: Tensor, step: int = -1) -> None:
         """Stores centroids (A, d), log Q (C, A), and the step before which they were computed."""
+        self.check_shape('centroids', centroids, *self.centroids.shape)
         self.centroids.copy_(centroids)
         self.log_q.copy_(log_q)
         self.refresh_step.fill_(step)
@@ -201,6 +202,9 @@ class InformationBottleneckHook(RefreshHook):
     def __init__(self, interval: int = 1, samples: int | None = None, loss: str = 'ib',
                  **kwargs: Any) -> None:
         super().__init__(interval, loss, **kwargs)
+        if samples is not None and samples < 1:
+            raise ValueError(f'expected samples >= 1, found `{samples}` in '
+                             'InformationBottleneckHook')
         self.samples = samples
 
     def check(self, loss: nn.Module) -> None:

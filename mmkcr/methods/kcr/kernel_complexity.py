@@ -85,7 +85,7 @@ class KernelComplexityLoss(RefreshedTerm):
 
         The form 'sample' needs their ``indices`` (B,), positions in the training set.
         """
-        self.check_ready()
+        self.check_ready(features)
         with torch.autocast(features.device.type, enabled=False):
             features = features if features.dtype == torch.float64 else features.float()
             energy = features.square().sum()
@@ -115,6 +115,8 @@ class KernelComplexityLoss(RefreshedTerm):
 
         r is at most ``ceil(gamma0 min(n, d))``, with d in the place of n for 'projection'.
         """
+        columns = min(max(basis.shape[-1], 1), self.basis.shape[1])
+        self.check_shape('a basis', basis, self.num_features, columns)
         self.basis.zero_()[:, :basis.shape[1]].copy_(basis)
         self.basis_rank.fill_(basis.shape[1])
         self.basis_epoch.fill_(epoch)

@@ -92,6 +92,7 @@ class AdaptiveOneHotLoss(Priced):
                  **kwargs: Any) -> None:
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')
+        kwargs = {key: value for key, value in kwargs.items() if value is not None}  # not given
         if 'balance' in kwargs and preset != 'balanced':
             raise ValueError("expected `balance` with `preset='balanced'` only, found "
                              f'{kwargs["balance"]} with {preset!r}')

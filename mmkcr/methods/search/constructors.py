@@ -123,8 +123,8 @@ class TaskOptimWrapperConstructor:
     ``get_layer_depth``, and read depths from names that begin with ``backbone.``. So they see the
     task model; parameters of the wrapper, such as those of regularisers, get groups with the base
     learning rate. These constructors know no ``lr_mult``. So gates that ``custom_keys`` names, as a
-    method does, are taken out of their groups: they learn at ``lr_mult`` times the base learning
-    rate, at every depth, and decay by ``decay_mult``.
+    method does, are taken out of their groups: they and parameters of the wrapper learn at
+    ``lr_mult`` times the base learning rate, at every depth, and decay by ``decay_mult``.
 
     Args:
         optim_wrapper_cfg (dict): Config of the optimizer wrapper, with the key ``of_task``, the

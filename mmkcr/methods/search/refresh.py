@@ -41,8 +41,15 @@ class RefreshedTerm(nn.Module):
         self.num_features, self.active, self.ready = num_features, True, False
         self._logged: dict[str, Tensor] = {}
 
-    def check_ready(self) -> None:
-        """Refuse a forward without a state."""
+    def check_shape(self, what: str, value: Tensor, *shape: int) -> None:
+        """Refuse a tensor of another shape, which might broadcast."""
+        if value.shape != shape:
+            raise ValueError(f'expected {what} of shape {shape}, found `{tuple(value.shape)}` in '
+                             f'{type(self).__name__}')
+
+    def check_ready(self, features: Tensor) -> None:
+        """Refuse features that are not (B, d), and a forward without a state."""
+        self.check_shape('features', features, *features.shape[:1], self.num_features)
         if not self.ready:
             raise RuntimeError(f'expected {self.state}, found none in {type(self).__name__}: add '
                                f'`{self.hook}` or call `refresh` before the first batch')

@@ -207,6 +207,8 @@ class WarmupSwitchHook(ScheduledHook):
     def __init__(self, begin: int = 90, losses: str | Sequence[str] = ('kcr', ),
                  by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
+        if begin < 0:
+            raise ValueError(f'expected begin >= 0, found `{begin}` in WarmupSwitchHook')
         self.begin = begin
         self.losses = (losses, ) if isinstance(losses, str) else tuple(losses)
 

@@ -57,7 +57,13 @@ class MOCA(BaseSelfSupervisor):
                              f'has `early_layer` {early_layer}, found '
                              f'`{type(self.backbone).__name__}` of {layers} layers')
         self.early_layer = early_layer
-        self.masks = tuple(zip(mask_ratios, decoded, strict=True))
+        self.masks = tuple(zip(mask_ratios, decoded))
+        # 1 - 0.7 is 0.30000000000000004
+        if len(mask_ratios) != len(decoded) or not all(
+                0 < 1 - ratio <= share + 1e-9 <= 1 + 1e-9 for ratio, share in self.masks):
+            raise ValueError('expected as many `decoded` as `mask_ratios` of MOCA, each at least '
+                             f'the share that is not masked, found {tuple(decoded)} for '
+                             f'{tuple(mask_ratios)}')
         self.codebook = MODELS.build(codebook)
         self.teacher = CosineEMA(self.backbone, momentum=base_momentum)
 
