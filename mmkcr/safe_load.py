@@ -18,13 +18,13 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PosixPath
 from typing import Any
-from unittest.mock import patch
 from urllib.error import URLError
 
 import numpy as np
 import torch
 
 ENVIRONMENT = 'MMKCR_TRUST_CHECKPOINT'
+_FORCE = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
 _trusted = False
 
 
@@ -97,9 +97,10 @@ def _content(filename: str, map_location: Any) -> Any:
     with torch.serialization.safe_globals([] if trusted else _harmless()):
         if is_address(filename):
             from mmengine.runner.checkpoint import CheckpointLoader
-            # PyTorch's own variable, as MMEngine's loaders ask for all
-            force = {} if trusted else dict(TORCH_FORCE_WEIGHTS_ONLY_LOAD='1')
-            with patch.dict(os.environ, force):
+            with contextlib.ExitStack() as stack:
+                if not trusted:  # PyTorch's own variable, as MMEngine's loaders ask for all
+                    os.environ[_FORCE] = '1'
+                    stack.callback(os.environ.pop, _FORCE)
                 return CheckpointLoader._get_checkpoint_loader(filename)(filename, map_location)
         path = Path(filename).expanduser()
         if path.suffix == '.safetensors':

@@ -101,8 +101,7 @@ class CompressTask:
                  **settings: Any) -> SubnetFiles:
         """Compress; writes structure, weights, config and the sites' sensitivity.
 
-        The sites' profiles stay in the folder: with another target, cost or way of sharing it out,
-        a later call begins from them.
+        The sites' profiles stay in the folder for later calls, see :func:`kept_profiles`.
 
         Args:
             target, sites, cost: See :func:`~mmkcr.closed_form.compression.compress`.
@@ -111,8 +110,7 @@ class CompressTask:
             profiles (str | Path, optional): Folder of an earlier call whose profiles are used.
                 Defaults to None: those in this folder, if they are of these images and sites.
             later (Mapping, optional): Steps that follow, such as fine-tuning. Until they are done
-                the progress stays, so that a repeated call finds the compression finished.
-                Defaults to None: there are none.
+                the progress stays, for a call that is repeated. Defaults to None.
             name (str): Of a folder in the task's. Defaults to the task's own.
             **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
         """

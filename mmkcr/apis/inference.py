@@ -22,11 +22,7 @@ INFERENCERS = dict(mmpretrain='ImageClassificationInferencer', mmdet='DetInferen
 
 
 def list_models(pattern: str = '*') -> list[str]:
-    """Names of this package's models, from its metafiles.
-
-    Args:
-        pattern (str): A pattern as for file names. Defaults to all.
-    """
+    """Names of this package's models, from its metafiles, that match a pattern of file names."""
     return [name for name in model_index() if fnmatch(name, pattern)]
 
 
@@ -37,8 +33,7 @@ def model_config(model: str | Path) -> Config:
     ``DetInferencer(model_config(name), weights)``, ``mmpretrain.get_model(model_config(name))``.
 
     Args:
-        model (str | Path): A name of :func:`list_models`, a config file or a
-            ``library::path``.
+        model (str | Path): A name of :func:`list_models`, a config file or a ``library::path``.
 
     Raises:
         FileNotFoundError: None of these.
@@ -62,8 +57,7 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
         model (str | Path | Config): See :func:`model_config`.
         weights (str, optional): Checkpoint. Defaults to None: the one in the package
             (``mmkcr zoo`` lists the models with weights), or the config's ``load_from``.
-        structure (str, optional): Structure file. Defaults to None: that of
-            the config.
+        structure (str, optional): Structure file. Defaults to None: that of the config.
         device (str): Where it runs. Defaults to ``'cpu'``.
         **kwargs: Arguments of the host's class.
 
@@ -72,8 +66,7 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
 
     Raises:
         FileNotFoundError: No such config or checkpoint.
-        ValueError: The checkpoint is of another model, the config of another library, or there
-            are no weights.
+        ValueError: A checkpoint of another model, a config of another library, or no weights.
 
     Examples:
         >>> detect = inferencer('kcr-mask-rcnn_swin-mini_slim_1xb8_digit-scenes', 'epoch_8.pth')
@@ -104,8 +97,7 @@ def model_index() -> dict[str, dict[str, Any]]:
     Returns:
         dict[str, dict]: ``Config`` is a path that can be opened, ``Options`` what ``--cfg-options``
         changes in it, if anything, ``Metadata`` holds sizes and data, ``Results`` what was measured
-        here, or None if nothing was run. For networks that come with the package ``Weights`` is a
-        path, too.
+        here, or None. For networks that come with the package ``Weights`` is a path, too.
     """
     root = shipped_root()
     metafiles = mmengine.load(root / 'model-index.yml')['Import']

@@ -40,8 +40,7 @@ def publish(config: str | Path, checkpoint: str | Path | None = None,
 
     Args:
         config (str | Path): Config of the model: deployment, retraining or dense.
-        checkpoint (str | Path, optional): Its checkpoint. Defaults to None: ``load_from`` of the
-            config.
+        checkpoint (str | Path, optional): Defaults to None: ``load_from`` of the config.
         out (str | Path, optional): Folder. Defaults to that of the checkpoint, or the current one
             if that is an address.
         name (str, optional): Defaults to that of the config; of a folder that ``compress`` wrote,

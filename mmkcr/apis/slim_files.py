@@ -83,10 +83,8 @@ def slim_files(config: str | Path, checkpoint: str | Path,
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
                                                       force_latency)
-    subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost,
-                             ordinary=False)
-    structure.provenance = {**structure.provenance,
-                            **provenance(cfg, config, checkpoint, content)}
+    subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost, ordinary=False)
+    structure.provenance = {**structure.provenance, **provenance(cfg, config, checkpoint, content)}
     # what the search began with: dense, or a subnet
     start = copy.deepcopy(cfg)
     start.model = task_config(start)

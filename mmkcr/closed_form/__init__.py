@@ -9,8 +9,7 @@ Read in this order:
 3. ``profiles.py``: images go through the dense network, and the profiles give sizes within a
    budget. ``units.py`` is one site's order and losses, ``heads.py`` those of narrower heads;
    ``readers.py`` and ``calibration.py`` do the observing.
-4. ``refit_blocks.py``: block after block is sliced and refitted; ``replay.py`` runs both networks
-   from a block on.
+4. ``refit_blocks.py``: block after block is sliced and refitted; ``replay.py`` runs from it on.
 5. ``report.py``: how well the networks agree, and all that is said.
 
 ``batches.py`` and ``images.py`` hold images, ``whole.py`` compares detectors, ``progress.py`` lets

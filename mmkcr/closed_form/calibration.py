@@ -1,7 +1,6 @@
-"""Statistics of a network's inner activations over calibration images.
+"""The two statistics that closed-form slimming needs of a network on calibration images.
 
-Closed-form slimming needs only two things: the moments of the readers' inputs, and the sensitivity
-of the network's outputs to the readers' outputs.
+They are the moments of the readers' inputs, and how its outputs react to the readers' outputs.
 """
 
 import math
@@ -62,7 +61,7 @@ def passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     """Run batches forward, and backward from a random projection of the outputs.
 
     The second moments F of the gradients tell by how much an error dy of a layer's output changes
-    the network's outputs z: ``E |dz|^2 = positions * tr(F cov(dy))``. No label is read.
+    the outputs z: ``E |dz|^2 = positions * tr(F cov(dy))``. Yields the images' numbers, by batch.
 
     Activation checkpointing runs layers again in the backward pass. Before, one form ran them
     without gradients, the other with them. Of both runs the first with gradients counts.
@@ -74,9 +73,6 @@ def passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
             as a Kullback-Leibler divergence, otherwise relative to the outputs' size.
         scales (Sequence[float], optional): See :func:`output_scales`; by default of each batch.
         backward (float): Number of images that are run backward, the first ones; all by default.
-
-    Yields:
-        range: Numbers of a batch's images, after its passes.
     """
     sensed = again = False
     seen: set[nn.Module] = set()
@@ -130,18 +126,14 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     The errors of a reader's outputs at the positions of one image are correlated, most of all
     behind attention, so their effects add up. Let S be the sum, over the image's positions, of
     ``gradient x^T``, with the gradient of a random projection of the outputs. Then
-    ``dz = <delta, S>`` for every image, and squares are taken only after that sum. (Moments of
-    errors and gradients alone would treat positions as independent.)
-
-    Returns:
-        dict[str, Tensor]: Mean squares over images, (tries,), in the unit of :func:`passes`.
+    ``dz = <delta, S>`` for every image, and squares are taken only after that sum. Returned are
+    their means over images, (tries,), in the unit of :func:`passes`.
     """
     # per try; all changes of a name have equally many
     sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
             for name, tried in changes.items()}
     count = 0
-    #: By name, dz of every image: calls of one layer, and changes made together, add up in it
-    #: before it is squared.
+    #: dz of every image by name: calls of a layer, and changes made together, add up in it.
     moved: dict[str, Any] = {}
 
     def catch(name: str, change: WeightChange, images: range, layer: nn.Module, args: tuple,
@@ -201,8 +193,7 @@ def gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> I
     Their outputs become copies of leaves that require gradients: hosts may work on them in place.
     """
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    first = next(module for module in model.modules()
-                 if isinstance(module, (nn.Conv2d, nn.Linear)))
+    first = next(module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear)))
     with ExitStack() as stack:
         for parameter, before in wanted.items():
             stack.callback(parameter.requires_grad_, before)
@@ -235,8 +226,7 @@ def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], 
     in eval mode, so a backward pass of a batch gives each image its own gradient.
     """
     # PyTorch's generator takes 32 bits
-    draws = [torch.Generator().manual_seed((seed * 1_000_003 + image) % 2**32)
-             for image in images]
+    draws = [torch.Generator().manual_seed((seed * 1_000_003 + image) % 2**32) for image in images]
     if logits:
         chances = outputs[-1].detach().float().softmax(-1)
         drawn = torch.cat([torch.multinomial(part, 1, generator=draw) for part, draw in zip(

@@ -49,8 +49,7 @@ class CompressResult:
         model (nn.Module): The subnet, a copy of the given model.
         structure (Structure): The kept units.
         profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
-        agreement (dict[str, float]): Of dense and slim outputs on held-out images, see
-            :func:`agreement`.
+        agreement (dict[str, float]): On held-out images, see :func:`agreement`.
     """
 
     model: nn.Module
@@ -59,10 +58,7 @@ class CompressResult:
     agreement: dict[str, float]
 
     def save(self, folder: str | Path, export: bool = False) -> None:
-        """Write the network into a folder that :func:`mmkcr.load` reads.
-
-        See :func:`mmkcr.apis.saved.save`.
-        """
+        """Write a folder that :func:`mmkcr.load` reads, see :func:`mmkcr.apis.saved.save`."""
         import mmkcr
         mmkcr.save(self, folder, export)
 
@@ -96,17 +92,14 @@ def compress(model: nn.Module,
         model (nn.Module): Dense model: any module with an adapter, or a task model of mmpretrain,
             mmdet or mmseg whose backbone has one. It is not changed.
         images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
-        target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`, or maximum
-            of another ``cost``.
+        target (str | int | float): Maximum ``cost``, see :func:`~mmkcr.core.parse_target`.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
             :data:`DEFAULT_SITES` that the backbone has.
-        input_shape (Sequence[int]): (C, H, W) of the image that MACs are counted for. Defaults to
-            (3, 224, 224).
+        input_shape (Sequence[int]): (C, H, W) that MACs are for. Defaults to (3, 224, 224).
         part (str, optional): ``'model'`` or ``'backbone'``, see
             :func:`~mmkcr.models.tasks.counted_part`.
         forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
-            that are to agree. Defaults to calling the model. MACs are counted by calling the model
-            with an image in any case.
+            that are to agree. Defaults to calling the model, as the counting of MACs does anyway.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
             None: the last tenth of ``images``, which calibration then does not see (but of a
             single image or batch, the same).
@@ -118,22 +111,16 @@ def compress(model: nn.Module,
             :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
         scope (str): ``'backbone'``, or ``'model'``: neck and heads are compressed too, under one
             budget for everything. ``images`` are then batches of the data preprocessor, and
-            ``forward`` is :func:`~mmkcr.closed_form.whole.whole_outputs`. Defaults to
-            ``'backbone'``.
+            ``forward`` is :func:`~mmkcr.closed_form.whole.whole_outputs`. Default: ``'backbone'``.
         cost (str): What the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
             ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
-        ordinary (bool): Leave an ordinary network, see
-            :func:`~mmkcr.models.search_space.leave_ordinary`. False keeps its search space, which
-            files of configs need. Defaults to True.
+        ordinary (bool): See :func:`~mmkcr.models.search_space.leave_ordinary`. False keeps the
+            search space, which files of configs need. Defaults to True.
         **options: See :class:`CompressOptions`.
-
-    Returns:
-        CompressResult: Subnet and structure.
 
     Raises:
         ValueError: No images, a model without an adapter or with gates, an unreachable target (the
-            message gives the range), or activations or outputs on held-out images that are not
-            finite. Nothing is changed then.
+            message gives the range), or activations or outputs that are not finite.
 
     Examples:
         >>> model = timm.create_model('vit_small_patch16_224', pretrained=True)
@@ -255,16 +242,12 @@ def refit_structure(model: nn.Module,
 
     So the retraining of a searched structure starts from the dense network's weights, instead of
     those that were trained together with gates. Masks on queries and keys (DCS) are layers that the
-    dense network does not have: they start with their initial values, by default open.
+    dense network does not have: they start as they were initialised. The result has no profiles.
 
     Args:
-        model (nn.Module): Dense model; it is not changed. Other arguments as in
-            :func:`compress`.
+        model (nn.Module): Dense model; it and other arguments are as in :func:`compress`.
         structure (str | Path | Structure): Structure of this backbone. Channels of heads are the
             network's own, not those of rotated bases.
-
-    Returns:
-        CompressResult: Without profiles.
 
     Raises:
         ValueError: As in ``compress``; or a structure of another backbone, with other MACs or

@@ -51,8 +51,7 @@ class DistilOptions:
 
     Args:
         rate (float): Learning rate of each tensor over the root mean square of its values at the
-            start, to a power of two, so that layer scales of 1e-3 and biases of 3 change by the
-            same share. Defaults to 5e-4.
+            start, to a power of two, so that small and large ones change alike. Defaults to 5e-4.
         warm_up (float): Share of the steps in which the rate rises from 0. Defaults to 0.1.
         between (int): Number of blocks whose outputs are compared too. Defaults to 3. Gradients
             stop there, so that each window of blocks learns its own outputs: without, the same rate
@@ -63,8 +62,7 @@ class DistilOptions:
         batch_size (int): Images per batch; batches that cannot be taken apart stay. Defaults to 16.
         accumulate (int): Batches per step and process. Defaults to 1.
         amp (bool, optional): Train in bfloat16. Defaults to None: on a GPU.
-        augment (bool): Crop and mirror images at random, change their colours, and mix every other
-            batch. Defaults to True.
+        augment (bool): Crop, mirror, recolour and mix, see :func:`augmented`. Defaults to True.
         seed (int): Of what is drawn. Defaults to 0.
     """
 
@@ -109,18 +107,13 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     worse than what it began with, on held-out images.
 
     Args:
-        student (nn.Module): The compressed network. It is not changed.
-        teacher (nn.Module): The dense one. It is not changed.
-        images (Tensor | Sequence): As of :func:`~mmkcr.closed_form.compression.compress`.
+        student, teacher (nn.Module): The compressed and the dense network; they are not changed.
+        images, forward: As of :func:`~mmkcr.closed_form.compression.compress`.
         length (str | int): Number of steps, or a time such as ``'30min'``, ``'2h'`` or ``'90s'``:
             as many steps as that takes at the speed of the first ones.
-        forward (Callable, optional): Takes a network and a batch; returns the outputs that are to
-            agree. Defaults to calling the network.
-        held_out (Tensor | Sequence, optional): Images to judge by. Defaults to None: the last
-            tenth of ``images``, which are not trained on.
-        logits (bool): Whether the last output is class scores (B, C). Defaults to False.
-        work_dir (str | Path, optional): Folder of checkpoints and logs. Defaults to None: a
-            temporary one.
+        held_out (Tensor | Sequence, optional): To judge by. Defaults to None: as of ``compress``.
+        logits (bool): See :class:`~mmkcr.closed_form.options.CompressOptions`.
+        work_dir (str | Path, optional): Of checkpoints and logs. Defaults to None: a temporary one.
         **options: See :class:`DistilOptions`.
 
     Raises:
@@ -162,8 +155,7 @@ def read_length(length: str | int) -> int | float:
     if not match or float(match[1]) <= 0 or not match[2] and '.' in match[1]:
         raise ValueError("expected a number of steps or a time such as '30min', '2h' or '90s', "
                          f'found {length!r}')
-    return float(match[1]) * dict(s=1., min=60., h=3600.)[match[2]] if match[2] else \
-        int(match[1])
+    return float(match[1]) * dict(s=1., min=60., h=3600.)[match[2]] if match[2] else int(match[1])
 
 
 class DistilModel(BaseModel):
@@ -245,10 +237,9 @@ class DistilModel(BaseModel):
 
 
 def common_blocks(student: nn.Module, teacher: nn.Module, count: int) -> list[str]:
-    """Paths of evenly spaced blocks that both networks have, without the last one.
+    """Paths of at most ``count`` evenly spaced blocks of both networks, without the last one.
 
-    A block is the first numbered module on the path of a weight that was cut. There are ``count``
-    of them at most.
+    A block is the first numbered module on the path of a weight that was cut.
     """
     shapes = {name: value.shape for name, value in teacher.named_parameters()}
     cut = [name for name, value in student.named_parameters() if shapes.get(name) != value.shape]

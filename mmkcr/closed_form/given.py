@@ -75,10 +75,7 @@ class Survey(NamedTuple):
 
 def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
            backward: bool = True) -> Survey:
-    """Run the first images of a network in eval mode; with ``backward`` the first one that way too.
-
-    Without, neither memory nor time of a pass backward are measured.
-    """
+    """Run the first images in eval mode; a pass backward is measured only with ``backward``."""
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     rows, squares, sizes = dict.fromkeys(layers, 0.), [], []
@@ -160,12 +157,7 @@ class Calibration:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A deep copy of the network inside wrappers (parallel, compiled), in the same mode.
-
-    Raises:
-        ValueError: There is no network with weights, a layer does not own its weight, or the
-            network cannot be copied.
-    """
+    """A deep copy of the network inside wrappers (parallel, compiled), in the same mode."""
     if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
         raise ValueError('expected a network with weights, an `nn.Module`, found a '
                          f'`{type(model).__name__}`')

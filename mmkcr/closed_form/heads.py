@@ -6,9 +6,8 @@ first r channels of a head are the best r: for the logits by the truncated SVD o
 ``Mq^(1/2) K^(1/2)``, for the output by that of ``W_h C_h^(1/2)``. So a narrower head is a slice.
 
 With rotary positions only a scaled rotation of each pair commutes with the position's rotation, so
-pairs are selected, by the moments of the rotated queries and keys. Positions do not touch the
-values: they are mixed like those of other heads, and the best mixtures take the places of the best
-pairs.
+pairs are selected, by the moments of the rotated queries and keys. Positions do not touch values:
+they are mixed as in other heads, and the best mixtures take the places of the best pairs.
 """
 
 import itertools
@@ -98,17 +97,19 @@ class NarrowHeads(Units):
         order, errors, values = self.rotate()
         output = self.moments[self.site.view.output]
         output.inputs = output.inputs.mixed(values)
-        return SiteProfile(order, self.loss_of_all() * errors,
+        covariances, grams, _ = self.seen_by_readers()
+        # the loss without any of the units: tr(C G)
+        loss = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
+        return SiteProfile(order, loss * errors,
                            {path: self.site.host.get_parameter(path).detach().clone()
                             for path in self.rotated})
 
     def rotate(self) -> tuple[Tensor, Tensor, Tensor]:
         """Change the layer's weights to the new bases.
 
-        Returns:
-            tuple: The units, the best first; the share of the energy that is lost with the first k
-            units, mean of the logits' and of the outputs' share, k = 0 … total, fp64; the mixing of
-            the values, block-diagonal over the heads, (H * d, H * d), fp64.
+        Gives the units, the best first; the share of the energy that is lost with the first k of
+        them, mean of the logits' and of the outputs' share, k = 0 … total, fp64; the mixing of the
+        values, block-diagonal over the heads, (H * d, H * d), fp64.
         """
         site, (query, key, _) = self.site, head_parts(self.site)
         # keys are centred, as the softmax does not see what is the same for all keys; queries not
@@ -127,11 +128,8 @@ class NarrowHeads(Units):
         """Mix the values of every head, and have the output projection undo it.
 
         ``places`` are the channel of a head that the best mixture gets, then that of the second
-        best, and so on, (d,), by default ascending.
-
-        Returns:
-            tuple[Tensor, Tensor]: The mixing, see :meth:`rotate`, and the output energy that is
-            lost with the r best mixtures, (H, d + 1), fp64.
+        best, and so on, (d,), by default ascending. Gives the mixing, see :meth:`rotate`, and the
+        output energy that is lost with the r best mixtures, (H, d + 1), fp64.
         """
         heads, path = self.site.view.heads, self.site.view.output
         weight = self.site.module(path).weight.detach()
@@ -211,7 +209,6 @@ class RotaryHeads(NarrowHeads):
     def rotate(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mix the values, and choose pairs; weights of queries and keys stay as they are."""
         view, (queries, keys) = self.site.view, self.turned
-        # keys are centred, since the softmax does not see what is the same for all keys
         ranked = rotary_order(queries.second_moment, keys.covariance, view.rotary,
                               self.settings.rho)
         order = ranked.order.cpu()

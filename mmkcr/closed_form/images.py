@@ -27,8 +27,7 @@ class CalibrationImages(ImageBatches):
     """Batches of images after the test transforms, loaded on demand.
 
     The data preprocessor of ``model`` makes the batches. Images of detectors and segmentors differ
-    in size: each of them is a batch of its own. ``get_data_info`` of the data set, if it has one,
-    gives the images' files.
+    in size: each is a batch of its own. The data set's ``get_data_info``, if any, gives the files.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int], model: nn.Module,
@@ -71,8 +70,7 @@ def calibration_images(config: Config, model: nn.Module, folder: str | None = No
                        count: int = 512, seed: int = 0) -> CalibrationImages:
     """Draw at most ``count`` images from a config's training set, or from a folder at any depth.
 
-    They go through the config's test transforms. A folder that holds no image, or one that cannot
-    be read, is refused.
+    They go through the config's test transforms. A folder without images is refused.
     """
     init_default_scope(config.get('default_scope', 'mmpretrain'))
     if folder is None:

@@ -34,26 +34,23 @@ class CompressOptions:
             or full. Where there are fewer than four multiples, a divisor above 8 is halved; else
             any size is allowed. Defaults to 8.
         min_share (float): Minimum share of its units that a site keeps. Defaults to 0.05.
-        uniform (bool): Use the same share for every site instead of the best allocation. Defaults
-            to False.
+        uniform (bool): The same share of every site, not the best allocation. Defaults to False.
         rho (float): Relative ridge of orders and refits. Defaults to 1e-3. With 1e6 a refit is a
             shift of the bias to the means.
         rows (int): Maximum number of an image's positions that enter the moments of a layer, see
-            :class:`~mmkcr.closed_form.calibration.Rows`. Defaults to 256.
+            :class:`~mmkcr.closed_form.readers.Rows`. Defaults to 256.
         per_unit (tuple[int, int]): Positions per input of a layer that are enough, for its order
             and for its refit. Defaults to (4, 12).
         least_images (int): Images that are used, if there are as many, even where fewer have enough
             positions: neighbours within an image are much alike. Defaults to 2048: a DINOv2-S whose
             refit saw 2048 crops of photographs, not 256, is closer to the dense one on others.
         backward_images (int): Images that are also run backward in any case, for the orders.
-            Defaults to 128: a layer has fewer outputs than its inputs that are units, so fewer rows
-            of gradients do.
+            Defaults to 128: readers have fewer outputs than inputs, so fewer rows do.
         probe_images (int): Images on which the losses of some sizes are measured. With 0 losses
             come from moments alone, as if an image's positions were independent. Defaults to 64.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show a progress bar. Defaults to True.
-        refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'none'``.
-            Defaults to ``'least-squares'``.
+        refit (str): How: ``'least-squares'``, the default, or for controls ``'none'``.
         seed (int): Seed of all random draws. Defaults to 0.
         memory (int, optional): Bytes that may be taken beyond the networks themselves. Images of a
             batch and sites that are profiled together are as many as fit; one image at least.
@@ -135,10 +132,7 @@ def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,
 
     The backbone, or in the scope ``'model'`` the model itself, gets the attribute ``search_space``.
     By default its kinds of site are the :func:`default_kinds`. ``masks`` on queries and keys are
-    put on it, as they begin.
-
-    Raises:
-        ValueError: A backbone without an adapter, or one that is not dense.
+    put on it, as they begin. A backbone that has no adapter, or is not dense, is refused.
     """
     backbone = getattr(model, 'backbone', model)
     backbone = backbone if isinstance(backbone, nn.Module) else model
@@ -209,12 +203,10 @@ def default_kinds(host: nn.Module) -> list[KindConfig]:
         return kinds
     if not isinstance(getattr(host, 'backbone', None), nn.Module):
         return [kind for kind in kinds if kind != 'heads']
-    # top-level parts (backbone, neck, ...) with whole heads, and with narrower ones: both kinds may
-    # not meet in one part, as they have the same axes
+    # top-level parts (backbone, neck, ...) with whole heads, and with narrower ones
     parts = [{site.path.partition('.')[0] for site in find_sites(host, [kind]).values()}
              for kind in ('heads', 'head_channels')]
-    alone = sorted(parts[0] - parts[1])
+    alone = '|'.join(sorted(parts[0] - parts[1]))
     place = kinds.index('heads')
-    only = [dict(kind='heads', where=rf'^({"|".join(alone)})\.')] if alone else []
-    kinds[place:place + 1] = only
+    kinds[place:place + 1] = [dict(kind='heads', where=rf'^({alone})\.')] if alone else []
     return kinds

@@ -180,8 +180,7 @@ class Refits:
                     if scale is None:
                         targets = self._columns(output_rows(layer, out, chosen), path)
                     else:
-                        # `own` enters the block's output with the factor `scale`, so this much more
-                        # of it repairs the block's output
+                        # the layer enters the block's output with this factor: so much more is due
                         missing = block_rows(layer, out, chosen) - \
                             block_rows(layer, calls[block][0][1], chosen)
                         targets = output_rows(layer, stream, chosen) + \

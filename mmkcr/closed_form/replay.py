@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -30,8 +30,7 @@ class ResumableForward:
     of block 2 (parallel blocks, a residual sum outside of them). Then all blocks compute again, as
     where records take more than ``most_bytes``, for inputs and for outputs of a block.
 
-    The model is in evaluation mode, and restored by :meth:`close`. Paths of blocks start at its
-    backbone, the ``host``.
+    The model is in eval mode, and restored by :meth:`close`. Paths of blocks start at the ``host``.
     """
 
     def __init__(self, model: nn.Module, host: nn.Module, batches: Any, forward: Forward,
@@ -107,8 +106,7 @@ class ResumableForward:
         """Keep :meth:`outputs_of` all batches, as the weights are now, if they fit in memory."""
         called = [path for path in paths if self.calls[self.host.get_submodule(path)]]
         if called:
-            self._outputs = self._of_all_batches(
-                lambda batch: self.outputs_of(batch, called)) or []
+            self._outputs = self._of_all_batches(lambda batch: self.outputs_of(batch, called)) or []
 
     def _finish(self, path: str) -> None:
         """Have a block give the outputs that it has now, if they are to be had."""
@@ -227,15 +225,12 @@ def _unknown(out: Any) -> Any:
                        if tensor.is_floating_point() else tensor)
 
 
-Calls = list[tuple[Tensor, Any]]
-
-
-def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, Calls]:
+def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, list[tuple]]:
     """Inputs and outputs of some modules in one forward up to the last of them, a pair per call.
 
     Only the first positional input is recorded. All tensors are copies.
     """
-    calls: dict[str, Calls] = {path: [] for path in paths}
+    calls: dict[str, list[tuple]] = {path: [] for path in paths}
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(run.host.get_submodule(path).register_forward_hook(
@@ -263,20 +258,18 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
         return {}
     last, followers = [None, None], {}  # path of the layer that was called last, and its output
 
-    def layer_ran(path: str, out: Tensor) -> None:
+    def layer_ran(path: str, _: nn.Module, __: tuple, out: Tensor) -> None:
         last[:] = path, out
 
-    def norm_runs(path: str, x: Tensor) -> None:
-        if x is last[1]:
+    def norm_runs(path: str, _: nn.Module, args: tuple) -> None:
+        if args[0] is last[1]:
             followers[last[0]] = path
 
     with ExitStack() as stack:
         for path, layer in bare.items():
-            stack.enter_context(layer.register_forward_hook(
-                lambda _, __, out, path=path: layer_ran(path, out)))
+            stack.enter_context(layer.register_forward_hook(partial(layer_ran, path)))
         for path, norm in norms.items():
-            stack.enter_context(norm.register_forward_pre_hook(
-                lambda _, args, path=path: norm_runs(path, args[0])))
+            stack.enter_context(norm.register_forward_pre_hook(partial(norm_runs, path)))
         run.run(0)
     return {path: norm for path, norm in followers.items() if run.once(path) and run.once(norm)}
 

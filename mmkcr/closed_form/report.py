@@ -119,16 +119,11 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
               logits: bool = False, size: int = 1, seen: int = 0) -> dict[str, float]:
     """Distance between the outputs of two networks on images, ``seen`` of which calibration used.
 
-    Returns:
-        dict[str, float]: ``error``, the root of the summed squared difference over the summed
-        squares of the outputs; with ``logits`` (class scores) also ``top1``, the share of images
-        with the same first class, and of a segmentor ``pixels``, that of pixels; ``images``, their
-        number; ``spread``, half of the dense outputs' squared distances to those of the first
-        image, over the summed squares (about the share of them that differs between images);
-        ``seen``, if any.
-
-    Raises:
-        ValueError: Outputs are not finite.
+    It is ``error``, the root of the summed squared difference over the summed squares of the
+    outputs; with ``logits`` (class scores) also ``top1``, the share of images with the same first
+    class, and of a segmentor ``pixels``, that of pixels; ``images``, their number; ``spread``, half
+    of the dense outputs' squared distances to those of the first image, over the summed squares
+    (about the share of them that differs between images); ``seen``, if any.
     """
     lost = energy = apart = same = total = 0.
     first, count, maps = None, 0, is_segmentor(dense)

@@ -1,8 +1,4 @@
-"""Profile of a site: what it observes, the order of its units, and their losses.
-
-:class:`Units` is that of most kinds of site; heads that become narrower derive from it
-(:mod:`.heads`).
-"""
+"""Profile of a site: what it observes, the order of its units, and their losses."""
 
 from collections.abc import Callable
 
@@ -22,7 +18,10 @@ PROBES = (0.25, 0.5, 0.75)
 
 
 class Units:
-    """Units that are removed, and whose readers are refitted: hidden units, heads, channels."""
+    """Units that are removed, and whose readers are refitted: hidden units, heads, channels.
+
+    Heads that become narrower derive from it (:mod:`.heads`).
+    """
 
     def __init__(self, site: HostSite, settings: CompressOptions) -> None:
         self.site, self.settings = site, settings
@@ -51,7 +50,7 @@ class Units:
 
     def profile(self) -> SiteProfile:
         """The order of the units, and the loss at every number of them."""
-        covariances, grams, groups = self._seen_by_readers()
+        covariances, grams, groups = self.seen_by_readers()
         extra = None
         for path in self.site.lost_outputs():  # the unit's output is lost, too: diagonal terms
             moments = self.moments[path]
@@ -61,12 +60,7 @@ class Units:
         return SiteProfile(*pivot_order(torch.stack(covariances), torch.stack(grams), groups,
                                         self.settings.rho, extra))
 
-    def loss_of_all(self) -> float:
-        """The loss without any of the units: the sum of tr(C G) over the readers."""
-        covariances, grams, _ = self._seen_by_readers()
-        return sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
-
-    def _seen_by_readers(self) -> tuple[list[Tensor], list[Tensor], int]:
+    def seen_by_readers(self) -> tuple[list[Tensor], list[Tensor], int]:
         """The covariance C of every reader's inputs, and the Gram matrix G of its columns.
 
         An error e of the inputs causes a loss of about ``e^T G e`` with ``G = W^T S W``, where S

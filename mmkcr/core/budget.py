@@ -18,16 +18,13 @@ parse_target = CostModel.read_target
 _POINTS = 20000
 
 
-def allowed_sizes(total: int, min_size: int, divisor: int) -> list[int]:
-    """Sizes that a site may have: multiples of the divisor from ``min_size`` on, and the full.
-
-    Raises:
-        ValueError: A divisor below 1.
-    """
-    if divisor < 1:
+def allowed_sizes(total: int, min_size: int, divisor: int, group: int = 1) -> list[int]:
+    """Sizes that a site may have: multiples of both steps from ``min_size`` on, and the full."""
+    if divisor < 1:  # of a negative one the least common multiple is positive
         raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
-    first = min(-(-min_size // divisor) * divisor, total)
-    return sorted({*range(first, total + 1, divisor), total})
+    step = math.lcm(divisor, group)
+    first = min(-(-min_size // step) * step, total)
+    return sorted({*range(first, total + 1, step), total})
 
 
 def solve_budget(scores: Mapping[str, Tensor], macs: CostModel, target: int | None,
@@ -41,14 +38,13 @@ def solve_budget(scores: Mapping[str, Tensor], macs: CostModel, target: int | No
 
     Args:
         scores (Mapping[str, Tensor]): Score of every unit by site, shape (total,) each.
-        macs (CostModel): Where it falls as a size grows, such as time, the smaller size is not
-            offered.
+        macs (CostModel): Where it falls as a size grows (time), the smaller size is not offered.
         target (int, optional): Most MACs. ``None`` keeps the units of positive score, rounded to
             the nearest allowed size.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
         min_sizes (Mapping[str, int], optional): Fewest units by site. Defaults to 1 each.
-        groups (Mapping[str, int], optional): Consecutive units of one score that enter together,
-            by site. Defaults to 1 each.
+        groups (Mapping[str, int], optional): Consecutive units of one score that enter together.
+            Defaults to 1 each.
 
     Returns:
         dict[str, Tensor]: Kept units of every site, int64, ascending.
@@ -56,16 +52,13 @@ def solve_budget(scores: Mapping[str, Tensor], macs: CostModel, target: int | No
     Raises:
         ValueError: ``divisor`` below 1, or a target out of reach.
     """
-    if divisor < 1:  # of a negative one the least common multiple is positive
-        raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
     min_sizes = min_sizes or {}
     groups = groups or {}
     scores = {site: score.detach().double().cpu() for site, score in scores.items()}
     # a group's units have one score, so a stable order has them side by side
     order = {site: torch.sort(score, descending=True, stable=True)
              for site, score in scores.items()}
-    allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1),
-                                   math.lcm(divisor, groups.get(site, 1)))
+    allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), divisor, groups.get(site, 1))
                for site, score in scores.items()}
     if target is None:  # no budget: the units of positive score
         counts = {site: int((score > 0).sum()) for site, score in scores.items()}
@@ -111,10 +104,8 @@ def allocate(curves: Mapping[str, Curve], budget: int) -> dict[str, int]:
     This is a multiple-choice knapsack, solved by dynamic programming over the cost above that of
     the smallest network. Costs are rounded up to a grid, so the budget always holds. The grid is
     the greatest common divisor of all cost steps, and the answer exact, if that gives at most
-    20,000 points; else the budget counts as smaller by at most one grid point per site.
-
-    Raises:
-        ValueError: The budget is below the cost of the smallest sizes.
+    20,000 points; else the budget counts as smaller by at most one grid point per site. One below
+    the cost of the smallest sizes is refused.
     """
     lowest = sum(curve.costs[0] for curve in curves.values())
     highest = sum(curve.costs[-1] for curve in curves.values())

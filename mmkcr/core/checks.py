@@ -44,8 +44,7 @@ def check_finite_state(state: Mapping[str, Tensor], path: str,
                        expected: Mapping[str, Tensor] | None = None) -> None:
     """Refuse weights and buffers that are not finite; the message names the first one of ``path``.
 
-    Entries that are not in the ``expected`` state of the freshly built model, or are not finite
-    there, are not checked.
+    Entries that a freshly built model's ``expected`` state lacks, or has not finite, are left out.
     """
     bad = {name: value for name, value in state.items() if torch.is_tensor(value)
            and value.is_floating_point() and not all_finite(value)}
@@ -92,11 +91,7 @@ def check_device(name: str) -> None:
 def check_place(path: Any, flag: str, file: bool = False) -> None:
     """Refuse a folder, or with ``file`` a file, that cannot be written; nothing is left behind.
 
-    The message names the command's ``flag``.
-
-    Raises:
-        ValueError: A file is where a folder has to be, or a folder where the file has to be.
-        OSError: The system says that nothing can be written there.
+    The message names the command's ``flag``; where the system refuses, it is an ``OSError``.
     """
     path = Path(path).expanduser()
     if file and path.is_dir():

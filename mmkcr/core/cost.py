@@ -40,13 +40,8 @@ class CostModel:
     def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
         """Expected cost if every site's size is drawn on its own, a differentiable scalar.
 
-        It is the cost at the expected sizes: exact where the cost is a sum of products in which no
-        site occurs twice.
-
-        Args:
-            names (Sequence[str]): The sites.
-            probabilities (Tensor): Of the sizes, shape (sites, K).
-            sizes (Tensor): Kept units, shape (sites, K); any where the probability is 0.
+        It is that of the expected sizes: exact for sums of products in which no site occurs twice.
+        ``probabilities`` and ``sizes`` (kept units, any where the probability is 0) are (sites, K).
         """
         return self(dict(zip(names, (probabilities * sizes).sum(1))))
 
@@ -61,8 +56,7 @@ class CostModel:
             dense (int): Cost of the dense network.
 
         Raises:
-            ValueError: The target is anything else, or a number from 1 to 100, or a time, without
-                a unit.
+            ValueError: Anything else; also a number from 1 to 100, or a time, without a unit.
         """
         match = re.fullmatch(r'\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)\s*', str(target))
         value, unit = (float(match[1]), match[2].upper()) if match else (0., '')
@@ -99,11 +93,7 @@ class CostModel:
 
     def check_range(self, target: float, lowest: float, highest: float,
                     what: str = 'a target') -> None:
-        """Refuse a target out of a range; ``what`` it is, is for the message.
-
-        Raises:
-            ValueError: The target is out of reach; the message gives the range.
-        """
+        """Refuse a target out of a range, which the message gives; ``what`` it is, is for that."""
         if not lowest <= target <= highest:
             # rounded up, so that the share that the message names can be reached
             shares = (f' (reachable: {math.ceil(1000 * lowest / self.dense) / 10}% to '

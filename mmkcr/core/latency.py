@@ -111,10 +111,6 @@ class LatencyModel(CostModel):
     the change is linear. If several sites lie along one product, the saving of one site shrinks
     with the sizes of the others, in proportion to its MACs.
 
-    Args:
-        macs (MacsModel): MACs of the network.
-        table (LatencyTable): Measurements of the same sites.
-
     Raises:
         ValueError: The table lacks a site, or has it with another number of units.
     """

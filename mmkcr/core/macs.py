@@ -200,11 +200,8 @@ class MacsModel(ProductsModel):
     Args:
         model (nn.Module): The supernet or dense host, or a task model around it.
         root (nn.Module): The host network: ``model`` or a descendant of it.
-        sites (Mapping[str, Site]): See :class:`ProductsModel`.
+        sites (Mapping[str, Site]): See :class:`ProductsModel`; all must be reached.
         forward (Callable): Runs ``model`` once on a batch of one.
-
-    Raises:
-        ValueError: There is no site, or the forward does not reach one.
     """
 
     def __init__(self, model: nn.Module, root: nn.Module, sites: Mapping[str, Site],

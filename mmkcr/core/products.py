@@ -44,8 +44,7 @@ class ProductsModel(CostModel):
         self.fixed = 0
         #: Cost at full sizes by the sites of a product; a site is there once for each of its sides.
         self.terms: dict[tuple[str, ...], int] = {}
-        # a list, not a set: sums of floats depend on their order in the last bits, and the order of
-        # a set of names differs between processes
+        # a list: a set's order differs between processes, and so would the last bits of sums
         self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
 
     def _form(self, name: str, size: Cost) -> Cost:
@@ -99,11 +98,8 @@ class ParamsModel(ProductsModel):
     """Parameters of the subnet as a closed form of the sizes of its sites.
 
     The size of a tensor is the product of its sides, see :class:`ProductsModel`. Integer sizes give
-    exactly the count of the built subnet, but for tensors with one entry per head, which are
-    counted with all heads.
-
-    Gates and modules in ``without`` do not count. Layers that a method adds count for the subnet,
-    but not for ``dense``.
+    exactly the count of the built subnet, but tensors with one entry per head count with all heads.
+    Gates and modules in ``without`` do not count, and :class:`AddedLayer` not for ``dense``.
     """
 
     name, noun, multiple, scale = 'params', 'parameters', 'M', 10**6
@@ -157,8 +153,7 @@ def state_bytes(module: nn.Module) -> int:
 class BytesModel(ParamsModel):
     """Bytes of the subnet's ``state_dict``: parameters and buffers.
 
-    A checkpoint file adds a few kilobytes, with a digest of the kept units. Arguments and
-    attributes as in :class:`ParamsModel`.
+    A checkpoint file adds a few kilobytes, with a digest of the kept units.
     """
 
     name, noun, suffix = 'bytes', 'bytes', 'B'

@@ -1,10 +1,8 @@
 """The units that the gates of a supernet keep, with a budget or without.
 
-Gates are free, or choose one of a few sizes. Of these one is chosen per site, so that the network
-lands in a window of the cost.
+Gates are free, or have a few sizes to choose from, so that the cost lands in a window.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -28,14 +26,13 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
         gates (Mapping[str, BaseGate]): By site: free (any size), with options, or of both sorts.
         macs (CostModel): Cost of the sizes of the gates' sites.
         target (int, optional): Largest cost. Defaults to None: what the hard gates keep.
-        divisor (int): Sizes of free gates are multiples of it. Defaults to 1.
+        divisor (int): For free gates, see :func:`~mmkcr.core.solve_budget`. Defaults to 1.
 
     Returns:
         dict[str, Tensor]: Kept units of every site, int64, ascending.
 
     Raises:
-        ValueError: The target is out of reach, or a ``divisor`` is given although all gates have
-            options, whose sizes are fixed.
+        ValueError: The target is out of reach; a ``divisor`` where all gates have options.
     """
     if not gates:  # the search has sliced and folded every site: the cost is what it is
         if target is not None and macs({}) > target:
@@ -51,7 +48,7 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
     sizes = {site: len(units) for site, units in kept.items()}
     if given and target is not None:
         # as `solve_budget` has them
-        offered = {site: allowed_sizes(gate.total, gate.min_size, math.lcm(divisor, gate.group))
+        offered = {site: allowed_sizes(gate.total, gate.min_size, divisor, gate.group)
                    for site, gate in free.items()}
         smallest, largest = ({site: sizes[place] for site, sizes in offered.items()}
                              for place in (0, -1))
@@ -97,9 +94,8 @@ def choose_options(options: Options, scores: Mapping[str, Sequence[float]], macs
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
         scores (Mapping[str, Sequence[float]]): Logits of the options, by site.
-        macs (CostModel): Sizes may be fractional. If it may fall when a size grows
-            (:attr:`~mmkcr.core.CostModel.rises`), the search is complete only where sites do not
-            meet in one product.
+        macs (CostModel): Sizes may be fractional. If it may fall (:attr:`CostModel.rises`), the
+            search is complete only where sites do not meet in one product.
         low, high (int): Fewest and most MACs.
 
     Returns:

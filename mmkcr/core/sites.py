@@ -144,8 +144,7 @@ class Site:
     def products(self) -> Mapping[str, tuple[str, ...]]:
         """Modules whose own products, not those of their children, grow with the size.
 
-        By module path these are ``'scores'`` (queries times keys) and ``'values'`` (attention
-        weights times values).
+        By module path: ``'scores'`` (queries times keys), ``'values'`` (attention times values).
         """
         return {}
 
@@ -154,11 +153,9 @@ class Site:
     has_own_macs: ClassVar[bool] = False
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """MACs of the module at :attr:`path`; only for kinds with ``has_own_macs``.
+        """MACs of the module at :attr:`path` with ``size`` units; for kinds with ``has_own_macs``.
 
-        Args:
-            size (int | Tensor): Units kept.
-            input_shape (Sequence[int]): Of the module's first input, of one image.
+        ``input_shape`` is that of the module's first input, of one image.
         """
         raise NotImplementedError
 
@@ -240,14 +237,10 @@ class Site:
         return torch.unique(kept // (self.total // self.groups), return_counts=True)[1]
 
     def slice_units(self, kept: Tensor, optimizer: Optimizer | None = None) -> Tensor:
-        """Slice weights and moments to some of the present units.
+        """Slice weights, and moments of an optimizer, to some of the present units.
 
-        Args:
-            kept (Tensor): Units of the dense dimension, int64, ascending.
-            optimizer (Optimizer, optional): Its moments are sliced in the same way.
-
-        Returns:
-            Tensor: Positions of the kept units among the present ones.
+        ``kept`` are units of the dense dimension, int64, ascending. Returned are their positions
+        among the present ones.
         """
         present = self.kept
         units = kept if present is None else \
@@ -270,8 +263,7 @@ class Site:
 
 def holders(root: nn.Module) -> dict[str, SiteHolder]:
     """The holders that have a gate, below ``root``, by site, in the order of the modules."""
-    return {name: module for name, module in root.named_modules()
-            if isinstance(module, SiteHolder)}
+    return {name: module for name, module in root.named_modules() if isinstance(module, SiteHolder)}
 
 
 def block_of(path: str) -> str:

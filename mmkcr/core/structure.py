@@ -150,8 +150,7 @@ class Structure:
     """A subnet's structure.
 
     Args:
-        backbone (dict): ``type`` (registered name) and the arguments that the searched backbone
-            was built with.
+        backbone (dict): ``type`` (registered name) and arguments of the searched backbone.
         sites (dict[str, SiteEntry]): Kept units by site, which is named after the module path
             within the backbone and its kind, ``<module path>.<kind>``.
         method (str): Name of the method. Defaults to ''.

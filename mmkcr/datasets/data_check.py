@@ -25,15 +25,11 @@ COMMANDS = {'digits': 'python tools/dataset_converters/digits.py --out',
 def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS) -> None:
     """Refuse a config whose data are missing, wrapped data sets included, in the named loaders.
 
-    It checks ``data_root``, the folders below it that ``data_prefix`` names, or ``split`` of a
-    set of folders such as ImageNet, COCO annotation files, which must have categories, and
-    questions, which must have answers except in the test set. Roots with a protocol, such as
-    ``s3://``, are left to their backends, and sets that download themselves to the host.
-
-    Raises:
-        FileNotFoundError: A folder or an annotation file is missing; for digits the message
-            gives the command that writes them.
-        ValueError: A COCO file has no categories, or questions have no answers.
+    It checks ``data_root``, the folders below it that ``data_prefix`` names, or ``split`` of a set
+    of folders such as ImageNet, COCO annotation files, which must have categories, and questions,
+    which must have answers except in the test set. Roots with a protocol, such as ``s3://``, are
+    left to their backends, and sets that download themselves to the host. For digits the message
+    gives the command that writes them.
     """
     for loader in loaders:
         for dataset in _dataset_configs((cfg.get(loader) or {}).get('dataset')):

@@ -19,7 +19,7 @@ class DatasetPart(Dataset):
     the sample that is drawn in place of one that the transforms reject.
 
     Args:
-        dataset (Dataset): The whole, map-style. A part of a part is one of the whole.
+        dataset (Dataset): The whole, map-style. A part of a plain part is one of the whole.
         indices (Sequence[int]): Indices into it.
 
     Raises:
@@ -28,7 +28,7 @@ class DatasetPart(Dataset):
 
     def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
         self.indices = list(indices)
-        if isinstance(dataset, DatasetPart):
+        if type(dataset) is DatasetPart:  # others know more of their samples
             dataset, self.indices = dataset.dataset, [dataset.indices[i] for i in self.indices]
         _refuse_mixing_inside(dataset.dataset if mixes_images(dataset) else dataset)
         self.dataset = dataset

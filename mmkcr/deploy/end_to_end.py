@@ -34,20 +34,14 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
         model (nn.Module): The model with its weights, on the CPU; it is not changed.
         path (str | Path): Output file.
         shape (Sequence[int]): (C, H, W) of the image that is timed.
-        repeats (int): Timed pairs, at least one.
+        repeats, threads (int): See :func:`~mmkcr.deploy.latency.measure_pair`.
         evaluate (bool): Compare metrics on the test set.
-        threads (int): Threads of the timing.
         against (str | Path, optional): File of another network, such as the dense one, made in the
             same way: both are timed in turns.
 
     Returns:
         tuple: Times of ``against``, or of this file again, and of this one, in turns, an image
         each; metrics on the test set of PyTorch and of the file, empty if not requested.
-
-    Raises:
-        FileNotFoundError: ``against`` is not there.
-        ImportError: mmdeploy is not there.
-        ValueError: Neither a detector nor a segmentor, or one that is tested in windows.
     """
     if not is_dense_task(model):
         raise ValueError('expected a detector of mmdet or segmentor of mmseg, found '

@@ -54,13 +54,11 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
         dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
             that branches on the size of its feature maps (Swin without ``pad_small_map``), or that
             ONNX cannot express for others than its own (plain ViTs of timm's), is exported for
-            ``input_shape``, and the report says so. Defaults to None: only for ``runtime='any'``;
-            fixed sizes are faster.
+            ``input_shape``, and the report says so. Defaults to None: for 'any'; fixed are faster.
         batch_sizes (Sequence[int]): Compared at each.
         tolerance (float): Largest permitted difference, see :class:`ExportReport`.
         runtime (str): ``'onnxruntime'``, ``'openvino'``, ``'tensorrt'`` or ``'any'``, which is
-            compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Every file runs
-            in every runtime.
+            compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Each runs any file.
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.

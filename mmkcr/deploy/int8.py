@@ -41,11 +41,7 @@ def quantize_onnx(source: str | Path, target: str | Path,
 
 
 def require_quantizer(runtime: str) -> None:
-    """Check that a runtime of :data:`QUANTIZERS` and its quantiser are installed.
-
-    Raises:
-        ImportError, ValueError: They are not, with what to install; or another runtime.
-    """
+    """Refuse a runtime outside :data:`QUANTIZERS`, or that lacks its quantiser: what to install."""
     if runtime not in QUANTIZERS:
         raise ValueError(f'expected a runtime that int8 files are made for, of '
                          f'{sorted(QUANTIZERS)}, found {runtime!r}')
@@ -103,8 +99,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         dense, slim (nn.Module): Task models or backbones.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
         held_out (Sequence[np.ndarray]): Batches that outputs are compared on.
-        folder (Path): Where the files are written.
-        runtime (str): One of :data:`QUANTIZERS`.
+        folder, runtime: Where the files are written; for one of :data:`QUANTIZERS`.
         repeats (int): Pairs that are timed, at batch 1 on one thread.
     """
     files = {name: export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:], False,
@@ -127,8 +122,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
         same = float((outputs.argmax(1) == expected.argmax(1)).mean()) if expected.ndim == 2 \
             else None
-        rows.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error),
-                                 same))
+        rows.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error), same))
     return rows
 
 

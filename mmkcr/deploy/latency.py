@@ -29,10 +29,7 @@ Clock = Callable[[], float]
 class PairTiming:
     """Seconds of both sides, pair by pair, and their MACs for one image.
 
-    Args:
-        dense (list[float]): Seconds of each forward of the first model.
-        slim (list[float]): The same for the second model, measured next to it.
-        macs_dense, macs_slim: None where a file does not say them, or those of another size.
+    MACs are None where a file does not say them, or those of another size.
     """
 
     dense: list[float]
@@ -88,12 +85,9 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
         inputs (Tensor): Images (B, C, H, W), on the device of both.
         repeats, warmup (int): Pairs, and uncounted pairs before these.
         runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
-        threads (int, optional): CPU threads. Defaults to None: the runtime's own default.
+        threads (int, optional): See :func:`~mmkcr.deploy.runtimes.open_onnx`.
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
-
-    Raises:
-        ImportError, ValueError: The runtime is not installed, or other arguments.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f'expected at least one repeat and no negative warm-up, found '

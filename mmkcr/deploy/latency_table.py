@@ -40,12 +40,8 @@ def chosen_table(args: Any) -> Path | None:
     """The table of a target of time, checked against the conditions that were given.
 
     The arguments are a :class:`~mmkcr.cli.fields.Timed` with ``target_latency``, ``config``,
-    ``part``, ``shape`` and, if the command has them, ``sites``.
-
-    Raises:
-        FileNotFoundError: No table was given, and none is where it is looked for; the message has
-            the command that measures it.
-        ImportError, ValueError: As in :func:`usable_table`.
+    ``part``, ``shape`` and, if the command has them, ``sites``. Where there is no table, the error
+    has the command that measures it.
     """
     if args.target_latency is None:
         return None
@@ -66,13 +62,9 @@ def chosen_table(args: Any) -> Path | None:
 
 def usable_table(path: str | Path, settings: Mapping[str, Any] | None = None,
                  force: bool = False) -> LatencyTable:
-    """Load a table (:func:`~mmkcr.core.load_table`) whose runtime is installed.
-
-    Raises:
-        ImportError: The runtime is not installed: the built network will be timed in it.
-    """
+    """Load a table (:func:`~mmkcr.core.load_table`) whose runtime is installed."""
     table = load_table(path, settings, force)
-    require_runtime(table.settings['runtime'])
+    require_runtime(table.settings['runtime'])  # the built network will be timed in it
     return table
 
 
@@ -81,9 +73,6 @@ def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> S
 
     Without ``sites`` its kinds of site are those of the backbone's class, otherwise
     :func:`~mmkcr.closed_form.options.default_kinds`.
-
-    Raises:
-        ValueError: As in :class:`~mmkcr.models.search_space.SearchSpace`.
     """
     backbone = getattr(model, 'backbone', model)
     host = backbone if isinstance(backbone, nn.Module) else model
@@ -98,22 +87,18 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                   repeats: int = 15) -> Iterator[str]:
     """Measure what the sites of a network contribute to its time at some sizes, line by line.
 
-    Sites of the same cost (kind, units, input, MACs) are measured together: all of them are cut
-    to one size while the rest stays dense, and the difference is divided among them. So the
-    figures include the effects of fusion and caches. The table is written after every
-    measurement; sizes that it already contains are not measured again.
+    Sites of the same cost (kind, units, input, MACs) are cut to one size together while the rest
+    stays dense, and the difference is divided among them. So fusion and caches have their effects.
+    The table is written after every measurement; sizes that it already contains are not measured
+    again. One of another machine or of other conditions is refused.
 
     Args:
         model (nn.Module): Dense model with a backbone that has sites; it is not changed.
         path (str | Path): File of the table.
-        settings (Mapping): Conditions of the measurement, see :class:`~mmkcr.core.LatencyTable`.
+        settings (Mapping): See :class:`~mmkcr.core.LatencyTable`.
         sites (Sequence[str | dict], optional): See :func:`searchable`.
         divisor (int): Sizes are multiples of it.
         repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`.
-
-    Raises:
-        ValueError: The path holds a table of another machine or other conditions, or no site has
-            sizes to choose from.
     """
     dense = copy.deepcopy(model)
     searchable(dense, sites)
@@ -145,8 +130,7 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                        f'`{entry["sites"][0]}`: {ratio:.3f} of the dense time')
 
 
-def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any],
-           divisor: int) -> LatencyTable:
+def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any], divisor: int) -> LatencyTable:
     """The table as far as it exists, or an empty one."""
     space, counted = search_space(dense), counted_part(dense, settings['part'])
     macs = MacsModel(counted, space.host, space.sites,

@@ -223,8 +223,7 @@ TRACEABLE_AT_ANY_SIZE: dict[str, dict[str, Callable]] = {
 def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
     """Replace the host layers inside a module that cannot be traced, in place.
 
-    With ``dynamic_size`` height and width are not those of the trace. Returns the module, or what
-    replaces itself.
+    Returns the module, or what replaces itself. For ``dynamic_size`` see :func:`prepare`.
     """
     for name, child in list(module._modules.items()):
         if child is not None:

@@ -19,16 +19,12 @@ from .runtimes import open_onnx
 
 
 class TensorModel(nn.Module):
-    """Runs a model on images and returns tensors, for timing and export.
+    """Runs a backbone or (wrapped) task model in eval mode on images; returns tensors.
 
     A classifier gives logits, a segmentor its head's logits (Mask2Former the last layer's scores
     of queries and masks), a backbone its feature maps. A detector gives the feature maps of its
     neck, because later stages depend on the number of objects. A visual question answering model
-    gives the tokens of its image encoder. Outputs in nested lists, tuples and dicts are laid out
-    flat, in their order.
-
-    Args:
-        model (nn.Module): A backbone, or a task model, possibly wrapped; it is put in eval mode.
+    gives the tokens of its image encoder. Nested outputs are laid out flat, in their order.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,11 +35,7 @@ class TensorModel(nn.Module):
         self.train(False)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Run on normalised images (B, C, H, W).
-
-        Raises:
-            ValueError: The model returns no tensors.
-        """
+        """Run on normalised images (B, C, H, W)."""
         if not self.whole:
             out = self.model(images)
         elif self.detector:
@@ -72,10 +64,8 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
     """Let an exported file compute what :class:`TensorModel` exports.
 
     The rest stays in PyTorch: the preprocessor, what turns scores into classes and maps, and the
-    stages of a detector behind its neck. So the hosts' test loops and metrics judge the file.
-
-    The task model is changed in place; the file is one of this network, see
-    :func:`~mmkcr.deploy.export.export_onnx` and :func:`~mmkcr.deploy.runtimes.open_onnx`.
+    stages of a detector behind its neck. So the hosts' test loops and metrics judge the file, which
+    is one of this network. The task model is changed in place.
 
     Raises:
         ValueError: The task model's later stages need more than what its file gives; when it runs,

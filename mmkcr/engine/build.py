@@ -20,17 +20,10 @@ from mmkcr.models.building import build_model, load_weights, read_config  # noqa
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None,
                 compressed: bool = True) -> Config:
-    """Read a config file, or a config of an installed library by reference.
+    """Read a config as :func:`~mmkcr.models.building.read_config`, and take options into it.
 
-    Args:
-        path (str | Path): A file, or ``library::path`` such as
-            ``mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py``.
-        options (dict, optional): Entries to overwrite, as ``--cfg-options``.
-        compressed (bool): Expand ``compression``, if there is one. Defaults to True.
-
-    Raises:
-        FileNotFoundError: There is no such config.
-        ValueError: The file is no config, or see :func:`take_options`.
+    By default ``compression`` is expanded, if there is one. For errors see also
+    :func:`take_options`.
     """
     config = read_config(path)
     if options:

@@ -123,8 +123,8 @@ class FiniteHook(Hook):
                         and part.loss_scaler.is_enabled()]
         self._skipped = 0
         self._scales = [part.loss_scaler.get_scale() for part in self._scaled]
-        self._handles = [part.optimizer.register_step_post_hook(self._note)
-                         for part in self._scaled]
+        self._handles = [part.optimizer.register_step_post_hook(
+            lambda optimizer, *_: self._stepped.add(optimizer)) for part in self._scaled]
         model = unwrap(runner.model)
         self._ignored = {name for name, value in model.named_buffers() if not _finite(value)}
         if hasattr(model, 'steps_may_be_skipped'):
@@ -161,9 +161,6 @@ class FiniteHook(Hook):
         """Stop looking at the optimizers."""
         while self._handles:
             self._handles.pop().remove()
-
-    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._stepped.add(optimizer)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Check everything that is to be saved, so that nothing is written otherwise."""

@@ -192,16 +192,11 @@ def task_config(config: Config) -> ConfigDict:
 
 
 def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]:
-    """The image size at which MACs are counted; it depends on the config alone.
+    """The image size (C, H, W) at which MACs are counted; it depends on the config alone.
 
-    Args:
-        config (Config): A config of mmpretrain, mmdet or mmseg.
-        scope (str, optional): The library. Defaults to None: the config's default scope.
-
-    Returns:
-        tuple[int, int, int]: (C, H, W). mmdet: the size that test images are resized to, at most
-        3 x 800 x 1280. mmseg: the data preprocessor's ``size``, or 3 x 512 x 512. Otherwise the
-        backbone's ``img_size``, or 3 x 224 x 224.
+    The library is ``scope``, by default the config's. mmdet: the size that test images are resized
+    to, at most 3 x 800 x 1280. mmseg: the data preprocessor's ``size``, or 3 x 512 x 512. Otherwise
+    the backbone's ``img_size``, or 3 x 224 x 224.
     """
     scope, model = scope or config.get('default_scope'), task_config(config)
     if model.get('type') == 'mmkcr.Searchable':  # around a whole model

@@ -23,8 +23,8 @@ from mmkcr.registry import HOOKS
 class SyncBatchNormHook(Hook):
     """Makes batch norms of several processes equal to those of one process with the whole batch.
 
-    Without it every process keeps its own running statistics, of which a checkpoint holds those of
-    the first: two processes do not equal one, nor is a run resumed exactly.
+    Without it a checkpoint holds the running statistics of the first process alone: two processes
+    do not equal one, nor is a run resumed exactly.
 
     PyTorch's ``SyncBatchNorm`` refuses the CPU, and converting a model to it replaces a subclass
     with its own forward by a plain layer. Here the layers stay, and the function that they call is
@@ -58,10 +58,7 @@ class SyncBatchNormHook(Hook):
 
 
 def synchronize(module: nn.Module) -> list[Any]:
-    """Make the batch norm that a layer calls in training use the batches of all processes.
-
-    ``remove()`` of all handles undoes it.
-    """
+    """Make a layer's batch norm see all processes' batches; removing the handles undoes it."""
     mode = _AcrossProcesses()
 
     def enter(*_: Any) -> None:

@@ -7,8 +7,7 @@ from the truncated SVD ``Mq^(1/2) K^(1/2) = U S V^T`` (Eckart and Young); its er
 the squared singular values that are left out. In the bases ``Tk = S^(-1/2) U^T Mq^(1/2)`` and
 ``Tq = Tk^(-T)`` this P keeps the first r channels.
 
-A term that is the same for all keys cancels in the softmax. So keys may be centred, but queries
-may not.
+A term that is the same for all keys cancels in the softmax: keys may be centred, queries not.
 
 *Values.* The rows of an attention map sum to 1, so attention commutes with any affine map of a
 head's values. Hence values and output projection form one matrix product, whose rank is reduced.
@@ -31,14 +30,13 @@ def logit_bases(query_moment: Tensor, key_moment: Tensor,
                 rho: float = 1e-3) -> tuple[Tensor, Tensor, Tensor]:
     """Bases of queries and keys whose first r channels give the best rank-r logits, for every r.
 
-    With all channels the logits do not change: ``Tq^T Tk = I``. Both moments get a ridge, so that
-    they are invertible. The scale of the softmax stays that of the old width.
+    With all channels the logits do not change: ``Tq^T Tk = I``. The softmax keeps its old scale.
 
     Args:
         query_moment (Tensor): ``E q q^T`` with biases, not centred, (H, d, d).
         key_moment (Tensor): Covariance of the keys, (H, d, d), best within images: keys less
             their mean over the keys of the same softmax.
-        rho (float): Relative ridge. Defaults to 1e-3.
+        rho (float): Relative ridge, so that both can be inverted. Defaults to 1e-3.
 
     Returns:
         tuple[Tensor, Tensor, Tensor]: Tq and Tk, (H, d, d), and all singular values, (H, d), fp64.

@@ -15,23 +15,18 @@ _ROWS = 8192  # of the distance matrix at a time: bounds its memory
 
 def fit_clusters(features: Tensor, clusters: int, seed: int = 0, normalize: bool = True,
                  start: Tensor | None = None) -> Tensor:
-    """Centroids of points, by k-means++ and at most 25 of Lloyd's iterations, on their device.
+    """Centroids (A, d), fp32, by k-means++ and at most 25 of Lloyd's iterations, on their device.
 
     Iterations end when the mean squared distance falls by less than a thousandth. No sum depends
-    on the order of threads, so a resumed run gives the same numbers to the last bit. A cluster
-    that loses all its points keeps its centroid.
+    on the order of threads: a resumed run gives the same bits. Empty clusters keep their centroids.
 
     Args:
         features (Tensor): (m, d).
-        clusters (int): A. If there are fewer distinct points, some centroids coincide and share
-            their points.
+        clusters (int): A. If there are fewer distinct points, some centroids coincide.
         seed (int): Seed of the first centroids. Defaults to 0.
         normalize (bool): Bring features and centroids to unit length. Defaults to True.
         start (Tensor, optional): First centroids (A, d), such as those of the previous epoch.
             Defaults to None: k-means++ on ten points per cluster.
-
-    Returns:
-        Tensor: (A, d), fp32.
     """
     points = _points(features, normalize)
     if not len(points) or not torch.isfinite(points).all():

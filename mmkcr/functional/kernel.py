@@ -1,10 +1,9 @@
 """Kernel complexity of a set of features, exact and streaming (KCR section 3.2).
 
-The kernel of the KCR paper is linear: ``K = F F^T`` for features ``F`` (n, d). So the
-non-zero eigenvalues of ``K / n`` are those of the second moment ``S = F^T F / n``
-(d, d), and the Nystrom eigenvectors from landmarks ``F_I`` are ``F V``, where V are the
-eigenvectors of ``F_I^T F_I``. Nothing here is larger than (d, d), whatever n and m are.
-Everything is computed in fp64.
+The kernel of the KCR paper is linear: ``K = F F^T`` for features ``F`` (n, d). So the non-zero
+eigenvalues of ``K / n`` are those of the second moment ``S = F^T F / n`` (d, d), and the Nystrom
+eigenvectors from landmarks ``F_I`` are ``F V``, where V are the eigenvectors of ``F_I^T F_I``.
+Nothing here is larger than (d, d), whatever n and m are. Everything is computed in fp64.
 
 Shapes: n samples, m landmarks, d feature width, r rank of the truncation.
 """
@@ -23,12 +22,7 @@ DEFAULT_LANDMARKS = 50000
 
 
 class MomentAccumulator:
-    """Sum of ``f f^T`` over a stream of features: O(d^2) memory, summed over ranks.
-
-    Args:
-        num_features (int): Feature width d.
-        device (str | torch.device): Where the (d, d) sum lives. Defaults to 'cpu'.
-    """
+    """Sum of ``f f^T`` over a stream of features of width d, summed over ranks."""
 
     def __init__(self, num_features: int, device: str | torch.device = 'cpu') -> None:
         self.total = torch.zeros(num_features, num_features, dtype=torch.float64, device=device)
@@ -121,15 +115,12 @@ def approximate_tnn(moment: Tensor, landmark_moment: Tensor, form: str = 'projec
     'projection' is ``tr S - tr(V_h^T S V_h)``, which the loss minimises. 'sample' is the
     paper's ``tr K_n - tr(U_h^T K_n U_h)`` with ``U_h = F V_h`` made orthonormal. The bases
     of both forms nest (those of the second by Gram-Schmidt, a QR decomposition). So one
-    cumulative sum gives all d + 1 values. Both are upper bounds of the TNN (Ky Fan).
+    cumulative sum gives all d + 1 values, in fp64. Both are upper bounds of the TNN (Ky Fan).
 
     Args:
         moment (Tensor): ``F^T F / n`` (d, d) of all samples.
         landmark_moment (Tensor): ``F_I^T F_I`` (d, d) of the landmarks, any scale.
-        form (str): 'projection' or 'sample'. Defaults to 'projection'.
-
-    Returns:
-        Tensor: (d + 1,), fp64, non-increasing.
+        form (str): See above. Defaults to 'projection'.
     """
     basis = spectrum(landmark_moment)[1]
     moment = moment.double()

@@ -21,15 +21,12 @@ class Moments:
     """Streaming mean and covariance of features, and their cross-covariance with targets.
 
     Every chunk is centred on its own mean and then merged by the formula of Chan, Golub and
-    LeVeque. So a large mean costs no digits. Memory is O(d (d + p)), whatever the length of the
-    stream.
+    LeVeque. So a large mean costs no digits. Memory is O(d (d + p)) for streams of any length.
 
     Args:
         num_features (int): d.
-        num_targets (int): p, the width of a second stream that comes row by row with the first.
-            Defaults to 0: none.
-        batch (Sequence[int]): Leading shape of independent streams, such as the heads. Defaults to
-            ().
+        num_targets (int): p, the width of a second stream, row by row with it. Defaults to 0: none.
+        batch (Sequence[int]): Leading shape of independent streams (heads). Defaults to ().
         device (str | torch.device): Where sums live. Defaults to 'cpu'.
         name (str): For error messages. Defaults to 'Moments'.
 
@@ -63,7 +60,6 @@ class Moments:
                 are all rows. Any floating dtype and device.
             targets (Tensor, optional): The same with p in the place of d, if there are targets.
         """
-        # all checks come before anything is added
         targets = features[..., :0] if targets is None else targets
         features, targets = (self._rows(*given) for given in (
             (features, self.num_features, 'features'), (targets, self.num_targets, 'targets')))

@@ -33,9 +33,6 @@ def ridge(covariance: Tensor, rho: float) -> Tensor:
     """Absolute ridge: ``rho`` times the mean of the diagonal of (*batch, d, d), (*batch,), fp64.
 
     Where all variances are 0, the mean counts as 1, so that the ridge is not 0.
-
-    Raises:
-        ValueError: ``rho`` is negative or not finite.
     """
     if not 0 <= rho < float('inf'):
         raise ValueError(f'expected a finite `rho` that is not negative, found `{rho}`')
@@ -48,8 +45,7 @@ class UnitOrder(NamedTuple):
 
     Args:
         order (Tensor): Units, the most important first, int64 (n,).
-        errors (Tensor): Error with the first k units kept, k = 0 … n, fp64 (n + 1,). It never
-            grows with k and ends with 0.
+        errors (Tensor): Error with the first k units, k = 0 … n, fp64 (n + 1,); it falls to 0.
     """
 
     order: Tensor
@@ -58,7 +54,7 @@ class UnitOrder(NamedTuple):
 
 def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 1e-3,
                 extra: Tensor | None = None) -> UnitOrder:
-    """Order units by the error that the consumers' outputs would have without them.
+    """Order units, on C's device, by the error that the consumers' outputs would have without them.
 
     Args:
         covariance (Tensor): C of the units' channels, shape (d, d); or (L, d, d), one for each of
@@ -67,12 +63,6 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
         groups (int): s, the number of contiguous channels that make a unit. Defaults to 1.
         rho (float): Ridge, see :func:`ridge`; at least :data:`MIN_RHO`. Defaults to 1e-3.
         extra (Tensor, optional): Additional error of losing a unit, (n,). Defaults to none.
-
-    Returns:
-        UnitOrder: On the device of C.
-
-    Raises:
-        ValueError: Channels that are not whole units, or values that are not finite.
     """
     if covariance.shape[-1] % groups:
         raise ValueError(f'expected channels that are units of {groups}, found '
@@ -86,8 +76,7 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
     noisy.diagonal(dim1=-2, dim2=-1).add_(ridge(noisy, max(rho, MIN_RHO)).unsqueeze(-1))
     extra = noisy.new_zeros(noisy.shape[-1] // groups) if extra is None else extra.to(noisy)
     units, changes = Sweep(noisy, gram, groups, extra).run()
-    # the unit that was dropped last is the most important; error(k) is the sum of the changes from
-    # unit k on
+    # the unit that was dropped last is the most important; error(k) sums the changes from k on
     return UnitOrder(torch.tensor(units[::-1], device=noisy.device), tails(changes.flip(0)))
 
 

@@ -9,9 +9,8 @@ the old ones and should reproduce the targets y:
 At W0 the ridge costs nothing, so **the refit's error is never above that of the prior with its
 best bias, for any rho**. The prior is plain selection, or the weights from before: directions
 without data keep their old weights. The usual ``W' = W A`` is this regression with ``y = W h`` and
-the prior W[:, K]. Its A has ``C[:, K] (C[K, K] + rho I)^-1`` in the rows of the removed units and
-the identity in the rows of the kept units, which are known exactly. So a layer that keeps all
-units does not change.
+the prior W[:, K]. Its A has ``C[:, K] (C[K, K] + rho I)^-1`` in the rows of the removed units, and
+the identity in those of the kept units: a layer that keeps all units does not change.
 
 Shapes: d old units, k new ones, m outputs; ``*batch`` independent problems.
 """
@@ -67,8 +66,7 @@ def refit_output(moments: Moments, prior: Tensor, rho: float = 1e-3,
         moments (Moments): Of the new inputs, (*batch, k), with the targets, (*batch, m).
         prior (Tensor): W0, (*batch, m, k): the old weights of the inputs that are left.
         rho (float): See :func:`~mmkcr.functional.pivots.ridge`. Defaults to 1e-3.
-        biased (bool): Whether there is a bias. Without one, moments about 0 are used, and b' is 0.
-            Defaults to True.
+        biased (bool): If False, moments about 0 are used, and b' is 0. Defaults to True.
 
     Returns:
         tuple[Tensor, Tensor]: W' and b' (*batch, m), of the prior's dtype and device.

@@ -28,8 +28,7 @@ class Sweep:
     ``noisy`` and ``gram`` are C' and G of all channels, (L, d, d). ``first`` and ``second`` are A
     and B (L, m, m) as of the last flush, for the units in ``alive``, of which those that were not
     dropped since are ``open``. ``panel`` (L, about 2 PANEL, m) holds the updates since, alternately
-    s rows of u and s rows of w. ``a`` and ``b`` (L, m / s, s, s) are the diagonal blocks, always up
-    to date.
+    s rows of u and of w. ``a`` and ``b`` (L, m / s, s, s) are the diagonal blocks as of now.
     """
 
     def __init__(self, noisy: Tensor, gram: Tensor, size: int, extra: Tensor) -> None:
@@ -104,8 +103,7 @@ class Sweep:
         self.changes.append(change[at])
         self.open[at] = False
 
-        # rows A_S: and B_S: as of now, which are those of the last flush minus the panel's part,
-        # u_S^T u and w_S^T u + u_S^T w
+        # rows A_S: and B_S: of the last flush minus the panel's u_S^T u and w_S^T u + u_S^T w
         here = slice(at * s, at * s + s)
         panel = self.panel[:, :self.rows]  # (L, rows, m)
         swapped = _swap(panel[:, :, here], s)

@@ -37,11 +37,7 @@ def split_pretrained(init_cfg: InitCfg) -> tuple[dict[str, Any] | None, list[dic
 
 def load_named(module: nn.Module, state: Mapping[str, Tensor],
                path: str) -> tuple[list[str], list[str]]:
-    """Load what fits of a file's state; return missing names and surplus names.
-
-    Raises:
-        ValueError: There are values that are not finite, or a search space refuses the state.
-    """
+    """Load what fits of a file's state, all of it finite; return missing and surplus names."""
     check_finite_state(state, path, module.state_dict())
     try:
         return module.load_state_dict(dict(state), strict=False)
@@ -54,16 +50,10 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
                     map_location: str = 'cpu') -> None:
     """Load the backbone of another model's checkpoint, whole or not at all.
 
-    Args:
-        backbone (nn.Module): It has a search space, which refuses what does not fit.
-        checkpoint (str): A file or URL, of a classifier, detector or segmentor. One of MMEngine's
-            ``EMAHook`` holds the averaged weights.
-        prefix (str, optional): Where the backbone's keys start. Defaults to None: ``'backbone.'``
-            if there are such keys, else all keys are the backbone's.
-        map_location (str): See ``torch.load``. Defaults to ``'cpu'``.
-
-    Raises:
-        ValueError: It is no checkpoint, has no key with the prefix, or does not fit.
+    It is a file or URL, of a classifier, detector or segmentor; one of MMEngine's ``EMAHook`` holds
+    the averaged weights. The backbone's keys start with the prefix, by default with ``'backbone.'``
+    if there are such keys, else all keys are its. The backbone has a search space, which refuses
+    what does not fit.
     """
     content = read_checkpoint(str(checkpoint), map_location)
     state = content.get('state_dict', content)

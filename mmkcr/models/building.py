@@ -138,12 +138,7 @@ def build_model(config: Config) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
-    """Load the task model's weights of any checkpoint, which is returned.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is none, or does not fit, see :func:`~mmkcr.models.loading.load_task`.
-    """
+    """Load the task model's weights of any checkpoint, which is returned, by :func:`.load_task`."""
     checkpoint = read_checkpoint(path)
     load_task(model, weights_of(checkpoint, str(path)), str(path))
     return checkpoint

@@ -38,9 +38,8 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
     """Count the MACs of one image in total, by module and by operator, attention products included.
 
     Args:
-        model (nn.Module): A backbone, or a classifier, detector or segmentor. A task
-            model is counted with its head, a two-stage detector with its maximum number of
-            proposals.
+        model (nn.Module): A backbone, or a classifier, detector or segmentor. A task model is
+            counted with its head, a two-stage detector with its maximum number of proposals.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
 
     Raises:
@@ -61,10 +60,7 @@ def count_macs(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> 
 def cost_model(cost: str, macs: MacsModel, table: LatencyTable | None = None) -> CostModel:
     """Build the cost model of a budget: ``'macs'``, ``'params'`` or ``'bytes'``.
 
-    With a ``table`` of the network, ``'macs'`` means time.
-
-    Raises:
-        ValueError: Another cost, two at once, or a table of another network.
+    With a ``table`` of the network, ``'macs'`` means time; a table of another network is refused.
     """
     if cost not in COUNTED or table is not None and cost != 'macs':
         raise ValueError(f'expected a budget of {list(COUNTED)} or, with a table of latencies, of '
@@ -183,12 +179,10 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
                    dense: tuple[int | None, int] | None = None) -> None:
     """Refuse a built network whose MACs or parameters are not those that its structure records.
 
-    Args:
-        host (nn.Module): The subnet: a backbone, or a whole model that was compressed as one.
-        structure (Structure, optional): Without ``macs`` and ``params`` it is not compared.
-        model (nn.Module, optional): The network around the host, or the host itself, that was
-            compressed. Defaults to None: it is not known.
-        dense (tuple, optional): :func:`dense_counts`, with which what was saved is compared, too.
+    The host is a backbone, or a whole model that was compressed as one; ``model`` is the network
+    around it, or the host itself, that was compressed, if it is known. With ``dense``, its
+    :func:`dense_counts`, what was saved is compared, too. A structure without ``macs`` and
+    ``params`` is not compared.
     """
     if structure is None:
         return

@@ -16,9 +16,7 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
 
     It is (B, C) as it is, (B, N, C) averaged over tokens, (B, C, H, W) averaged over positions; of
     a tuple or list the last item: the last stage, or of patch tokens and a class token the latter.
-
-    Raises:
-        TypeError: The output holds no such tensor; the message has the layer's path.
+    Anything else is refused.
     """
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]
@@ -44,9 +42,8 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
 
 
 class FeatureTap:
-    """Captures the pooled output, or input, of one layer during the ``with`` block.
+    """Captures the pooled output, or input, of one layer during the block, with its gradients.
 
-    Gradients flow through the captured features.
 
     Args:
         model (nn.Module): As in :func:`find_layer`.
@@ -54,11 +51,6 @@ class FeatureTap:
             captured instead of its output. Defaults to 'backbone'.
         every (bool): Concatenate the features of all runs, such as those of the views of
             self-supervised training. Defaults to False: the last run counts.
-
-    Examples:
-        >>> with FeatureTap(model, 'head.fc:input') as tap:
-        ...     model(inputs)
-        >>> tap.features.shape  # (B, d)
     """
 
     def __init__(self, model: nn.Module, layer: str = 'backbone', every: bool = False) -> None:

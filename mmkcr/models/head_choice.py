@@ -39,17 +39,11 @@ def set_operator(space: 'SearchSpace', operator: str) -> None:
 
 def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowest',
                  blockwise: bool = True, seed: int = 0) -> dict[str, Tensor]:
-    """Heads that stay attention when so many blocks, or single heads, are replaced.
+    """Heads that stay attention, by site, int64, ascending, when so many others are replaced.
 
-    Args:
-        scores (Mapping[str, Tensor]): By site, shape (H,).
-        count (int | float): Blocks, or heads, to replace; a float between 0 and 1 is a share of
-            all, rounded.
-        which (str): One of :data:`SELECTIONS`; ``seed`` is of ``'random'``.
-        blockwise (bool): A block's score is its heads' mean. Defaults to True.
-
-    Returns:
-        dict[str, Tensor]: Kept heads by site, int64, ascending.
+    ``count`` is of single heads, or if ``blockwise`` of blocks, whose score is the mean of their
+    heads' ``scores`` (H,); a float between 0 and 1 is a share of all, rounded. ``which`` is one of
+    :data:`SELECTIONS`; ``seed`` is of ``'random'``.
     """
     if which not in SELECTIONS:
         raise ValueError(f'expected a selection among {SELECTIONS}, found {which!r}')

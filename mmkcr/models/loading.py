@@ -16,11 +16,7 @@ _SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.
 
 
 def weights_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Tensor]:
-    """The ``state_dict`` of a checkpoint; with MMEngine's ``EMAHook`` the averaged weights.
-
-    Raises:
-        ValueError: It has no weights; the message names the file ``path``.
-    """
+    """The ``state_dict`` of a checkpoint; with MMEngine's ``EMAHook`` the averaged weights."""
     state = checkpoint.get('state_dict', checkpoint)
     if not isinstance(state, Mapping):
         raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
@@ -63,13 +59,9 @@ def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
     """Load the weights that a training starts from (``load_from``), see :func:`load_task`.
 
-    At least half of the backbone's entries must be there, in their shapes; those of gates count if
-    the file has gates. A head for other classes may differ. Missing entries keep their initial
-    values, as in the host libraries.
-
-    Raises:
-        ValueError: An entry of the backbone has another shape, most of them are not there, or
-            there are values that are not finite.
+    At least half of the backbone's entries must be there, and none in another shape; those of gates
+    count if the file has gates. A head for other classes may differ. Missing entries keep their
+    initial values, as in the host libraries.
     """
     task = find_task(model)
     names = [name for name in task.state_dict() if name.startswith(BACKBONE)]

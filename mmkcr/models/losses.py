@@ -68,22 +68,17 @@ class DistillationLoss(nn.Module):
     .. math:: w\, T^2\, \mathrm{KL}(\operatorname{softmax}(z^t / T) \,\|\,
               \operatorname{softmax}(z^s / T))
 
-    It is a regulariser of :class:`mmkcr.RegularizedModel`: it is added to the loss on the labels
-    and can be combined with other regularisers. The teacher sees the student's images through its
-    own data preprocessor. This includes mixed images: mixing commutes with the normalisation,
-    which is affine, so the student's normalisation can be undone. The paper names the teacher,
+    It is a regulariser of :class:`mmkcr.RegularizedModel`, beside the loss on the labels. The
+    teacher sees the student's images, mixed ones too, through its own data preprocessor: mixing
+    commutes with the student's normalisation, which is undone. The paper names the teacher,
     EfficientNet-B5, but neither T nor w.
 
     Args:
-        teacher (str | dict): See :class:`Teacher`.
-        checkpoint (str, optional): See :class:`Teacher`. Defaults to None.
+        teacher, checkpoint: See :class:`Teacher`. ``checkpoint`` defaults to None.
         temperature (float): T. Defaults to 1.
         weight (float): w. Defaults to 1.
         input_size (int, optional): Side that images are resized to for the teacher. Defaults to
             None: as they are.
-
-    Attributes:
-        active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
 
     Raises:
         ValueError: ``temperature`` is not positive, or ``weight`` is negative.
@@ -110,11 +105,9 @@ class DistillationLoss(nn.Module):
         self._preprocessor = [student.data_preprocessor]
 
     def forward(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        """The weighted loss, a scalar in fp32 or fp64.
+        """The weighted loss of the student's logits (B, C) and normalised inputs (B, 3, H, W).
 
-        Args:
-            logits (Tensor): The student's logits (B, C), with gradient.
-            inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
+        It is a scalar in fp32 or fp64.
         """
         with torch.no_grad():
             teacher = self.teacher.model(inputs.device)
@@ -162,8 +155,7 @@ class FeatureDistillationLoss(nn.Module):
     and their L outputs have the same shapes.
 
     Args:
-        teacher (str | dict): See :class:`Teacher`.
-        checkpoint (str, optional): See there. Defaults to None.
+        teacher, checkpoint: See :class:`Teacher`. ``checkpoint`` defaults to None.
         weight (float): w. Defaults to 1.
 
     Raises:

@@ -1,9 +1,4 @@
-"""The three states of any backbone: dense, supernet, subnet.
-
-A host network keeps its class, its keys and its methods. Its :class:`SearchSpace`, the attribute
-``search_space``, holds the sites that some kinds found in it. It puts gates there (supernet) or
-slices them (subnet).
-"""
+"""The three states of any backbone: dense, supernet, subnet."""
 
 import copy
 import dataclasses
@@ -36,14 +31,15 @@ StructureLike = str | Mapping[str, Any] | Structure | None
 
 
 class SearchSpace:
-    """Sites of a host network, with their gates or their kept units.
+    """Sites of a host network, with their gates (supernet) or their kept units (subnet).
+
+    The host keeps its class, its keys and its methods; this is its attribute ``search_space``.
 
     Args:
         host (nn.Module): The network; changed in place. Its attribute ``optional_keys``, if it has
             one, is a regular expression of the keys that a checkpoint may lack or have in excess,
             which is then logged: output norms, which depend on ``out_indices``.
-        kinds (Sequence[str | dict]): Kinds of site, see
-            :func:`~mmkcr.models.sites.find_sites`.
+        kinds (Sequence[str | dict]): Kinds of site, see :func:`~mmkcr.models.sites.find_sites`.
         backbone (dict, optional): Registered ``type`` and arguments that build the host, for
             structure files. Defaults to :func:`Searchable` of the host as its former search space
             describes it, or of its class without arguments.
@@ -187,11 +183,7 @@ class SearchSpace:
 
         A digest of the kept units is put into the state, for strict loading. ``gates`` are the keys
         of a config of gates that are to follow: sites that get one stay whole, and only the rest of
-        the structure has to fit.
-
-        Raises:
-            ValueError: The structure belongs to another backbone, this one is a subnet already, or
-                no site is left.
+        the structure has to fit. A subnet, and the structure of another backbone, are refused.
         """
         if self.structure is not None:
             raise ValueError('expected a dense backbone or a supernet to slice, found a subnet of '
@@ -291,8 +283,8 @@ class SearchSpace:
     def mask_like(self, other: 'SearchSpace') -> None:
         """Take the masks, noise included, from the gates of another supernet of the same sites.
 
-        So a momentum copy averages the weights of a network, and has that network's channels. Gates
-        that slice the network while it trains are refused.
+        So a momentum copy has the channels of the network that it averages. Gates that slice the
+        network while it trains are refused.
         """
         if self._sliceable():
             raise ValueError('expected gates that leave the tensors whole while they train (such '

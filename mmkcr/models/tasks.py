@@ -223,12 +223,11 @@ def is_dense_task(task: nn.Module) -> bool:
 def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
     """The module whose MACs a budget counts: ``'model'``, with its heads, or ``'backbone'``.
 
-    Without a ``part`` it is the backbone of a detector, whose heads run on as many proposals as the
-    weights happen to give, and of a model that says so (``counts_backbone``); otherwise the model.
+    Without a ``part`` it is the backbone of a detector, whose heads run on as many proposals as its
+    weights give, and of a model that says so (``counts_backbone``); otherwise the model.
     """
     if part not in (None, 'model', 'backbone'):
         raise ValueError(f'expected `part` of the MACs to be `model` or `backbone`, found {part!r}')
     counts_model = part == 'model' or part is None and not (
         is_detector(task) or getattr(task, 'counts_backbone', False))
     return task if counts_model else find_backbone(task)
-

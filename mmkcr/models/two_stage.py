@@ -33,8 +33,9 @@ def cascade_stages(task: nn.Module) -> int:
 
 def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
                       boxes: Sequence[Sequence[Tensor]]) -> tuple[Any, Any]:
-    """Run both stages of a detector of mmdet on given proposals.
+    """Outputs of both stages of a detector of mmdet, on given proposals.
 
+    Masks are of the last stage's first :data:`MASKS` proposals.
     The stages of a cascade are run one by one, each on its own proposals: mmdet's own forward
     makes them of the outputs before, gives the boxes of the last stage alone, and detaches masks.
 
@@ -42,10 +43,6 @@ def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
         task, inputs, samples: The detector, images (N, 3, H, W) and their data samples.
         boxes (Sequence[Sequence[Tensor]]): Proposals of every image, (P, 4) each: x1, y1, x2, y2
             in pixels; of every stage of a cascade, or once for all stages.
-
-    Returns:
-        tuple: Outputs of the region proposal network, and of the heads on regions; masks are of the
-        last stage's first :data:`MASKS` proposals.
     """
     from mmengine.structures import InstanceData
     features, stages = task.extract_feat(inputs), cascade_stages(task)

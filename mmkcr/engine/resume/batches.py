@@ -1,9 +1,8 @@
 """Batches that are a function of the seed and of the position in the data stream.
 
-MMEngine seeds a data-loading worker once, when it starts, so a resumed run augments differently.
-Here the batch sampler numbers the draws, and the random states are set from that number just before
-a sample is loaded: neither the number of workers or ranks, nor the point where a run was stopped
-matters.
+MMEngine seeds a data-loading worker once, when it starts. Here the batch sampler numbers the draws,
+and the random states are set from that number just before a sample is loaded: neither the number of
+workers or ranks, nor the point where a run was stopped matters.
 """
 
 import copy

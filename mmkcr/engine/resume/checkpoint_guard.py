@@ -93,10 +93,8 @@ def config_changes(before: Mapping[str, Any],
                    now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Compare the :func:`config_entries` of a run with those of the run that resumes it.
 
-    A different model, price, split of the data or accumulation of gradients makes another run.
-
-    Returns:
-        tuple[list[str], list[str]]: Changes that make another run, and all others, one line each.
+    The changes are those that make another run (of the model, the price, the split of the data, the
+    accumulation of gradients), and all others, one line each.
     """
     refused, named = [], []
     for key in dict.fromkeys((*before, *now)):

@@ -46,10 +46,9 @@ def point_to(checkpoint: str, work_dir: str) -> None:
 class AtomicCheckpointHook(CheckpointHook):
     """``CheckpointHook`` that always leaves a complete checkpoint to resume from.
 
-    The host writes to the final name, and removes the outdated checkpoint before the new one is
-    written. Here a checkpoint is written to a temporary file and renamed, then ``last_checkpoint``
-    is replaced the same way, and only then are outdated ones removed. This applies to local files;
-    with other ``backend_args`` the storage's own guarantees hold.
+    The host removes the outdated checkpoint first, and writes to the final name. Here a checkpoint
+    is written to a temporary file and renamed, ``last_checkpoint`` likewise, and only then are
+    outdated ones removed. With ``backend_args`` of others the storage's own guarantees hold.
     """
 
     def before_train(self, runner: Runner) -> None:

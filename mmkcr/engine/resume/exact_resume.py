@@ -110,8 +110,9 @@ class ExactResumeHook(Hook):
         if not runner._resume:
             return
         self._resumed.update(checkpoint.get(_KEY, {}))
-        loop, meta = runner.train_loop, checkpoint['meta']
-        if not isinstance(loop, EpochBasedTrainLoop):
+        loop, meta = runner.train_loop, checkpoint.get('meta') or {}
+        # weights alone are the guard's to refuse
+        if not isinstance(loop, EpochBasedTrainLoop) or not {'epoch', 'iter'} <= meta.keys():
             return
         begin = meta['epoch'] * len(loop.dataloader)
         if self._resumed.pop('batches', None) == len(loop.dataloader):

@@ -39,8 +39,8 @@ class InformationBottleneckLoss(RefreshedTerm):
     reports both.
 
     Centroids and Q are computed before each epoch (:class:`mmkcr.InformationBottleneckHook`) and
-    are constant in the gradient. Mixed images count with the scores of their classes. All
-    arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off.
+    are constant in the gradient. Mixed images count with the scores of their classes. Arithmetic is
+    in fp32 (fp64 for fp64 features), also under autocast.
 
     Args:
         num_features (int): Feature width d.
@@ -82,7 +82,7 @@ class InformationBottleneckLoss(RefreshedTerm):
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """The weighted loss of features (B, d) with classes (B,) or scores (B, C), a scalar."""
-        self.check_ready()
+        self.check_ready(features)
         log_phi = self.log_phi(features)
         with torch.autocast(features.device.type, enabled=False):
             log_q = self.log_q.to(log_phi)
@@ -99,6 +99,7 @@ class InformationBottleneckLoss(RefreshedTerm):
     @torch.no_grad()
     def refresh(self, centroids: Tensor, log_q: Tensor, step: int = -1) -> None:
         """Stores centroids (A, d), log Q (C, A), and the step before which they were computed."""
+        self.check_shape('centroids', centroids, *self.centroids.shape)
         self.centroids.copy_(centroids)
         self.log_q.copy_(log_q)
         self.refresh_step.fill_(step)
@@ -125,13 +126,14 @@ def refresh_bottleneck(model: nn.Module, loss: InformationBottleneckLoss, datase
     over all others as they stream by. With C = A = 1000 classes and clusters, d = 640 and the
     default of 256 samples per cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB, and Q
     and its sums 8 MB each, for any n. Reporting the IB value adds 256 000 x 1000 x 4 B = 1.02 GB
-    divided by the number of ranks.
-
-    Returns:
-        dict[str, float]: See :meth:`~mmkcr.functional.information.InformationAccumulator.values`.
+    divided by the number of ranks. What is returned are the accumulator's ``values``.
     """
     if loss.input_features is not None and not loss.input_refreshed:
-        _cluster_inputs(model, loss, dataset, like, seed)
+        # they never change, nor do their clusters
+        some = draw_samples(len(dataset), INPUTS_PER_CLUSTER * loss.num_classes, seed)
+        loader = share_of_rank(dataset, None if some is None else some.tolist(), like)
+        _fit(loss.input_centroids, [_inputs_of(model, batch) for batch in loader], loss, seed)
+        loss.input_refreshed.fill_(1)
 
     def rows(indices: Tensor | None) -> Iterator[tuple]:
         """What is summed of every batch: features, labels, log phi of the inputs."""
@@ -163,15 +165,6 @@ def _inputs_of(model: nn.Module, batch: Any) -> Tensor:
     return flat_inputs(unwrap(model).data_preprocessor(batch, False)['inputs'])
 
 
-def _cluster_inputs(model: nn.Module, loss: InformationBottleneckLoss, dataset: Any,
-                    like: DataLoader, seed: int) -> None:
-    """Fit the clusters of the inputs, which never change."""
-    drawn = draw_samples(len(dataset), INPUTS_PER_CLUSTER * loss.num_classes, seed)
-    loader = share_of_rank(dataset, None if drawn is None else drawn.tolist(), like)
-    _fit(loss.input_centroids, [_inputs_of(model, batch) for batch in loader], loss, seed)
-    loss.input_refreshed.fill_(1)
-
-
 def _fit(centroids: Tensor, parts: Sequence[Tensor], loss: InformationBottleneckLoss, seed: int,
          start: Tensor | None = None) -> None:
     """Fit centroids, in place, to the points of all ranks, of which each has every n-th."""
@@ -192,11 +185,9 @@ def _fit(centroids: Tensor, parts: Sequence[Tensor], loss: InformationBottleneck
 class InformationBottleneckHook(RefreshHook):
     """K-means on the features, and Q(a | y) with its clusters (DCS algorithm 1, line 16).
 
-    It runs before every epoch with the term on, so an epoch's loss uses the clusters and the Q of
-    the weights at the end of the previous one. It takes one eval pass over the training set
-    (:func:`refresh_bottleneck` tells the memory). It logs
-    ``ib_i_labels``, I(X~, Y); if the loss has ``input_features``, also ``ib_i_inputs``, ``ib_ib``
-    and the bounds.
+    It runs before every epoch with the term on, in one eval pass over the training set
+    (:func:`refresh_bottleneck` tells the memory). It logs ``ib_i_labels``, I(X~, Y); if the loss
+    has ``input_features``, also ``ib_i_inputs``, ``ib_ib`` and the bounds.
 
     The paper computes Q with the clusters of the previous epoch and then moves the clusters. Here Q
     follows the clusters, as in the authors' later public code.
@@ -205,13 +196,15 @@ class InformationBottleneckHook(RefreshHook):
         interval (int): Steps between refreshes. Defaults to 1: every epoch.
         samples (int, optional): Features that k-means sees, drawn without replacement,
             seeded by the step. Defaults to None: 256 per cluster, or all if there are fewer.
-        loss (str): Name in ``RegularizedModel.regularizers``. Defaults to 'ib'.
-        **kwargs: See :class:`RefreshHook`.
+        loss, **kwargs: See :class:`RefreshHook`; ``loss`` defaults to 'ib'.
     """
 
     def __init__(self, interval: int = 1, samples: int | None = None, loss: str = 'ib',
                  **kwargs: Any) -> None:
         super().__init__(interval, loss, **kwargs)
+        if samples is not None and samples < 1:
+            raise ValueError(f'expected samples >= 1, found `{samples}` in '
+                             'InformationBottleneckHook')
         self.samples = samples
 
     def check(self, loss: nn.Module) -> None:

@@ -35,12 +35,11 @@ class InformationBottleneckMetric(BaseMetric):
         num_classes (int): C.
         inputs (bool): Whether to cluster the inputs; without them only I(X~, Y) is given.
             Defaults to True.
-        mean (float | Sequence[float]): Of the loaded pixels, one or one a channel. Defaults to 0.
-        std (float | Sequence[float]): Likewise. Defaults to 1.
-        beta (float): See :class:`mmkcr.InformationBottleneckLoss`. Defaults to 1.
-        normalize (bool): As there. Defaults to True.
-        smoothing (float): As there. Defaults to 1e-3.
-        feature_key (str): Field with the feature (d,). Defaults to 'features'.
+        mean, std (float | Sequence[float]): Of pixels as loaded, one or one a channel. Default to
+            0, 1.
+        beta, normalize, smoothing: See :class:`mmkcr.InformationBottleneckLoss`, as are the
+            defaults.
+        feature_key (str): See :class:`mmkcr.KernelComplexityMetric`. Defaults to 'features'.
         seed (int): Seed of k-means. Defaults to 0.
         **kwargs: See ``BaseMetric``.
     """

@@ -109,14 +109,7 @@ def masks_held_open(model: nn.Module) -> Iterator[None]:
 
 
 class MaskWatch(ExitStack):
-    """Counts what masks select in the forward passes of a block.
-
-    ::
-
-        with MaskWatch(model) as watch:
-            for batch in loader:
-                model.test_step(batch)
-        watch.table()
+    """Counts what masks select in the forward passes of a block, for :meth:`table` and its means.
     """
 
     def __init__(self, model: nn.Module) -> None:

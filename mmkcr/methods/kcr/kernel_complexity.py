@@ -42,9 +42,8 @@ class KernelComplexityLoss(RefreshedTerm):
     'sample' stores n x r numbers and needs the index of every sample. It is meant for tests and
     ablations on small sets. Both forms agree at a refresh whose landmarks are all n samples.
 
-    All arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off. The
-    basis is a buffer of fixed shape, so that checkpoints always load strictly. It is zero
-    before the first refresh, and in the columns beyond the rank.
+    Arithmetic is in fp32 (fp64 for fp64 features), also under autocast. The basis is a buffer of
+    fixed shape, zero before the first refresh and in the columns beyond the rank.
 
     Args:
         num_features (int): Feature width d.
@@ -86,7 +85,7 @@ class KernelComplexityLoss(RefreshedTerm):
 
         The form 'sample' needs their ``indices`` (B,), positions in the training set.
         """
-        self.check_ready()
+        self.check_ready(features)
         with torch.autocast(features.device.type, enabled=False):
             features = features if features.dtype == torch.float64 else features.float()
             energy = features.square().sum()
@@ -116,6 +115,8 @@ class KernelComplexityLoss(RefreshedTerm):
 
         r is at most ``ceil(gamma0 min(n, d))``, with d in the place of n for 'projection'.
         """
+        columns = min(max(basis.shape[-1], 1), self.basis.shape[1])
+        self.check_shape('a basis', basis, self.num_features, columns)
         self.basis.zero_()[:, :basis.shape[1]].copy_(basis)
         self.basis_rank.fill_(basis.shape[1])
         self.basis_epoch.fill_(epoch)
@@ -126,12 +127,8 @@ class KernelComplexityLoss(RefreshedTerm):
                 features: Tensor | None = None) -> None:
         """Computes V from the landmarks' second moment (fact 1), and for 'sample' U and G.
 
-        Args:
-            moment (Tensor): ``F_I^T F_I`` (d, d) of the landmarks, any scale.
-            n (int): Number of training samples, for the rank.
-            epoch (int): As in :meth:`set_basis`.
-            features (Tensor, optional): F (n, d) in fp64, in the order of the training set, which
-                'sample' needs.
+        The moment is ``F_I^T F_I`` (d, d) at any scale, n the number of training samples. 'sample'
+        needs their features F (n, d), in fp64 and in the order of the training set.
         """
         basis = leading_basis(moment, truncation_rank(n, self.num_features, self.rank_ratio))
         if self.needs_indices:
@@ -155,11 +152,9 @@ class KernelComplexityLoss(RefreshedTerm):
 class NystromRefreshHook(RefreshHook):
     """Computes the basis of :class:`mmkcr.KernelComplexityLoss` (KCR algorithm 1, line 11).
 
-    It runs before every epoch t (counted from 1) with ``t % interval == 0``, and before the
-    first epoch with the term on if there is no basis yet. Features of the landmarks are
-    computed in eval mode with the test transforms, each rank its share. One all-reduce of the
-    (d, d) moment gives the same basis on every rank. With ``by_epoch=False`` the same holds
-    for iterations, with t = ``runner.iter + 1``.
+    It runs before every epoch t (counted from 1) with ``t % interval == 0``, and before the first
+    epoch with the term on if there is no basis yet; with ``by_epoch=False`` the same holds for
+    iterations. One all-reduce of the landmarks' (d, d) moment gives the same basis on every rank.
 
     Args:
         interval (int): Epochs, or iterations, between refreshes. Defaults to 30.
@@ -167,8 +162,7 @@ class NystromRefreshHook(RefreshHook):
             Defaults to None: ``min(50000, n)``. (v1: 100000.)
         solver (str): 'nystrom' uses the landmarks, 'exact' all n samples in one streaming
             pass. Defaults to 'nystrom'.
-        loss (str): Name in ``RegularizedModel.regularizers``. Defaults to 'kcr'.
-        **kwargs: See :class:`RefreshHook`.
+        loss, **kwargs: See :class:`RefreshHook`; ``loss`` defaults to 'kcr'.
     """
 
     def __init__(self, interval: int = 30, landmarks: int | None = None, solver: str = 'nystrom',

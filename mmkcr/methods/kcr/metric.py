@@ -53,8 +53,8 @@ class KernelComplexityMetric(BaseMetric):
         landmark_ratio (float): Expected share of samples that are landmarks of A-KC, each
             drawn by its position. Defaults to 0.1.
         rank_ratio (float): gamma0 of the reported TNN. Defaults to 0.2.
-        form (str): Approximate TNN of A-KC, 'projection' (as the loss) or 'sample' (the
-            paper's, orthonormalised). Defaults to 'projection'.
+        form (str): Of A-KC's TNN, see :func:`~mmkcr.functional.kernel.approximate_tnn`. Defaults to
+            'projection'.
         x (float): The bounds hold with probability ``1 - exp(-x)``. Defaults to 3 (95 %).
         feature_key (str): Field with the feature (d,). Defaults to 'features'.
         score_key (str, optional): Field with the network's output (C,) to be compared with

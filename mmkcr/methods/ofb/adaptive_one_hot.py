@@ -26,21 +26,17 @@ _PRESETS = dict(
 
 def one_hot_terms(probabilities: Tensor, options: Tensor,
                   eps: float = 1e-3) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Entropy and tangent term of the probabilities p of each site over its D live options.
+    r"""Entropy in nats, tangent, and :math:`\omega` of p, by site, over its D live options.
 
     :math:`H(p) = -\sum p \ln p` and :math:`\tan(\pi/2 - \pi\omega)` with
     :math:`\omega = \mathrm{var}(p) / \mathrm{var}_{max}`,
-    :math:`\mathrm{var}_{max} = (D - 1)/D^2` (equation 5). The tangent is
-    unbounded for uniform and for one-hot p. So :math:`\omega` is clamped.
+    :math:`\mathrm{var}_{max} = (D - 1)/D^2` (equation 5).
 
     Args:
         probabilities (Tensor): Shape (sites, K), 0 for dead options.
         options (Tensor): D of every site, above 1, shape (sites,).
-        eps (float): :math:`\omega` is clamped to [eps, 1 - eps], and thus the
-            tangent to about :math:`\pm 1/(\pi\,\mathrm{eps})`. Defaults to 1e-3.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: Entropy in nats, tangent, :math:`\omega`, by site.
+        eps (float): :math:`\omega` is clamped to [eps, 1 - eps], as the tangent is unbounded for
+            uniform and for one-hot p. Defaults to 1e-3.
     """
     # var(p) = (sum p^2 - 1 / D) / D, and var_max = (1 - 1 / D) / D
     share = (probabilities.square().sum(1) - 1 / options) / (1 - 1 / options)
@@ -87,9 +83,8 @@ class AdaptiveOneHotLoss(Priced):
         tangent (float): Weight of the tangent within it. Defaults to 1.
         band (float): See above. Defaults to 0.02.
         eps (float): See :func:`one_hot_terms`. Defaults to 1e-3.
-        cost (str): What g and :math:`\tau` are, see :class:`~mmkcr.methods.search.price.Priced`.
-            Defaults to ``'macs'``.
-        **kwargs: Numbers of the preset; see :class:`~mmkcr.methods.search.price.Priced`.
+        cost, **kwargs: See :class:`~mmkcr.methods.search.price.Priced`; or numbers of the preset.
+            ``cost`` defaults to ``'macs'``.
     """
 
     def __init__(self, target: str | int | float, preset: str = 'balanced', entropy: float = 1.,
@@ -97,6 +92,7 @@ class AdaptiveOneHotLoss(Priced):
                  **kwargs: Any) -> None:
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')
+        kwargs = {key: value for key, value in kwargs.items() if value is not None}  # not given
         if 'balance' in kwargs and preset != 'balanced':
             raise ValueError("expected `balance` with `preset='balanced'` only, found "
                              f'{kwargs["balance"]} with {preset!r}')

@@ -36,8 +36,8 @@ class BiMaskGate(BaseGate):
         step (float): Step of the options, as a share of a group. Defaults to 0.125.
         group_step (int): Step of the number of groups. The full number is always
             an option. Defaults to 2.
-        init (str): ``'random'``, alpha from U[0, 1), or ``'uniform'``, alpha 0
-            (worse: the paper's table A.2). Defaults to ``'random'``.
+        init (str): ``'random'``, alpha from U[0, 1), or ``'uniform'``, alpha 0 (worse: table A.2).
+            Defaults to ``'random'``.
         order (str): ``'importance'``, or ``'ordinal'``: sparsity by index, the weight sharing of
             earlier searches (table 5a). Defaults to ``'importance'``.
         std (float): Standard deviation of the truncated normal that S is drawn from.

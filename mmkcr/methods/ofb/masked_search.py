@@ -57,14 +57,9 @@ class MaskedImageHead(nn.Module):
         """Draw masked patches, the same share of every image.
 
         The draw covers the batches of all ranks, whose samples interleave, so that several
-        processes mask the same patches as one process would.
-
-        Args:
-            batch (int): Images of this rank.
-            grid (Sequence[int]): Rows and columns of patches.
-            generator (torch.Generator): A CPU generator, in the same state on every rank.
-            sizes (Tensor, optional): Height and width of every image, shape (batch, 2). Defaults
-                to None: all of the grid is image.
+        processes mask the same patches as one process would. The generator is one of the CPU, in
+        the same state on every rank. The grid has rows and columns; ``sizes``, (batch, 2), are
+        height and width of this rank's images, by default all of the grid.
         """
         rows, columns = grid
         rank, ranks = get_dist_info()
@@ -134,18 +129,16 @@ class MaskedSearchModel(SearchModel):
 
     Task loss and reconstruction come from the same forward pass. The reconstruction loss is scaled
     to the size of the task loss, as in the public code. Which patches are masked depends only on
-    the noise's seed and step, so it is the same for one process and for several, and after a
-    resume. The mask token is sliced and scaled with the width that it belongs to.
+    the noise's seed and step. The mask token is sliced and scaled with its width.
 
     Args:
-        *args: See :class:`SearchModel`.
+        *args, **kwargs: See :class:`SearchModel`.
         reconstruction (dict, optional): See :class:`MaskedImageHead`; without ``type``. Defaults to
             None: an ordinary search.
         reconstruction_weight (float): Size of the reconstruction loss as a
             share of the task's. Defaults to 1.
         end_when_decided (bool): Whether masking ends when the last size is decided, as the public
             code does; in the paper's algorithm 1 it continues. Defaults to True.
-        **kwargs: See :class:`SearchModel`.
     """
 
     def __init__(self, *args: Any, reconstruction: dict | None = None,

@@ -86,7 +86,13 @@ class ProgressivePruningHook(Hook):
             self._decide(model, runner.logger)
         else:
             self._prune(model)
-        if self._follow(runner):
+        # the averages follow, and the wrapper is renewed
+        space = search_space(model)
+        changed = space.apply_decisions(runner.optim_wrapper.optimizer)
+        for average in self._averages(runner):
+            average.apply_decisions_of(space)
+        if changed:
+            self._renew(runner)
             self._report(runner)
 
     @staticmethod
@@ -142,16 +148,6 @@ class ProgressivePruningHook(Hook):
             logger.warning('ProgressivePruningHook: the budget forced options that are less likely '
                            f'than others at {len(forced)} of {len(likely)} open sites: '
                            f'{", ".join(forced)}')
-
-    def _follow(self, runner: Runner) -> bool:
-        """Slice and fold the model, its optimizer, its averages and its wrapper."""
-        space = search_space(unwrap(runner.model))
-        changed = space.apply_decisions(runner.optim_wrapper.optimizer)
-        for average in self._averages(runner):
-            average.apply_decisions_of(space)
-        if changed:
-            self._renew(runner)
-        return changed
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Take the checkpoint's shape, optimizer included, before the weights are loaded."""

@@ -227,17 +227,13 @@ class BilevelTrainLoop(_BilevelLoop, EpochBasedTrainLoop):
     EMA, and distributed training, where gates get the mean gradient over ranks.
 
     Args:
-        runner (Runner): The runner; its model offers ``gate_parameters()``,
-            its ``optim_wrapper`` has the keys ``weights`` and
-            ``architecture``, see :class:`mmkcr.SearchOptimWrapperConstructor`.
+        runner (Runner): Its model offers ``gate_parameters()``; its ``optim_wrapper`` is one of
+            :class:`mmkcr.SearchOptimWrapperConstructor`.
         dataloader (dict): Config of the loader; both parts use it.
         architecture_fraction (float): Share of the samples that train the
             gates, within (0, 1). Defaults to 0.3.
         split_seed (int): Seed of the split. Defaults to 0.
         **kwargs: ``max_epochs``, ``val_begin``, ``val_interval``, ``dynamic_intervals``.
-
-    Examples:
-        >>> train_cfg = dict(type='mmkcr.BilevelTrainLoop', max_epochs=200)
     """
 
     def run_epoch(self) -> None:
@@ -264,9 +260,6 @@ class IterBilevelTrainLoop(_BilevelLoop, IterBasedTrainLoop):
     It takes the same arguments, but ``max_iters`` in place of ``max_epochs``, and
     ``fast_forward_on_resume``. The two parts are separate streams. With an ``InfiniteSampler``
     neither ends; with a sampler of epochs each restarts in its own next order.
-
-    Examples:
-        >>> train_cfg = dict(type='mmkcr.IterBilevelTrainLoop', max_iters=160000)
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

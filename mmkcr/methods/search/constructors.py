@@ -42,9 +42,8 @@ def _take_out(wrapper: OptimWrapper, parameters: list[nn.Parameter]) -> None:
 class SearchOptimWrapperConstructor:
     """Builds the two optimizers of a search (KCR-Transformer, algorithm 1).
 
-    ``architecture`` gets the gates, ``weights`` gets every other parameter. Each part is built like
-    an ordinary ``optim_wrapper``, with its own type, optimizer, ``clip_grad``,
-    ``accumulative_counts``, ``paramwise_cfg`` and ``constructor``.
+    ``architecture`` gets the gates, ``weights`` every other parameter. Each part is built like an
+    ordinary ``optim_wrapper``, with all that one may have.
 
     Examples:
         >>> optim_wrapper = dict(
@@ -81,8 +80,7 @@ class SearchOptimWrapperConstructor:
 class JointOptimWrapperConstructor:
     """Builds the single optimizer of a search without a split (Once-for-Both, algorithm 1).
 
-    The optimizer is built as the host builds an ordinary ``optim_wrapper``. Then
-    the gates' parameters move to their own parameter group.
+    It is an ordinary ``optim_wrapper``, but that the gates' parameters have a group of their own.
 
     Args:
         optim_wrapper_cfg (dict): Config of an optimizer wrapper, with ``architecture``, the options
@@ -90,12 +88,6 @@ class JointOptimWrapperConstructor:
             others are those of ``optimizer``. Its entry ``importance`` holds options that differ
             for the gates' importance S, such as ``betas=(0.9, 0.999)`` in the public code.
         paramwise_cfg (dict, optional): See the host's constructor.
-
-    Examples:
-        >>> optim_wrapper = dict(
-        ...     constructor='mmkcr.JointOptimWrapperConstructor',
-        ...     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=1e-3),
-        ...     architecture=dict(lr=2e-2))
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -131,8 +123,8 @@ class TaskOptimWrapperConstructor:
     ``get_layer_depth``, and read depths from names that begin with ``backbone.``. So they see the
     task model; parameters of the wrapper, such as those of regularisers, get groups with the base
     learning rate. These constructors know no ``lr_mult``. So gates that ``custom_keys`` names, as a
-    method does, are taken out of their groups: they learn at ``lr_mult`` times the base learning
-    rate, at every depth, and decay by ``decay_mult``.
+    method does, are taken out of their groups: they and parameters of the wrapper learn at
+    ``lr_mult`` times the base learning rate, at every depth, and decay by ``decay_mult``.
 
     Args:
         optim_wrapper_cfg (dict): Config of the optimizer wrapper, with the key ``of_task``, the

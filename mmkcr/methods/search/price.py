@@ -15,21 +15,15 @@ class Priced(nn.Module):
     """A loss about the cost of a supernet; a search model and hooks read ``target`` and ``part``.
 
     Args:
-        cost (str): One of
-
-            - ``'macs'``: the exact MACs of the whole network at the expected sizes;
-            - ``'params'`` or ``'bytes'``: the parameters, or the bytes of the
-              ``state_dict``, at the expected sizes;
-            - ``'latency'``: the time at the expected sizes, from ``table``.
-
+        cost (str): What is counted, at the expected sizes: ``'macs'`` of the whole network,
+            exactly, ``'params'``, ``'bytes'`` of the ``state_dict``, or ``'latency'``, the time by
+            ``table``.
         target (str | int | float, optional): As in :func:`~mmkcr.core.parse_target`, a time for
             ``'latency'``, a size such as ``'40MB'`` for ``'bytes'``.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch, which is
             reproducible only if all batches have one size.
-        part (str, optional): ``'model'`` or ``'backbone'``, whose cost is
-            counted, see :func:`~mmkcr.models.tasks.counted_part`. Defaults to
-            None: the backbone of a detector, else the task model.
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`. Defaults to None.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
             ``cost='latency'``. Defaults to None.
         force_table (bool): Accept a table of another machine, such as that where the
@@ -96,9 +90,8 @@ class PaperCost(CostModel):
 class MacsPrice(Priced):
     r"""Price of what the gates keep: :math:`\lambda \log(c / c_{dense})`.
 
-    The paper's term is :math:`\lambda \log c`. Dividing by the dense cost
-    changes the value by a constant and does not change the gradient. The price
-    has no floor: its relative pull grows as the cost falls.
+    The paper's term is :math:`\lambda \log c`. Dividing by the dense cost changes the value by a
+    constant, not the gradient. The price has no floor: its relative pull grows as the cost falls.
 
     With a target the price is :math:`\lambda |\log(c_{open} / c_{target})|`. Its value, and so the
     direction of its pull, is computed for the network of the open gates, which slimming without a
@@ -106,8 +99,8 @@ class MacsPrice(Priced):
     many :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks, because the task
     loss pulls too. So in every training step of the gates :math:`\lambda` grows by ``growth`` times
     the distance from the target. (It is the multiplier of a limit on the gates, and this is its
-    gradient ascent. A bilevel search has one such step an iteration. Its step of the weights leaves
-    the gates as they are: there the price is in evaluation mode, in which :math:`\lambda` stays.)
+    gradient ascent. In a bilevel search the step of the weights is none: there the price is in
+    evaluation mode.)
 
     Args:
         weight (float): :math:`\lambda`; with a target its initial value. Defaults to 0.2.

@@ -41,8 +41,15 @@ class RefreshedTerm(nn.Module):
         self.num_features, self.active, self.ready = num_features, True, False
         self._logged: dict[str, Tensor] = {}
 
-    def check_ready(self) -> None:
-        """Refuse a forward without a state."""
+    def check_shape(self, what: str, value: Tensor, *shape: int) -> None:
+        """Refuse a tensor of another shape, which might broadcast."""
+        if value.shape != shape:
+            raise ValueError(f'expected {what} of shape {shape}, found `{tuple(value.shape)}` in '
+                             f'{type(self).__name__}')
+
+    def check_ready(self, features: Tensor) -> None:
+        """Refuse features that are not (B, d), and a forward without a state."""
+        self.check_shape('features', features, *features.shape[:1], self.num_features)
         if not self.ready:
             raise RuntimeError(f'expected {self.state}, found none in {type(self).__name__}: add '
                                f'`{self.hook}` or call `refresh` before the first batch')
@@ -60,28 +67,25 @@ class RefreshedTerm(nn.Module):
 class RefreshHook(ScheduledHook):
     """Computes the state of a :class:`RefreshedTerm` from the training set before some steps.
 
-    The model runs in eval mode with the test transforms. Each rank does its share, and all
-    hold the same state afterwards. The state consists of buffers and
-    records its step, so a run resumed within an epoch keeps the state that the epoch
-    began with. The modules' modes and the random states are left as they were.
+    The model runs in eval mode with the test transforms; its modes and the random states are left
+    as they were. Each rank does its share, and all hold the same state afterwards, in buffers. It
+    records its step, so a run resumed within an epoch keeps the state that the epoch began with.
 
     A subclass has three methods: ``check(loss)`` refuses bad settings before any work, with
     ``self.dataset`` set; ``due(loss, step)`` says whether the state is to be computed before a step
     (from 0); ``compute(runner, loss, step)`` does so and describes it for the log.
 
-    Note:
-        With :class:`mmengine.hooks.EMAHook` the features are those of the online
-        weights, because the loss is computed on these.
+    With :class:`mmengine.hooks.EMAHook` the features are those of the online weights, as the loss's
+    are.
 
     Args:
         interval (int): Steps between refreshes.
         loss (str): Name in ``RegularizedModel.regularizers``.
         seed (int): Seed of the draws. Defaults to 0.
-        by_epoch (bool): Whether steps are epochs. Defaults to True.
+        by_epoch (bool): See :class:`ScheduledHook`. Defaults to True.
         pipeline (Sequence[dict], optional): Transforms of the training set's samples. Defaults to
             None: those of the validation set. Without one, in self-supervised training, images are
-            resized and cropped in the centre
-            (:func:`~mmkcr.evaluation.features.plain_pipeline`).
+            resized and cropped in the centre (:func:`~mmkcr.evaluation.features.plain_pipeline`).
     """
 
     priority = 'NORMAL'
@@ -140,14 +144,12 @@ class RefreshHook(ScheduledHook):
 class FeatureTapHook(Hook):
     """Attaches a layer's features to the predicted data samples during val and test.
 
-    Works for any model whose 'predict' mode returns one data sample per image (bare
-    task models, models around them, distributed wrappers). Its forward hooks exist
-    only during a val or test loop.
+    Works for any model whose 'predict' mode returns one data sample per image. Its forward hooks
+    exist only during a val or test loop.
 
     Args:
-        layer (str, optional): Tapped layer, as in
-            :class:`mmkcr.models.feature_tap.FeatureTap`. Defaults to None: that of
-            the model, see :func:`mmkcr.evaluation.features.feature_layer_of`.
+        layer (str, optional): See :class:`mmkcr.models.feature_tap.FeatureTap`. Defaults to None:
+            that of the model, see :func:`mmkcr.evaluation.features.feature_layer_of`.
         key (str): Field of the data samples that receives the vector (d,). A second hook with
             ``layer='head.fc', key='logits'`` passes on logits. Defaults to 'features'.
     """

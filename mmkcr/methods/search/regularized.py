@@ -88,12 +88,7 @@ class RegularizedModel(BaseModel):
 
     def forward(self, inputs: Tensor | list[Tensor], data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
-        """Run the task model; in mode ``'loss'`` add the regularisers.
-
-        Args:
-            inputs (Tensor | list[Tensor]): Images, shape (B, C, H, W), or views of them.
-            data_samples (list, optional): The task's data samples.
-            mode (str): ``'tensor'``, ``'predict'`` or ``'loss'``.
+        """Run the task model on images (B, C, H, W) or on views; in mode ``'loss'`` add the terms.
         """
         if mode != 'loss':
             return self.architecture(inputs, data_samples, mode=mode)

@@ -17,9 +17,8 @@ from mmkcr.registry import HOOKS
 class ScheduledHook(Hook, metaclass=ABCMeta):
     """A hook whose effect depends only on the epoch or the iteration.
 
-    So it needs no state to resume. A *step* is an epoch with ``by_epoch=True`` and an iteration
-    with ``by_epoch=False``, counted from 0 like ``runner.epoch`` and ``runner.iter``. An
-    iteration-based run has no epochs to count.
+    So it needs no state to resume. A *step* is an epoch with ``by_epoch=True``, else an iteration,
+    counted from 0; an iteration-based run has no epochs to count.
     """
 
     priority = 'ABOVE_NORMAL'
@@ -70,8 +69,7 @@ class TemperatureDecayHook(ScheduledHook):
 
     .. math:: \tau = \max(\tau_{\min},\ \tau_0\, \gamma^{\lfloor t / T \rfloor})
 
-    with the step t, an epoch or an iteration, counted from 0. In an iteration-based run the
-    interval T replaces the length of an epoch. The value is logged as ``temperature``.
+    with the step t, counted from 0. The value is logged as ``temperature``.
 
     Differentiable subset pruning specifies the end instead of :math:`\gamma`: log-linear from
     :math:`\tau_0` to :math:`\tau_{\min}` in n intervals, then constant. This is the same with
@@ -85,7 +83,7 @@ class TemperatureDecayHook(ScheduledHook):
         interval (int): T, steps between decays. Defaults to 1.
         until (int, optional): n, intervals until the minimum is reached. Defaults to
             None: as ``decay`` says.
-        by_epoch (bool): Whether a step is an epoch. Defaults to True.
+        by_epoch (bool): See :class:`ScheduledHook`. Defaults to True.
     """
 
     def __init__(self, initial: float = 4.5, decay: float | None = None, minimum: float = 1e-3,
@@ -203,12 +201,14 @@ class WarmupSwitchHook(ScheduledHook):
             the run or longer: the term is never on, which is logged. Defaults to 90 (of 300
             epochs; v1 and v2).
         losses (Sequence[str]): Names in ``RegularizedModel.regularizers``. Defaults to ('kcr', ).
-        by_epoch (bool): Whether ``begin`` counts epochs. Defaults to True.
+        by_epoch (bool): See :class:`ScheduledHook`. Defaults to True.
     """
 
     def __init__(self, begin: int = 90, losses: str | Sequence[str] = ('kcr', ),
                  by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
+        if begin < 0:
+            raise ValueError(f'expected begin >= 0, found `{begin}` in WarmupSwitchHook')
         self.begin = begin
         self.losses = (losses, ) if isinstance(losses, str) else tuple(losses)
 

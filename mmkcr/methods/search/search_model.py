@@ -123,9 +123,8 @@ class SearchModel(RegularizedModel):
     def parse_losses(self, losses: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum the losses, as the host does, and stop if the sum is not finite.
 
-        The message names the gate, or else the loss or price, and the iteration. Where
-        ``steps_may_be_skipped`` only gates that are not finite stop the run: no smaller loss scale
-        mends them.
+        Where ``steps_may_be_skipped`` only gates that are not finite stop the run: no smaller loss
+        scale mends them.
         """
         loss, logged = super().parse_losses(losses)
         if not torch.isfinite(loss):
@@ -171,7 +170,7 @@ def load_scores(path: str | Path) -> Scores:
 
 def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
                       macs: MacsModel) -> dict[str, Tensor]:
-    """Initialise gates from the scores of their units, in place.
+    """Initialise gates from the scores of their units, in place; returns the logits by site.
 
     A unit's score is the loss that it avoids per MAC, given the units that come before it. The
     units of all sites are ranked together, and a unit's logit is the normal quantile of its rank.
@@ -179,9 +178,6 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
     without scores. Only the order of the units is new. Sites without scores keep their gates. So do
     the channels of heads and of residual streams, because their scores refer to other bases than
     the network's.
-
-    Returns:
-        dict[str, Tensor]: The logits by site, of standard deviation 1 over all units.
     """
     known = {name: scores[name] for name in gates
              if name in scores and not name.endswith(('.head_channels', '.embedding'))}

@@ -43,27 +43,20 @@ def slim(model: nn.Module, target_macs: str | int | float | None = None, divisor
         target_macs (str | int | float, optional): Maximum MACs of the built subnet, such as
             ``'12.6G'`` or ``0.8`` of the dense model, see :func:`~mmkcr.core.parse_target`.
             Defaults to None: the channels whose gates are open.
-        divisor (int): Sizes are multiples of it, or full. Defaults to 1.
-        input_shape (Sequence[int]): (C, H, W) of the image that the MACs are
-            counted for. Defaults to (3, 224, 224).
-        part (str, optional): ``'model'`` or ``'backbone'``, the part whose cost the
-            target limits. Defaults to None: what the price of a
-            ``SearchModel`` counts; else the backbone of a detector, because its
-            heads run on as many proposals as the weights give; else the model.
-        latency (LatencyTable, optional): Table of the dense network; ``target_macs`` is then a
-            time, see :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
+        divisor (int): See :func:`~mmkcr.core.solve_budget`. Defaults to 1.
+        input_shape, latency, ordinary: See :func:`~mmkcr.apis.compress`; as there.
+        part (str, optional): What the target limits, see :func:`~mmkcr.models.tasks.counted_part`.
+            Defaults to None: that of a ``SearchModel``'s price.
         cost (str): What the target limits, see :func:`~mmkcr.models.counting.cost_model`;
             parameters and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to
             ``'macs'``.
-        ordinary (bool): See :func:`~mmkcr.apis.compress`. Defaults to True.
 
     Returns:
         tuple[nn.Module, Structure]: The subnet with inherited weights, without any wrapper, and
         its structure.
 
     Raises:
-        ValueError: The model has no gates, they are not finite, or the target is unreachable;
-            the message gives the reachable range.
+        ValueError: There are no gates, they are not finite, or the target is out of reach.
     """
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)

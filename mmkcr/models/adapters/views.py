@@ -264,14 +264,11 @@ def _register(view: type[View], *names: str) -> Callable[[Adapter], Adapter]:
     return register
 
 
-#: Register ``adapter(module)``, which returns :class:`MLPView` arguments, or a list of such, for
-#: classes of some qualified names.
+#: Register ``adapter(module)``, which returns arguments of a view, or a list of such, for classes
+#: of some qualified names; of :class:`StreamView` ``adapter(host)``, which returns a list of views.
 mlp_adapter = partial(_register, MLPView)
-#: Likewise with :class:`AttentionView` arguments.
 attention_adapter = partial(_register, AttentionView)
-#: Likewise with :class:`ChannelView` arguments.
 channel_adapter = partial(_register, ChannelView)
-#: Likewise ``adapter(host)``, which returns a list of :class:`StreamView` of a whole host.
 stream_adapter = partial(_register, StreamView)
 
 

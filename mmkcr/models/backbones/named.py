@@ -1,7 +1,6 @@
 """The methods' backbones under their names: a host class and the method's kinds of site.
 
-:class:`~mmkcr.models.searchable.SearchableBackbone` does everything else. Any other backbone takes
-the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
+Any other backbone takes the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
 """
 
 from collections.abc import Mapping
@@ -143,8 +142,7 @@ class DCSMobileViT(DCSBackbone, MobileViT):
     Args:
         *args, **kwargs: See :class:`mmpretrain.models.MobileViT`, whose ``arch`` is 'small',
             'x_small', 'xx_small' or a list, and :class:`DCSBackbone`.
-        img_size (int): The most common image size. Any size can be run; the commands count MACs
-            for this one. Defaults to 224.
+        img_size (int): See :class:`EfficientViT`. Defaults to 224.
     """
 
     kinds = ('mlp_channels', )

@@ -1,7 +1,6 @@
 """Operators that replace attention heads (drop-in depthwise convolution, section 3.2).
 
-An operator has its own parameters. The weights of the values and the columns of the output
-projection stay those of the attention.
+An operator has its own parameters; values and output projection stay those of the attention.
 
 Shapes: B images, N tokens, of which E are extra tokens (class and registers) and P = h * w are
 patches; D channels, s heads of d channels each; C output channels, which are s * d, or d if the
@@ -289,10 +288,10 @@ class ConvHeads(HeadOperator):
 class SPViTHeads(ConvHeads):
     """SPViT-style: a full convolution, ensembled over the heads tap by tap, then ReLU.
 
-    Every tap has its own softmax over the heads at temperature 0.01. The public code adds up
-    taps and projections without weights, which scales the output by 81. Here the taps start as a
-    Gaussian, and the projection is the mean over the taps. So if all taps choose the same head,
-    the result is that head of :class:`ConvHeads`, followed by a ReLU.
+    Every tap has its own softmax over the heads at temperature 0.01. The public code adds up taps
+    and projections without weights, which scales the output by 81. Here the taps start as a
+    Gaussian, and the projection is the mean over the taps. So if all taps choose one head, the
+    result is that of :class:`ConvHeads` and a ReLU.
     """
 
     ensembled = True

@@ -9,10 +9,7 @@ from .take_over import take_over
 
 
 class SlicedLayerNorm(nn.LayerNorm):
-    """Layer norm with the statistics of all D channels that returns only the kept ones.
-
-    It is made by :meth:`convert_from`. Its affine parameters are sliced as those of any layer.
-    """
+    """Layer norm with the statistics of all D channels that returns only the kept ones."""
 
     total: int
 

@@ -1,8 +1,7 @@
 """Attention some of whose heads are, or may be, computed by an operator.
 
-This is section 3.2 of the paper on drop-in depthwise convolution. Its blockwise and its scattered
-replacement, of all heads of a block or of any, are one module here. Shapes as in
-:mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay attention.
+Blockwise and scattered replacement (drop-in depthwise convolution, section 3.2) are one module.
+Shapes as in :mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay.
 """
 
 from collections.abc import Sequence
@@ -18,10 +17,7 @@ from .take_over import take_over
 
 
 class TokenGrid:
-    """Layout of the current batch's tokens, for modules that only see a sequence.
-
-    It is E, the tokens before the patches, and h and w, which :meth:`record` sets for every batch.
-    """
+    """E, the tokens before the patches, and h and w of the batch, which :meth:`record` sets."""
 
     def __init__(self, extra: int = 0, hw: tuple[int, int] | None = None) -> None:
         self.extra, self.hw = extra, hw

@@ -83,11 +83,7 @@ class SizedHuggingFaceAttention(Sized):
 
 
 class Rotary(nn.Module):
-    """Rotates pairs of query or key channels by the angles of their tokens.
-
-    Args:
-        layout (str): See :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
-    """
+    """Rotates pairs of query or key channels, see :func:`.rotary_pairs`, by the tokens' angles."""
 
     def __init__(self, layout: str) -> None:
         super().__init__()

@@ -29,12 +29,9 @@ class SizedAttention(Sized):
         return self.relative_position_bias_table
 
     def _attend(self, x: Tensor, added: Tensor) -> Tensor:
-        """Tokens (B, N, C) to (B, N, C).
+        """Tokens (B, N, C) to (B, N, C), with a term (windows, H, N, N) added to the scores.
 
-        Args:
-            x (Tensor): Tokens.
-            added (Tensor): Added to the scores of each window, of shape (windows, H, N, N) or 1
-                instead of each. The windows of an image follow each other along B.
+        It may have 1 instead of each. The windows of an image follow each other along B.
         """
         return self.proj_drop(self.proj(self._mix(x, added)))
 

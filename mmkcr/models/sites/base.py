@@ -23,9 +23,6 @@ KINDS: dict[str, type['HostSite']] = {}
 
 class HostSite(Site):
     """A site on an adapter's view of one module; other arguments as of :class:`~mmkcr.core.Site`.
-
-    Args:
-        view (Any): The adapter's view.
     """
 
     #: Takes a host; gives the views of the modules that the kind looks at, or an

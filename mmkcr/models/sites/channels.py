@@ -28,12 +28,7 @@ class Channels(HostSite):
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'Channels':
-        """The channels of a view.
-
-        Raises:
-            Unsupported: A layer normalises its weights, a norm mixes all channels, or the group
-                widths of norms differ.
-        """
+        """The channels of a view."""
         for path in (*view.writers, *(reads.path for reads in view.readers)):
             plain_conv(host.get_submodule(path))
         widths = {1}  # channels per unit: 1, and the group width of any `GroupNorm`
@@ -119,12 +114,7 @@ class Embedding(HostSite):
             for place, out in enumerate(outputs))
 
     def widen(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Put the channels of the stream at their positions in the dense width, 0 elsewhere.
-
-        Args:
-            x (Tensor): Has the present channels along ``dim``.
-            dim (int): Dimension of the channels. Defaults to -1.
-        """
+        """Put the present channels, along ``dim``, at their places in the dense width, else 0."""
         kept, support = self.kept, None if self.gate is None else self.gate.support()
         if support is not None:  # channels that no option keeps leave as 0, as after slicing
             shape = [1] * x.ndim

@@ -7,7 +7,10 @@ from mmengine.hooks import Hook
 
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator
-from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
+from mmkcr.methods.dcs.information_bottleneck import (
+    InformationBottleneckHook,
+    InformationBottleneckLoss,
+)
 from .kernel_toy import eval_features
 
 
@@ -111,6 +114,8 @@ def test_the_reported_ib_is_that_of_the_whole_set(build, toy):
     assert torch.equal(before, loss.input_centroids)  # inputs do not change
 
 
-def test_another_regulariser_is_refused(build, toy):
+def test_bad_samples_and_another_regulariser_are_refused(build, toy):
+    with pytest.raises(ValueError, match='samples >= 1, found `0`'):
+        InformationBottleneckHook(samples=0)
     with pytest.raises(TypeError, match='an InformationBottleneckLoss .* found `KernelComplexity'):
         toy.refresh_only(build(hooks=[dict(type='mmkcr.InformationBottleneckHook', loss='kcr')]))

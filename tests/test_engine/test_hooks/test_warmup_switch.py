@@ -44,6 +44,8 @@ def test_switches_at_an_iteration(build):
 
 
 def test_several_names_and_bad_ones(build):
+    with pytest.raises(ValueError, match='found `-1` in WarmupSwitchHook'):
+        WarmupSwitchHook(begin=-1)
     assert WarmupSwitchHook(losses='kcr').losses == ('kcr', )
     with pytest.raises(ValueError, match=r"\['kcr'\] of RegularizedModel, found `ib`"):
         run(build, lambda *_: None, hooks=[dict(type='mmkcr.WarmupSwitchHook', losses=('ib', ))])

@@ -194,6 +194,14 @@ def test_bad_input_is_one_sentence():
         KernelComplexityLoss(8, form='exact')
     with pytest.raises(ValueError, match="'sample' with `num_samples`, found `sample` with `None`"):
         KernelComplexityLoss(8, form='sample')
+    loss = KernelComplexityLoss(8)
+    for wrong in (torch.zeros(8, 9), torch.zeros(1, 2), torch.zeros(8, 0)):
+        with pytest.raises(ValueError, match=r'a basis of shape \(8, [12]\), found `'):
+            loss.set_basis(wrong)
+    assert not loss.ready
+    loss.set_basis(torch.eye(8, 1))
+    with pytest.raises(ValueError, match=r'features of shape \(4, 8\), found `\(4, 3, 8\)`'):
+        loss(torch.zeros(4, 3, 8))
     sample = KernelComplexityLoss(8, form='sample', num_samples=5)
     with pytest.raises(ValueError, match='features of `5` samples, found `6`'):
         sample.refresh_from_features(draw_features(6, 8))

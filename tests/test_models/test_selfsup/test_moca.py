@@ -213,7 +213,8 @@ def test_search_slim_and_train_on():
     (dict(base_momentum=None), 'whose teacher is a momentum copy, found None'),
     (dict(backbone=dict(VIT, type='mmpretrain.VisionTransformer')), 'found `VisionTransformer`'),
     (dict(early_layer=2), 'has `early_layer` 2, found `.*` of 2 layers'),
-    (dict(decoded=(0.75, )), r'zip\(\) argument 2 is shorter'),
+    (dict(decoded=(0.75, )), r'as many `decoded` as `mask_ratios` of MOCA'),
+    (dict(decoded=(0.75, 0.2)), r'found \(0.75, 0.2\) for \(0.5, 0.75\)'),
     (dict(codebook=dict(type='mmkcr.OnlineCodebook', channels=8, words=6, new_words=4)),
      'divide its 6 words, found 4')])
 def test_bad_configs(changes, message):
@@ -222,7 +223,7 @@ def test_bad_configs(changes, message):
 
 
 def test_bad_batches():
-    model = MODELS.build(config())
+    model = MODELS.build(config(mask_ratios=(0.7, 0.5), decoded=(0.3, 0.5)))  # 1 - 0.7 is above 0.3
     with pytest.raises(ValueError, match='two views of every image .* found one image'):
         model.loss(torch.randn(2, *SHAPE))
     with pytest.raises(ValueError, match='leaves some of 2 x 2 tokens, found 1'):

@@ -37,8 +37,7 @@ class MOCA(BaseSelfSupervisor):
         decoded (Sequence[float]): Share of decoded tokens, for each mask; visible ones always are.
             Less than 1 makes training faster. Defaults to (0.65, 0.45).
         base_momentum (float): Momentum of the teacher, falling to 0 by a cosine. Defaults to 0.006.
-        data_preprocessor (dict, optional): See ``BaseSelfSupervisor``.
-        init_cfg (dict | list[dict], optional): See ``BaseModule``.
+        data_preprocessor, init_cfg: See ``BaseSelfSupervisor``.
     """
 
     def __init__(self, backbone: Mapping[str, Any] | nn.Module, head: Mapping[str, Any],
@@ -58,7 +57,13 @@ class MOCA(BaseSelfSupervisor):
                              f'has `early_layer` {early_layer}, found '
                              f'`{type(self.backbone).__name__}` of {layers} layers')
         self.early_layer = early_layer
-        self.masks = tuple(zip(mask_ratios, decoded, strict=True))
+        self.masks = tuple(zip(mask_ratios, decoded))
+        # 1 - 0.7 is 0.30000000000000004
+        if len(mask_ratios) != len(decoded) or not all(
+                0 < 1 - ratio <= share + 1e-9 <= 1 + 1e-9 for ratio, share in self.masks):
+            raise ValueError('expected as many `decoded` as `mask_ratios` of MOCA, each at least '
+                             f'the share that is not masked, found {tuple(decoded)} for '
+                             f'{tuple(mask_ratios)}')
         self.codebook = MODELS.build(codebook)
         self.teacher = CosineEMA(self.backbone, momentum=base_momentum)
 
@@ -68,12 +73,7 @@ class MOCA(BaseSelfSupervisor):
 
     def loss(self, inputs: list[Tensor], data_samples: list | None = None,
              **kwargs: Any) -> dict[str, Tensor]:
-        """Compute ``loss_image`` and, with a decoder, ``loss_token``.
-
-        Args:
-            inputs (list[Tensor]): Two views, (B, 3, H, W) each.
-            data_samples (list, optional): Not read.
-        """
+        """Compute ``loss_image`` and, with a decoder, ``loss_token`` of two views (B, 3, H, W)."""
         if not isinstance(inputs, (list, tuple)) or len(inputs) != 2:
             views = f'{len(inputs)} views' if isinstance(inputs, (list, tuple)) else 'one image'
             raise ValueError('expected two views of every image (`MultiView` in the training '

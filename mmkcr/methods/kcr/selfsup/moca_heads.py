@@ -32,8 +32,7 @@ class OnlineCodebook(nn.Module):
 
     An update replaces the oldest words by inner tokens, one from each of as many images of the
     batch; a smaller batch gives several per image. The draw is a function of the seed and the
-    number of updates. So a resumed run draws what an unbroken one does, and several processes draw
-    what one process with the whole batch does.
+    number of updates, for several processes as for one with the whole batch.
 
     Args:
         channels (int): C.
@@ -63,9 +62,8 @@ class OnlineCodebook(nn.Module):
     def forward(self, tokens: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Assign tokens (B, N, C) of a ``size`` in rows and columns to words.
 
-        Returns:
-            tuple[Tensor]: Assignments of the tokens (B, N, K) and of the images (B, K), rows
-            sum to 1, and the spread of the cosines, a scalar for :meth:`update`.
+        It gives those of the tokens (B, N, K) and of the images (B, K), in rows of sum 1, and the
+        spread of the cosines, a scalar for :meth:`update`.
         """
         cosines = (normalize(tokens, dim=-1) @ self.words.T.to(tokens.dtype)).float()  # (B, N, K)
         spread = (cosines.amax(-1) - cosines.mean(-1)).mean()
@@ -143,12 +141,9 @@ class MOCADecoder(BaseModule):
                 decoded: float = 1.) -> tuple[Tensor, Tensor]:
         """Features (B, P, D) and places (B, P) of a share of the tokens.
 
-        Args:
-            image (Tensor): Embedding of every image, (B, C).
-            tokens (Tensor): An early layer's tokens at the visible places, (B, V, C).
-            order (Tensor): Permutation of the places, the visible ones first, (B, N).
-            decoded (float): Share of the places that is decoded: the first ones of ``order``, and
-                at least the visible ones. Defaults to 1.
+        They come from the embedding of every image, (B, C), and an early layer's tokens at the
+        visible places, (B, V, C). The order (B, N) permutes the places, the visible ones first; the
+        first ones are decoded, a share ``decoded``, and at least the visible ones.
         """
         visible = tokens.shape[1]
         places = order[:, :max(visible, int(decoded * order.shape[1]))]  # (B, P)
@@ -203,8 +198,7 @@ class MOCAHead(BaseModule):
         decoder_channels (int, optional): D. Defaults to None: no loss of tokens.
         hidden_ratio (float): Hidden width of the prototypes' perceptrons over C. Defaults to 2.
         scale (float): Scale of the logits. Defaults to 5.
-        image_weight (float): Weight of the images' loss. Defaults to 1.
-        token_weight (float): Weight of the tokens' loss. Defaults to 1.
+        image_weight, token_weight (float): Weights of the two losses. Default to 1.
         init_cfg (dict, optional): See ``BaseModule``.
     """
 

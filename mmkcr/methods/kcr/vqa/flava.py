@@ -96,11 +96,9 @@ class FlavaVQA(ImageClassifier):
         head (dict): A classification head that reads (B, d), such as ``LinearClsHead``.
         answers (Sequence[str] | str): See :func:`read_answers`; a file is read by the first
             prediction.
-        text (dict, optional): Arguments of ``transformers.FlavaTextConfig``. Defaults to None: as
-            published.
-        multimodal (dict, optional): Arguments of ``transformers.FlavaMultimodalConfig``, likewise.
-        data_preprocessor (dict, optional): See ``ImageClassifier``.
-        init_cfg (dict, optional): See ``BaseModule``.
+        text, multimodal (dict, optional): Arguments of ``FlavaTextConfig`` and of
+            ``FlavaMultimodalConfig`` of ``transformers``. Default to None: as published.
+        data_preprocessor, init_cfg: See ``ImageClassifier``.
     """
 
     #: A budget is about the backbone unless it says otherwise, see ``counted_part``.
@@ -134,12 +132,9 @@ class FlavaVQA(ImageClassifier):
                      data_samples: list | None = None) -> Tensor | tuple[Tensor]:
         """Features of images with their questions.
 
-        Args:
-            inputs (Tensor): Images (B, 3, H, W).
-            stage (str): ``'backbone'``: tokens of the images; ``'neck'``: the class tokens (B, d)
-                in a tuple; ``'pre_logits'``: what the last layer reads. Defaults to ``'neck'``.
-            data_samples (list, optional): With ``tokens`` (T,), int64. Defaults to None: questions
-                of one padding token.
+        The stages are ``'backbone'``: tokens of the images (B, 3, H, W); ``'neck'``: the class
+        tokens (B, d) in a tuple; ``'pre_logits'``: what the last layer reads. Data samples have
+        ``tokens`` (T,), int64; without them questions are one padding token.
         """
         seen = self.backbone(inputs)
         seen = seen[-1] if isinstance(seen, (tuple, list)) else seen
