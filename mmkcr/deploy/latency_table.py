@@ -80,10 +80,10 @@ def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> S
     """The search space of a backbone or a task model's, for sizes and times; a new one if needed.
 
     Without ``sites`` its kinds of site are those of the backbone's class, otherwise
-    :func:`~mmkcr.closed_form.kinds.default_kinds`.
+    :func:`~mmkcr.closed_form.options.default_kinds`.
 
     Raises:
-        ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
+        ValueError: As in :class:`~mmkcr.models.search_space.SearchSpace`.
     """
     backbone = getattr(model, 'backbone', model)
     host = backbone if isinstance(backbone, nn.Module) else model
@@ -162,7 +162,8 @@ def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any],
         key = site.kind, site.total, macs.shapes[name], macs.site_macs(name, full)
         entries.setdefault(key, dict(sites=[], total=site.total, measured=sorted(measured),
                                      changes={}))['sites'].append(name)
-    table = LatencyTable(this_machine(), dict(settings), classes=[*entries.values()])
+    conditions = dict(settings, input_shape=list(settings['input_shape']))  # as in a file
+    table = LatencyTable(this_machine(), conditions, classes=[*entries.values()])
     if not path.is_file():
         return table
     before = LatencyTable.load(path)

@@ -137,7 +137,7 @@ def titles(models: Sequence[Any], shape: tuple[int, int, int], runtime: str | No
     Args:
         models (Sequence): Inferencers, dense and slim.
         shape (tuple[int, int, int]): (C, H, W) that both are counted and timed for.
-        runtime (str, optional): Of :data:`~mmkcr.deploy.latency.RUNTIMES`; None: not timed.
+        runtime (str, optional): Of :data:`~mmkcr.deploy.runtimes.RUNTIMES`; None: not timed.
         repeats (int): Pairs.
     """
     backbones = [find_task(built.model).backbone for built in models]
