@@ -163,11 +163,12 @@ class CompressTask:
             done.remove()
         return SubnetFiles(self.model, result.model, structure, folder, done)
 
-    def distil(self, folder: str | Path, length: str | int) -> DistilResult:
+    def distil(self, folder: str | Path, length: str | int, later: bool = False) -> DistilResult:
         """Distil the network in a folder of ``mmkcr compress`` and write it in its place.
 
         Classifiers and segmentors agree on their scores, detectors on the features that their
-        heads read. For ``length`` see :func:`~mmkcr.closed_form.distil.distil`.
+        heads read. For ``length`` see :func:`~mmkcr.closed_form.distil.distil`. Where steps are
+        ``later``, whoever takes them removes ``distil/last_checkpoint`` at the end.
         """
         folder = Path(folder)
         student = build_model(load_config(folder / CONFIG))
@@ -179,8 +180,8 @@ class CompressTask:
             length=str(length), steps=result.steps, best=result.best, before=result.errors[0],
             after=result.errors[result.best])
         write_subnet(result.model, structure, meta, folder)
-        # the next call begins with what this one wrote
-        (folder / 'distil/last_checkpoint').unlink()
+        if not later:  # the next call begins with what this one wrote
+            (folder / 'distil/last_checkpoint').unlink()
         return result
 
 

@@ -6,7 +6,7 @@ every size. The folder keeps the calibration (.profiles), so another target need
 Several targets share one calibration and get a folder each, such as macs-60 for 60%.
 
 A call that was killed goes on where it was if it is repeated: behind the last refitted block, in
---finetune from its latest checkpoint, and --evaluate compresses nothing again.
+--distil and --finetune from the latest checkpoint, and --evaluate compresses nothing again.
 
 Examples:
     mmkcr compress CONFIG CHECKPOINT --target-macs 60%
@@ -190,7 +190,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
     folder, deployed, tuned, measured, of_files = files.folder, [], [], [], []
     if args.distil is not None:
         begin(files, 'distil')
-        task.distil(folder, args.distil)
+        task.distil(folder, args.distil, later=True)
     if args.int8 is not None:
         deployed = int8_files(task.model, load(folder), task.batches, folder, args.int8)
     if args.finetune is not None:
@@ -268,3 +268,4 @@ def main(args: CompressJob) -> None:
         print(format_table(('folder', 'MACs', 'parameters (M)', 'outputs differ by'), rows))
     for progress in finished:  # until here a repeated call would go on from it
         progress.remove()
+        (progress.folder.parent / 'distil/last_checkpoint').unlink(missing_ok=True)

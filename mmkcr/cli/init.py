@@ -85,11 +85,14 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
 
     Raises:
         FileExistsError: The file exists.
-        FileNotFoundError: There is no such config, method or stage.
+        FileNotFoundError: There is no such config.
         ValueError: It is not the config of an ordinary task model, its backbone does not have
             the layers of the method or cannot meet the target, or ``out`` is no ``.py`` file.
             Nothing is written then.
     """
+    if method not in METHODS or stage not in STAGES:
+        raise ValueError(f'expected a method of {METHODS} and a stage of {STAGES}, found '
+                         f'{method!r} and {stage!r}')
     cfg, stem = read_config(config), Path(str(config)).stem
     if is_pure_python(cfg.filename):
         raise ValueError(f'expected a config that others may name in `_base_`, found `{config}` in '

@@ -132,7 +132,7 @@ def append(row: dict[str, Any], folder: Path) -> Path:
     path = folder / f'latency_{hardware_name()}_{versions_name()}.csv'
     folder.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_text().partition('\n')[0] != ','.join(row):
-        path.rename(path.with_suffix('.old.csv'))  # of a version with other columns
+        path.rename(path.with_suffix(f'.{time.time_ns()}.csv'))  # of a version with other columns
     with path.open('a', newline='') as file:
         writer = csv.DictWriter(file, row, lineterminator='\n')
         if not file.tell():

@@ -174,7 +174,7 @@ def one_run(config: Config, *hooks: Hook | dict, alone: bool = True) -> Iterator
                     # directly: levels and filters must not drop it, nor is it for the terminal
                     if isinstance(handler, logging.FileHandler):
                         handler.emit(logging.makeLogRecord(dict(
-                            levelno=logging.ERROR, levelname='ERROR',
+                            name='mmengine', levelno=logging.ERROR, levelname='ERROR',
                             msg=f'The run did not start: {message}')))
                 if before is not None:
                     copied.write_bytes(before)

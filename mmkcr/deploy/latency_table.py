@@ -146,7 +146,8 @@ def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any], divisor: i
         key = site.kind, site.total, macs.shapes[name], macs.site_macs(name, full)
         entries.setdefault(key, dict(sites=[], total=site.total, measured=sorted(measured),
                                      changes={}))['sites'].append(name)
-    table = LatencyTable(this_machine(), dict(settings), classes=[*entries.values()])
+    conditions = dict(settings, input_shape=list(settings['input_shape']))  # as in a file
+    table = LatencyTable(this_machine(), conditions, classes=[*entries.values()])
     if not path.is_file():
         return table
     before = LatencyTable.load(path)

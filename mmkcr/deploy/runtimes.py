@@ -88,8 +88,9 @@ def _refusal(path: str | Path, runtime: str, error: Exception) -> ValueError:
     places: dict[str, dict[str, None]] = {}
     if lacks := _LACKS.search(text):
         import onnx
+        name = re.search(r"node with name '([^']+)", text)  # others may have types that it knows
         for node in onnx.load(path, load_external_data=False).graph.node:
-            if re.search(rf'\b{node.op_type}\b', lacks[0]):
+            if re.search(rf'\b{node.op_type}\b', lacks[0]) and (not name or node.name == name[1]):
                 place = module_path(node.name or node.output[0])
                 places.setdefault(node.op_type, {})[f'`{place}`'] = None
     if not places:

@@ -82,6 +82,8 @@ def test_a_stopped_measurement_goes_on(measured, tmp_path):
     with pytest.raises(ValueError, match='a finished table in .*, found sizes that were not'):
         load_table(path)
     list(measure_table(KCRVisionTransformer(**VIT), path, SETTINGS, ['mlp_hidden']))
+    again = dict(SETTINGS, input_shape=SHAPE)
+    assert not list(measure_table(KCRVisionTransformer(**VIT), path, again, ['mlp_hidden']))
     table = load_table(path)
     assert len(measured) == sum(len(entry['measured']) for entry in table.classes)
     with pytest.raises(ValueError, match='same machine, settings and sites at .*, found another'):

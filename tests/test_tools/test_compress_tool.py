@@ -521,6 +521,16 @@ def test_killed_while_it_writes(call, run_tool, tmp_path):
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES
 
 
+def test_killed_behind_its_distillation(call, run_tool, tmp_path):
+    """That is not done again, and a later one begins with what this one wrote."""
+    words = call('--target-macs', '60%', '--distil', '1', '--evaluate', out=tmp_path / 'slim')
+    killed('mmengine.runner:Runner.test', 1, *words)
+    before = (tmp_path / 'slim/distil/iter_1.pth').stat().st_mtime_ns
+    run_tool('compress', *words)
+    assert (tmp_path / 'slim/distil/iter_1.pth').stat().st_mtime_ns == before
+    assert not (tmp_path / 'slim/distil/last_checkpoint').exists()
+
+
 def test_killed_in_the_refit_and_evaluation_of_a_structure(call, compress, run_tool, tmp_path,
                                                            monkeypatch, refuse_to_begin_anew):
     """No block is refitted twice; what is written has the masks of the structure."""

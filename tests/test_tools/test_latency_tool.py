@@ -102,6 +102,12 @@ def test_mistakes(refused, search_config, slim, tool, args, message):
     assert message in refused(tool, search_config, *(str(word).format(slim=slim) for word in args))
 
 
+def test_lines_with_other_columns_stay(load_tool, tmp_path):
+    for row in (dict(a=1), dict(b=1), dict(a=2)):
+        load_tool(TOOL).append(row, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_macs_that_a_file_does_not_say(load_tool):
     tool = load_tool(TOOL)
     row = dict(dict.fromkeys((

@@ -281,7 +281,8 @@ def test_earlier_runs_survive_a_mistake(train, trained):
     after = {path: path.is_file() and path.read_bytes() for path in trained.rglob('*')}
     assert before.items() <= after.items()
     (log, ) = (path for path in after.keys() - before.keys() if path.suffix == '.log')
-    assert 'The run did not start: ' in log.read_text() and 'Nothing' in log.read_text()
+    assert all(words in log.read_text() for words in (
+        'mmengine - ERROR', 'The run did not start: ', 'Nothing'))
     new = after.keys() - before.keys()
     (own, ) = {trained / path.relative_to(trained).parts[0] for path in new}
     assert own in new and own.is_dir()  # the folder of that start alone

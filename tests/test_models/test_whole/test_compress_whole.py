@@ -143,6 +143,8 @@ def test_files_of_a_whole_model(tmp_path):
             out=tmp_path / 'again').compress('80%', **FAST)
     with pytest.raises(ValueError, match='expected the config of a dense model'):
         init_config(tmp_path / 'slim/config.py', 'kcr')
+    with pytest.raises(ValueError, match="expected a method of .* found 'kcr' and 'tune'"):
+        init_config(tmp_path / 'slim/config.py', 'kcr', 'tune')
 
 
 def test_a_head_without_an_adapter_is_named():
