@@ -31,13 +31,16 @@ def chosen(condition: Any, one: Any, other: Any) -> Any:
     return one if condition else other
 
 
-def or_zeros(term: Tensor | None, like: Tensor) -> Tensor:
-    """A tensor of three dimensions at least, or zeros (1, 1, 1) where there is none."""
+def or_zeros(term: Tensor | None, like: Tensor, edge: float = 0.) -> Tensor:
+    """A tensor of three dimensions at least, or zeros (1, 1, 1) where there is none.
+
+    In a graph entries of ``edge`` have no gradient, and the zeros are it: all alike for a softmax.
+    """
     if not isinstance(term, fx.Proxy):
         return like.new_zeros((1, 1, 1)) if term is None else term
     # `clamp` takes None as a bound, also in TorchScript, which `chosen` does not become
-    zeros, infinite = like.new_zeros((1, 1, 1)), like.new_ones((1, 1, 1)) / 0
-    return torch.clamp(zeros, -infinite, term) + torch.clamp(zeros, term, infinite)
+    bound, infinite = like.new_full((1, 1, 1), edge), like.new_ones((1, 1, 1)) / 0
+    return torch.clamp(bound, -infinite, term) + torch.clamp(bound, term, infinite) - bound
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -85,10 +85,12 @@ class SizedWindowAttentionV2(SizedWindowAttention):
 class SizedBEiTAttention(SizedAttention):
     """BEiT's attention; where all layers share their biases, heads are refused."""
 
-    def forward(self, x: Tensor, rel_pos_bias: None = None,
-                shared_rel_pos_bias: None = None) -> Tensor:
+    def forward(self, x: Tensor, rel_pos_bias: Tensor | None = None,
+                shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         """Attend among tokens (B, N, C); a shared bias has a name in mmpretrain, one in timm."""
-        return self._attend(x, x.new_zeros((1, 1, 1, 1)))
+        # (H, N, N); learned ones begin at zero, which keeps its gradient: none is this float16
+        biases = (or_zeros(one, x, 2.**-24) for one in (rel_pos_bias, shared_rel_pos_bias))
+        return self._attend(x, sum(biases)[None])
 
 
 class SizedGroupedAttention(SizedAttention):

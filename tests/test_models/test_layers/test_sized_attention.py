@@ -86,10 +86,11 @@ LAYERS = dict(
     mixmim=(lambda: window(MixMIMWindowAttention), SizedMixMIMAttention, (6, 9), dict(
         mask=st.sampled_from([None, torch.randint(2, (6, 9, 1)).double()]))),
     beit=(lambda: window(BEiTAttention, use_rel_pos_bias=True), SizedBEiTAttention, (2, 10),
-          {}),
+          dict(rel_pos_bias=scores(4, 10, 10))),
     timm_swin_v2=(lambda: window(WindowAttention), SizedWindowAttentionV2, (6, 9),
                   dict(mask=scores(3, 9, 9))),
-    timm_beit=(lambda: window(Attention), SizedBEiTAttention, (2, 10), {}),
+    timm_beit=(lambda: window(Attention), SizedBEiTAttention, (2, 10),
+               dict(shared_rel_pos_bias=scores(4, 10, 10))),
     torch=(lambda: nn.MultiheadAttention(16, 4), SizedMultiheadAttention, (5, 3), dict(
         attn_mask=st.one_of(scores(5, 5), scores(12, 5, 5), padding(5, 5)),
         key_padding_mask=padding(3, 5))))
