@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -178,6 +179,19 @@ class SearchSpace:
         """Registered name of the backbone, without a scope."""
         return self.backbone['type'].split('.')[-1]
 
+    def _accepted_type(self, structure: Structure) -> str:
+        """The type that a structure must name: our own, a parent class's, or the class's alias."""
+        name = structure.backbone['type'].split('.')[-1]
+        classes, alias = [cls.__name__ for cls in type(self.host).__mro__], None
+        if self.type_name == 'Searchable' != name:
+            from mmkcr.registry import MODELS
+            alias = MODELS.get(f'mmkcr.{name}')
+        # a named class, see `searchable`, is another name of the host behind its mixins
+        if name in classes or inspect.isclass(alias) and hasattr(alias, 'kinds') and \
+                isinstance(self.host, alias.__bases__[-1]):
+            return name
+        return self.type_name
+
     def slice_to(self, structure: Structure, gates: Collection[str] = ()) -> None:
         """Slice the dense network or the supernet to a structure, in place, with its weights.
 
@@ -193,11 +207,9 @@ class SearchSpace:
             raise ValueError('expected `gates` (supernet) or `structure` (subnet) of '
                              f'`{self.type_name}`, found both')
         entries = {name: entry for name, entry in structure.sites.items() if name not in gated}
-        name = structure.backbone['type'].split('.')[-1]
-        parents = {cls.__name__ for cls in type(self.host).__mro__}
         dataclasses.replace(structure, sites=entries).validate(
             {name: total for name, total in self.totals().items() if name not in gated},
-            name if name in parents else self.type_name)
+            self._accepted_type(structure))
         device = next(self.host.parameters()).device
         for name, entry in entries.items():
             if name in self.fixed:
