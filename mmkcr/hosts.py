@@ -1,13 +1,11 @@
 """What this package changes in the OpenMMLab libraries, and when.
 
-Importing the package changes nothing. :func:`prepare_hosts` changes four things for the rest of
-the process; commands call it, and so do the functions that read a config, build a model or build a
-runner. Whoever loads a config with ``mmkcr::`` bases by MMEngine's own ``Config.fromfile`` calls it
-before.
+Importing the package changes nothing. Commands call :func:`prepare_hosts`, and so do the functions
+that read a config, build a model or build a runner. Whoever loads a config with ``mmkcr::`` bases
+by MMEngine's own ``Config.fromfile`` calls it before.
 """
 
 import functools
-import logging
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,16 +13,13 @@ from typing import Any
 import torch
 
 #: Original packages by the fork that installs the same folder.
-ORIGINALS: dict[str, tuple[str, ...]] = {
+ORIGINALS = {
     'onedl-mmcv': ('mmcv', 'mmcv-lite', 'mmcv-full'),
     'onedl-mmengine': ('mmengine', 'mmengine-lite'),
     'onedl-mmpretrain': ('mmpretrain', 'mmcls'),
     'onedl-mmdetection': ('mmdet', ),
     'onedl-mmsegmentation': ('mmsegmentation', ),
 }
-
-_NMS_SCHEMA = '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'
-
 
 class UnreadableImageError(ValueError):
     """An image that is missing, empty or damaged."""
@@ -35,12 +30,8 @@ def prepare_hosts() -> None:
     """Adapt MMEngine and mmcv to this package, once, for the rest of the process.
 
     - Configs may refer to ``mmkcr::`` and ``mmseg::`` bases.
-    - mmcv's ``LoadImageFromFile`` names the file that it cannot read, in an
-      :class:`UnreadableImageError`.
+    - mmcv's ``LoadImageFromFile`` names the file that it cannot read.
     - MMEngine reads checkpoints as data, see :func:`mmkcr.safe_load.restrict_checkpoints`.
-
-    Importing :mod:`mmkcr.registry`, which is imported with the first class of this package that
-    a config names, hushes notices of the hosts about optional parts.
 
     Raises:
         ImportError: The hosts are not installed, or are of two families.
@@ -60,15 +51,10 @@ def prepare_hosts() -> None:
 
 @functools.lru_cache(maxsize=None)
 def ensure_torchvision() -> bool:
-    """Import torchvision, declaring its operator schemas if they are missing.
+    """Import torchvision, and return whether its operators' schemas had to be declared.
 
-    The torchvision wheel is built for CUDA. Beside a CPU build of torch its compiled operators
-    cannot be loaded, and ``import torchvision`` stops with ``operator torchvision::nms does not
-    exist`` although no operator is needed. Declaring the two schemas that torchvision registers
-    fake kernels for is enough.
-
-    Returns:
-        bool: Whether the schemas had to be declared.
+    The wheel of PyPI is built for CUDA. Beside a CPU build of torch its operators cannot be loaded,
+    and ``import torchvision`` stops at the two that it registers fake kernels for.
     """
     try:
         import torchvision  # noqa: F401
@@ -77,7 +63,8 @@ def ensure_torchvision() -> bool:
         if 'torchvision::nms does not exist' not in str(error):
             raise
     for name in ('nms', 'qnms'):
-        torch.library.define(f'torchvision::{name}', _NMS_SCHEMA)
+        torch.library.define(f'torchvision::{name}',
+                             '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
     import torchvision  # noqa: F401
     return True
 
@@ -91,18 +78,11 @@ def _installed(name: str) -> str | None:
 
 
 def refuse_mixed_families() -> None:
-    """Refuse the original OpenMMLab packages beside their forks, which install the same folders.
-
-    Raises:
-        ImportError: Both are there; the message has the two commands that mend it.
-    """
-    originals, forks = [], []
-    for fork, names in ORIGINALS.items():
-        beside = [name for name in names if _installed(name)]
-        if beside and _installed(fork):
-            originals += beside
-            forks.append(f'{fork}=={_installed(fork)}')
-    if originals:
+    """Refuse the original OpenMMLab packages beside their forks, with the commands that mend it."""
+    beside = [(name, f'{fork}=={_installed(fork)}') for fork, names in ORIGINALS.items()
+              for name in names if _installed(fork) and _installed(name)]
+    if beside:
+        originals, forks = (list(dict.fromkeys(names)) for names in zip(*beside))
         raise ImportError(
             f'expected the OpenMMLab packages of one family, found {", ".join(originals)} beside '
             f'{", ".join(forks)}, which overwrite each other\'s files: run `pip uninstall -y '
@@ -132,41 +112,32 @@ def name_unreadable_images() -> None:
 def hush_missing_parts() -> None:
     """Drop the hosts' notices at import about operators and a service that nothing here uses.
 
-    Every command's output would begin with them. A model that does need operators still stops,
-    with one sentence.
+    A model that does need operators still stops, with one sentence.
     """
     import mmengine.logging
     warnings.filterwarnings('ignore', 'Fail to import ``MultiScaleDeformableAttention``')
-    mmengine.logging.MMLogger.get_current_instance().addFilter(_is_no_line_nms_notice)
-    say = mmengine.logging.print_log
+    mmengine.logging.MMLogger.get_current_instance().addFilter(
+        lambda record: not record.getMessage().startswith('Line NMS is not compiled'))
+    print_log = mmengine.logging.print_log
 
-    @functools.wraps(say)
-    def print_log(msg: Any, *args: Any, **kwargs: Any) -> None:
+    def print_others(msg: Any, *args: Any, **kwargs: Any) -> None:
         if not str(msg).startswith('Could not import OneDL'):
-            say(msg, *args, **kwargs)
+            print_log(msg, *args, **kwargs)
 
-    mmengine.logging.print_log = print_log
-
-
-def _is_no_line_nms_notice(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith('Line NMS is not compiled')
+    mmengine.logging.print_log = print_others
 
 
 def register_references() -> None:
     """Let configs refer to ``mmkcr::`` and ``mmseg::`` bases.
 
-    MMEngine looks up everything from ``library::`` in the registries of that library. Configs
-    of this package name their own modules with a scope (``mmkcr.X``) and a host's without: these
-    belong to the default scope of the run, as in a stand-alone config.
-
-    MMEngine also parses every metafile of that library, which takes up to a second each time,
-    before it looks among the library's config files; no metafile has a reference.
+    MMEngine looks up everything from ``library::`` in the registries of that library. In configs of
+    this package names without a scope belong to the default scope of the run.
     """
     from mmengine.config import Config
     from mmengine.config import config as files
     from mmengine.config.utils import MODULE2PACKAGE
     MODULE2PACKAGE.update(mmkcr='mmkcr', mmseg='mmseg')
-    # `_get_cfg_path` finds it by this name in its module
+    # no metafile has a reference, and parsing those of a library takes up to a second each time
     files._get_external_cfg_path = files._get_external_cfg_base_path
     find = Config._get_cfg_path
 

@@ -55,7 +55,7 @@ def time_ratios(models: Sequence[Any], shape: tuple[int, int, int]) -> dict[str,
     for runtime, name in RUNTIMES.items():
         if find_spec(runtime):
             timing = measure_pair(*backbones, images, PAIRS, runtime=runtime, threads=1)
-            found[name] = timing.ratio, *timing.to_dict()['ratio_quartiles']
+            found[name] = timing.ratio, *timing.quartiles
     return found
 
 

@@ -9,10 +9,8 @@ _HOMES = dict(
     CompressOptions='mmkcr.closed_form.options', CompressResult='mmkcr.closed_form.compression',
     compress='mmkcr.closed_form.compression', count_macs='mmkcr.models.counting',
     export='saved', inferencer='inference', list_models='inference', load='saved',
-    load_config='mmkcr.engine.build',
-    macs_report='mmkcr.models.counting', model_config='inference',
-    register_models='inference', sample_image='shipped', save='saved',
-    slim='mmkcr.methods.search.slimming')
+    load_config='mmkcr.engine.build', macs_report='mmkcr.models.counting', model_config='inference',
+    sample_image='inference', save='saved', slim='mmkcr.methods.search.slimming')
 
 __all__ = list(_HOMES)
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""The host libraries' inferencers on models of this package, by name or config."""
+"""Models of this package by name or config, the hosts' inferencers on them, and its files."""
 
 from copy import deepcopy
 from fnmatch import fnmatch
@@ -9,7 +9,6 @@ from typing import Any
 import mmengine
 from mmengine.config import Config
 
-from mmkcr.apis.shipped import shipped_root
 from mmkcr.engine.build import load_config, set_structure, trained_weights
 from mmkcr.hosts import prepare_hosts
 from mmkcr.models.loading import load_task, weights_of
@@ -23,23 +22,18 @@ INFERENCERS = dict(mmpretrain='ImageClassificationInferencer', mmdet='DetInferen
 
 
 def list_models(pattern: str = '*') -> list[str]:
-    """Names of this package's models, from its metafiles.
-
-    Args:
-        pattern (str): A pattern as for file names. Defaults to all.
-    """
+    """Names of this package's models, from its metafiles, that match a pattern of file names."""
     return [name for name in model_index() if fnmatch(name, pattern)]
 
 
 def model_config(model: str | Path) -> Config:
     """The config of a model.
 
-    mmdet's and mmseg's inferencers accept it in place of a name, which they
-    look up among their own: ``DetInferencer(model_config(name), weights)``.
+    The hosts accept it in place of a name, which they look up among their own:
+    ``DetInferencer(model_config(name), weights)``, ``mmpretrain.get_model(model_config(name))``.
 
     Args:
-        model (str | Path): A name of :func:`list_models`, a config file or a
-            ``library::path``.
+        model (str | Path): A name of :func:`list_models`, a config file or a ``library::path``.
 
     Raises:
         FileNotFoundError: None of these.
@@ -50,23 +44,6 @@ def model_config(model: str | Path) -> Config:
         raise FileNotFoundError(f'expected a config file or a model of `mmkcr.apis.list_models()`, '
                                 f'found `{model}`')
     return load_config(path, entry.get('Options'))
-
-
-def register_models() -> None:
-    """Make the models known to mmpretrain by name.
-
-    Afterwards ``mmpretrain.get_model(name)``, ``mmpretrain.list_models()`` and
-    ``ImageClassificationInferencer(name, weights)`` know them.
-    """
-    from mmpretrain.apis import ModelHub
-    if not any(ModelHub.has(name) for name in list_models()):
-        root = shipped_root()
-        ModelHub.register_model_index(root / 'model-index.yml', config_prefix=root)
-        # the hub knows configs, no options beside them
-        for name, entry in model_index().items():
-            if 'Options' in entry:
-                ModelHub._models_dict[name.lower()].config = load_config(
-                    entry['Config'], entry['Options'], compressed=False)
 
 
 def inferencer(model: str | Path | Config, weights: str | None = None,
@@ -80,8 +57,7 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
         model (str | Path | Config): See :func:`model_config`.
         weights (str, optional): Checkpoint. Defaults to None: the one in the package
             (``mmkcr zoo`` lists the models with weights), or the config's ``load_from``.
-        structure (str, optional): Structure file. Defaults to None: that of
-            the config.
+        structure (str, optional): Structure file. Defaults to None: that of the config.
         device (str): Where it runs. Defaults to ``'cpu'``.
         **kwargs: Arguments of the host's class.
 
@@ -90,8 +66,7 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
 
     Raises:
         FileNotFoundError: No such config or checkpoint.
-        ValueError: The checkpoint is of another model, the config of another library, or there
-            are no weights.
+        ValueError: A checkpoint of another model, a config of another library, or no weights.
 
     Examples:
         >>> detect = inferencer('kcr-mask-rcnn_swin-mini_slim_1xb8_digit-scenes', 'epoch_8.pth')
@@ -122,8 +97,7 @@ def model_index() -> dict[str, dict[str, Any]]:
     Returns:
         dict[str, dict]: ``Config`` is a path that can be opened, ``Options`` what ``--cfg-options``
         changes in it, if anything, ``Metadata`` holds sizes and data, ``Results`` what was measured
-        here, or None if nothing was run. For networks that come with the package ``Weights`` is a
-        path, too.
+        here, or None. For networks that come with the package ``Weights`` is a path, too.
     """
     root = shipped_root()
     metafiles = mmengine.load(root / 'model-index.yml')['Import']
@@ -138,3 +112,15 @@ def model_index() -> dict[str, dict[str, Any]]:
                       'Training Data': row['data']},
             Results=[dict(Metrics=row['results'])])
     return entries
+
+
+def shipped_root() -> Path:
+    """Folder of ``configs/``, ``tools/`` and ``model-index.yml``: the clone, or ``mmkcr/.mim``."""
+    package = Path(__file__).parents[1]
+    clone = package.parent
+    return clone if (clone / 'model-index.yml').is_file() else package / '.mim'
+
+
+def sample_image() -> str:
+    """Path of a handwritten digit, a three, for the networks that come with the package."""
+    return str(shipped_root() / 'tools/model_zoo/digit.png')

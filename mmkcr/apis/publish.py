@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmkcr.apis.compress_files import CONFIG
-from mmkcr.apis.finetune import FINETUNE
-from mmkcr.apis.slim_files import provenance, relative, subnet_name
+from mmkcr.apis.slim_files import CONFIG, FINETUNE, provenance, relative, subnet_name
 from mmkcr.core import atomic_write, count_params
 from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
 from mmkcr.models.loading import load_task, weights_of
@@ -42,8 +40,7 @@ def publish(config: str | Path, checkpoint: str | Path | None = None,
 
     Args:
         config (str | Path): Config of the model: deployment, retraining or dense.
-        checkpoint (str | Path, optional): Its checkpoint. Defaults to None: ``load_from`` of the
-            config.
+        checkpoint (str | Path, optional): Defaults to None: ``load_from`` of the config.
         out (str | Path, optional): Folder. Defaults to that of the checkpoint, or the current one
             if that is an address.
         name (str, optional): Defaults to that of the config; of a folder that ``compress`` wrote,
@@ -86,12 +83,10 @@ def publish(config: str | Path, checkpoint: str | Path | None = None,
         # `compress` writes files of these names for every network
         if structure is not None and Path(config).name in (CONFIG, FINETUNE):
             name = subnet_name(structure) or name
-    if is_address(checkpoint):
-        beside, before = Path(), sum(
-            value.nbytes for value in content.get('state_dict', content).values())
-    else:
-        beside, before = Path(checkpoint).parent, Path(checkpoint).expanduser().stat().st_size
-    path = Path(out or beside) / f'{name}-{digest[:8]}.pth'
+    file = None if is_address(checkpoint) else Path(checkpoint).expanduser()
+    before = file.stat().st_size if file else sum(
+        value.nbytes for value in content.get('state_dict', content).values())
+    path = Path(out or (file.parent if file else '')) / f'{name}-{digest[:8]}.pth'
     with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
         # read back before the rename: a file that does not load is never published

@@ -16,8 +16,8 @@ from torch import nn
 from mmkcr.closed_form.compression import CompressResult
 from mmkcr.closed_form.given import copied
 from mmkcr.core import Structure, atomic_folder, eval_mode
+from mmkcr.core.products import state_bytes
 from mmkcr.core.structure import read_json
-from mmkcr.core.weights import state_bytes
 from mmkcr.deploy.export import export_onnx, export_program
 from mmkcr.deploy.export import export_onnx as export
 from mmkcr.deploy.tensor_model import TensorModel
@@ -95,12 +95,10 @@ def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
         hub_config := getattr(model, name, None), 'mmengine.config.Config')), None)
     known = getattr(model, 'pretrained_cfg', None)
     if config is not None:
-        from .compress_files import searched_config, write_config
-        scope = _scope(structure)
-        structure = dataclasses.replace(structure, backbone=dict(
-            structure.backbone, backbone=searched_config(config, scope)))
+        from .slim_files import write_config
+        structure = dataclasses.replace(structure, backbone=dict(structure.backbone))
+        write_config(config, _scope(structure), folder, structure, WEIGHTS)
         structure.save(folder / STRUCTURE)
-        write_config(config, scope, folder, structure.backbone, WEIGHTS)
     elif is_of(model, 'transformers.modeling_utils.PreTrainedModel'):
         config = copy.deepcopy(model.config)
         config.architectures = [type(model).__name__]
@@ -178,9 +176,7 @@ def load(folder: str | Path, model: nn.Module | None = None,
     backbone = getattr(model, 'backbone', None)
     host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
         model
-    space = SearchSpace.of_dense(host, structure.backbone.get('sites') or ())
-    space.put_masks()
-    space.slice_to(structure)
+    SearchSpace(host, structure.backbone.get('sites') or (), structure=structure)
     check_recorded(host, structure, model)
     expected = model.state_dict(keep_vars=True)
     if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(expected))):

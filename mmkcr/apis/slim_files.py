@@ -1,60 +1,64 @@
-"""Slimming from files to files: what ``tools/slim.py`` does."""
+"""Slimming from files to files, and the files of a subnet: weights, structure and configs."""
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mmengine
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
-from mmkcr.core.added import added_layers
-from mmkcr.deploy.int8 import DeployedFile
 from mmkcr.deploy.latency_table import check_prediction, usable_table
 from mmkcr.engine.build import (
+    backbone_config,
     build_model,
     default_shape,
-    dense_config,
     file_sha256,
     load_config,
     load_weights,
     run_folder,
     state_bytes,
 )
+from mmkcr.engine.compressed_config import run_length, scoped, task_config, with_import
+from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.methods.search.slimming import slim
-from mmkcr.models.counting import Parts, both_parts, counted_proposals
-from mmkcr.models.tasks import copied_spaces, find_task, search_space
+from mmkcr.models.counting import both_parts, counted_proposals
+from mmkcr.models.tasks import search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
+CONFIG, DENSE, FINETUNE = 'config.py', 'dense.py', 'finetune.py'
+#: Learning rates of a fine-tuning over the schedule's: at full rates a good network forgets.
+RATE = 0.1
 
 
-class SubnetFiles(NamedTuple):
-    """What :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files` wrote."""
+class SubnetFiles:
+    """What :func:`slim_files` or :class:`~mmkcr.apis.compress_files.CompressTask` wrote.
 
-    folder: Path
-    structure: Structure  # with provenance
-    bytes: dict[str, int]  # of the weights, `dense` and `subnet`
-    parts: Parts  # of a detector or segmentor, empty for others
-    notes: list[str]  # sentences: how parts are counted, how good a prediction of time was …
-    deployed: Sequence[DeployedFile] = ()  # in fp32 and int8
-    progress: CompressProgress | None = None  # whoever takes `later` steps removes it at the end
+    Args:
+        dense, slim (nn.Module): The bare task models that are compared.
+        structure (Structure): Of the subnet, with provenance.
+        folder (Path): Where it was written.
+        progress (CompressProgress, optional): Whoever takes later steps removes it at the end.
+    """
 
-
-def written_files(dense: nn.Module, subnet: nn.Module, structure: Structure,
-                  folder: Path) -> SubnetFiles:
-    """Compare a subnet, written to a folder, with its dense network; both are bare task models."""
-    predicted = structure.provenance.get('latency')
-    notes = counted_proposals(subnet), predicted and check_prediction(dense, subnet, predicted)
-    return SubnetFiles(
-        folder, structure, dict(dense=state_bytes(dense), subnet=state_bytes(subnet)),
-        both_parts(dense, subnet, structure.macs['input_shape']), list(filter(None, notes)))
+    def __init__(self, dense: nn.Module, slim: nn.Module, structure: Structure, folder: Path,
+                 progress: CompressProgress | None = None) -> None:
+        self.structure, self.folder, self.progress = structure, folder, progress
+        self.bytes = dict(dense=state_bytes(dense), subnet=state_bytes(slim))
+        #: MACs by part of a detector or segmentor, empty for others.
+        self.parts = both_parts(dense, slim, structure.macs['input_shape'])
+        predicted = structure.provenance.get('latency')
+        #: Sentences: how parts are counted, how good a prediction of time was …
+        self.notes = list(filter(None, (
+            counted_proposals(slim), predicted and check_prediction(dense, slim, predicted))))
 
 
 def slim_files(config: str | Path, checkpoint: str | Path,
@@ -66,49 +70,28 @@ def slim_files(config: str | Path, checkpoint: str | Path,
     """Slim a trained supernet and write the subnet; see ``mmkcr slim --help``.
 
     Two files are written, both or, on any error, neither: ``structure.json``, and ``subnet.pth``
-    with the ``state_dict`` of the bare task model (weights inherited) and a ``meta``.
-
-    Args:
-        config, checkpoint, out, options: Of the search; folder; config entries to overwrite.
-        target_macs, divisor, shape, part, cost: See :func:`mmkcr.apis.slim`. ``shape`` defaults to
-            :func:`~mmkcr.engine.build.default_shape`.
-        latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
-            None.
-        force_latency (bool): Accept a table of another machine. Defaults to False.
-
-    Raises:
-        FileNotFoundError: Config or checkpoint is missing.
-        ImportError: The runtime of ``latency`` is.
-        ValueError: They do not belong together, there are no gates, or the target is unreachable.
+    with the ``state_dict`` of the bare task model (weights inherited) and a ``meta``. With a table
+    of ``latency`` (``force_latency``: also of another machine) ``target_macs`` is a time. Other
+    arguments are those of :func:`mmkcr.apis.slim`.
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
     if not search_space(model).gates():
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
-    # before loading: a checkpoint may be of a supernet that was sliced during training
-    task = find_task(model)
-    gates = [gate for space in (search_space(model), *copied_spaces(model))
-             for gate in space.gates().values()]
-    start = state_bytes(task) - sum(map(state_bytes, (*gates, *added_layers(task).values())))
     content = load_weights(model, checkpoint)
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
                                                       force_latency)
-    subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost,
-                             ordinary=False)
-    structure.provenance = {**structure.provenance,
-                            **provenance(cfg, config, checkpoint, content)}
-    dense = build_model(dense_config(cfg))
+    subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost, ordinary=False)
+    structure.provenance = {**structure.provenance, **provenance(cfg, config, checkpoint, content)}
+    # what the search began with: dense, or a subnet
+    start = copy.deepcopy(cfg)
+    start.model = task_config(start)
+    backbone_config(start).pop('gates', None)
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
-    files = written_files(dense, subnet, structure, folder)
-    parts = files.parts
-    if search_space(subnet).host is not subnet:  # what the search began with may be a subnet
-        lost = structure.macs['dense'] - structure.macs['subnet']
-        parts = {part: (size + lost * (part == 'backbone'), size)
-                 for part, (_, size) in parts.items()}
-    return files._replace(bytes=dict(files.bytes, dense=start), parts=parts)
+    return SubnetFiles(build_model(start), subnet, structure, folder)
 
 
 def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
@@ -151,16 +134,11 @@ def subnet_name(structure: Structure) -> str | None:
 
 def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any],
                  folder: Path) -> None:
-    """Write ``subnet.pth`` and ``structure.json``, or neither.
+    """Write ``subnet.pth``, of a bare task model, and ``structure.json``, or neither.
 
     ``subnet.pth`` holds the structure too. So its renaming decides: if the process is killed before
-    the other's, it loads with itself as the ``structure`` of the config.
-
-    Args:
-        subnet (nn.Module): Bare task model.
-        structure (Structure): Its structure, with provenance.
-        meta (dict): Of the checkpoint that it comes from.
-        folder (Path): Created if it does not exist.
+    the other's, it loads with itself as the ``structure`` of the config. ``meta`` is that of the
+    checkpoint that the subnet comes from.
     """
     remove_stale(folder)  # half-written files of a killed call
     state = {name: value.detach().cpu().clone().contiguous()
@@ -173,3 +151,86 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
         weights = stack.enter_context(atomic_write(folder / WEIGHTS))
         write_tensors(dict(state_dict=state, meta=kept), weights)
         structure.save(text)
+
+
+def write_config(config: Config, scope: str, folder: Path, structure: Structure,
+                 weights: str = WEIGHTS) -> None:
+    """Write a dense config with the subnet as backbone or model, to start from its weights.
+
+    Files are named relative to the config, so the folder can be moved. The structure gets the dense
+    config in place of the class name, so that it alone builds the backbone.
+    """
+    # initial checkpoints of the dense model would be loaded over the subnet, or refused
+    here, written = '{{ fileDirname }}', without_initial_weights(config)
+    dense = written.model if scope == 'model' else written.model.backbone
+    structure.backbone['backbone'] = scoped(
+        {key: value for key, value in dense.items() if key != 'init_cfg'}, config).to_dict()
+    slim = ConfigDict(structure.backbone, structure=f'{here}/{STRUCTURE}')
+    if scope == 'model':
+        written.model = slim
+    else:
+        written.model.backbone = slim
+    # a folder apart from other subnets, whose configs have the same name, and from the dense run's
+    written.update(load_from=f'{here}/{weights}', work_dir=f'{here}/train', resume=False,
+                   launcher='none', custom_imports=with_import(written))
+    with atomic_write(folder / CONFIG) as path:
+        path.write_text(written.pretty_text)
+
+
+def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
+                          folder: Path, length: int) -> Path:
+    """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
+
+    The dense network, with the weights of ``checkpoint``, teaches its backbone's features: see
+    :class:`mmkcr.FeatureDistillationLoss`. For ``length`` see :func:`shortened`. ``mmkcr train``
+    takes the config whose path is returned.
+    """
+    config = shortened(dense, length)
+    here, checkpoint = '{{ fileDirname }}', str(checkpoint)
+    if not is_address(checkpoint):
+        checkpoint = str(Path(checkpoint).expanduser().resolve())
+    config.runner_type = 'mmkcr.CompressionRunner'
+    config.custom_imports = with_import(config)
+    # weights to start from are those of `compression`
+    config.load_from, config.resume = None, False
+    config.compression = ConfigDict(
+        scope='model' if structure.macs.get('part') == 'model' else 'backbone',
+        sites=structure.backbone['sites'], structure=f'{here}/{STRUCTURE}',
+        weights=f'{here}/{WEIGHTS}', wrapper='mmkcr.RegularizedModel',
+        regularizers=dict(teacher=dict(
+            type='mmkcr.FeatureDistillationLoss', teacher=f'{here}/{DENSE}',
+            checkpoint=checkpoint)))
+    # neither loads the checkpoints that the dense training once began with
+    for name, content in ((DENSE, dense), (FINETUNE, config)):
+        content = without_initial_weights(content)
+        with atomic_write(folder / name) as path:
+            path.write_text(content.pretty_text)
+    return folder / FINETUNE
+
+
+def shortened(dense: Config, length: int) -> Config:
+    """A copy of a training's config with another number of epochs, or of iterations.
+
+    All parts of its schedule are scaled, and learning rates are :data:`RATE` of the given ones.
+    """
+    before, by_epoch = run_length(dense)
+    config = copy.deepcopy(dense)
+    stretch_schedule(config, length / before)
+    scale_rates(config, RATE)
+    config.train_cfg['max_epochs' if by_epoch else 'max_iters'] = length
+    # a short run must still validate, at its end
+    config.train_cfg.val_interval = min(config.train_cfg.get('val_interval', 1), length)
+    return config
+
+
+def without_initial_weights(config: Config) -> Config:
+    """A copy of a config whose model does not load an initial checkpoint."""
+    config = copy.deepcopy(config)
+    for part in (config.model, config.model.backbone):
+        part.pop('pretrained', None)
+        init = part.get('init_cfg')
+        if isinstance(init, list):  # several initialisations, one after the other
+            part.init_cfg = [each for each in init if 'checkpoint' not in each]
+        elif init and 'checkpoint' in init:  # mmdet's PVT has one without `type`
+            part.pop('init_cfg')
+    return config

@@ -1,9 +1,9 @@
-"""Behaviour that all commands share: one sentence for a user's mistake."""
+"""Behaviour that all commands share: arguments that are checked, one sentence for a mistake."""
 
 import argparse
 import functools
-import itertools
 import logging
+import math
 import os
 import re
 import select
@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from mmkcr.cli.limits import check_arguments
+from mmkcr.core import COUNTED, LatencyModel
+from mmkcr.core.checks import check_device, check_place, did_you_mean, image_shape
 from mmkcr.core.machine import NO_MEMORY
-from mmkcr.core.words import did_you_mean
 from mmkcr.safe_load import trust_checkpoints
 
 #: Libraries whose assertions say what is wrong with a config or a checkpoint.
@@ -39,6 +39,17 @@ COMMANDS = {
     'publish': 'one file with weights, structure and metadata',
     'zoo': 'list the models of this package',
 }
+#: Lower limits of numbers, by their argument's name, which is the same in every command.
+LEAST = dict(threads=1, batch=1, batch_size=1, images=1, shown=1, repeats=0, warmup=0, rounds=1,
+             pairs=1, divisor=1, jobs=1, folds=2, count=1, interval=1, landmarks=1, tokens=1,
+             finetune=1, seed=0, seeds=0, grid=1, image=1, head=0, replace=0, query=0,
+             score_thr=0, rho=0, memory=0, tolerance=0, wait_time=0, fraction=1e-6, budgets=1e-6,
+             targets=1e-6)
+#: Upper limits: of shares, and where PyTorch would end the process.
+MOST = dict(query=1, score_thr=1, fraction=1, budgets=1, targets=1, threads=4096, jobs=4096,
+            rho=1e6, memory=1e6)
+#: Cost class of every target argument.
+TARGETS = {f'target_{cls.name}': cls for cls in (*COUNTED.values(), LatencyModel)}
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,17 +74,51 @@ class Parser(argparse.ArgumentParser):
         except ValueError as error:  # of `DictAction` alone
             raise ValueError('expected `key=value` after `--cfg-options` and the like, found '
                              f'another word ({error})') from error
-        check_arguments(parsed, self._actions)
+        self._check_values(parsed)
         trust_checkpoints(getattr(parsed, 'trust_checkpoint', False))
         return parsed
 
     def _check_options(self, words: Sequence[str]) -> None:
         """Refuse an option that is unknown before one that is missing."""
-        for word in itertools.takewhile(lambda word: word != '--', words):
+        for word in words:
             name = word.partition('=')[0]
             if re.fullmatch(r'--[a-z].*', name) and name not in self._option_string_actions:
                 self.error(f'expected an option of this command, found `{name}`'
                            f'{did_you_mean(name, self._option_string_actions)}')
+
+    def _check_values(self, args: argparse.Namespace) -> None:
+        """Refuse swapped files, and impossible numbers, devices, targets and output places.
+
+        ``metavar='FILE'`` distinguishes an output file from a folder.
+        """
+        config, checkpoint = (str(getattr(args, name, '')) for name in ('config', 'checkpoint'))
+        if config.endswith('.pth'):
+            instead = f'the config `{checkpoint}` in its place: they are swapped' \
+                if checkpoint.endswith('.py') else 'no config'
+            raise ValueError(f'expected the config before the checkpoint `{config}`, found '
+                             f'{instead}')
+        for action in filter(lambda action: action.option_strings, self._actions):
+            name, flag = action.dest, max(action.option_strings, key=len)
+            given = getattr(args, name, None)
+            values = given if isinstance(given, (list, tuple)) else [given]
+            if None in values:  # not given
+                continue
+            if name in LEAST:
+                least, most = LEAST[name], MOST.get(name, math.inf)
+                for value in values:
+                    if isinstance(value, (int, float)) and not least <= value <= most:
+                        wanted = f'most {most}' if value > most else f'least {least}'
+                        raise ValueError(f'expected `{flag}` of at {wanted}, found {value}')
+            elif name in TARGETS:
+                for value in values:
+                    # parsed only: 2**62 stands for the dense model's cost, which is not known yet
+                    TARGETS[name].read_target(value, 2**62)
+            elif name == 'device':
+                check_device(given)
+            elif name == 'shape':
+                image_shape(values)
+            elif name in ('out', 'work_dir', 'show_dir'):
+                check_place(given, flag, action.metavar == 'FILE')
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -6,7 +6,7 @@ every size. The folder keeps the calibration (.profiles), so another target need
 Several targets share one calibration and get a folder each, such as macs-60 for 60%.
 
 A call that was killed goes on where it was if it is repeated: behind the last refitted block, in
---finetune from its latest checkpoint, and --evaluate compresses nothing again.
+--distil and --finetune from the latest checkpoint, and --evaluate compresses nothing again.
 
 Examples:
     mmkcr compress CONFIG CHECKPOINT --target-macs 60%
@@ -23,40 +23,33 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.compress_files import (
-    CONFIG,
-    CompressTask,
-    compress_files,
-    compress_task,
-    refit_files,
-)
-from mmkcr.apis.distil_files import distil_files
-from mmkcr.apis.finetune import shortened, write_finetune_config
-from mmkcr.apis.slim_files import WEIGHTS, SubnetFiles
-from mmkcr.cli.fields import argument, runs
+from mmkcr.apis.compress_files import CompressTask, int8_files
+from mmkcr.apis.saved import load
+from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write_finetune_config
+from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
-from mmkcr.cli.limits import TARGETS
-from mmkcr.cli.report import print_files
-from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
+from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.distil import read_length
-from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
+from mmkcr.closed_form.options import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
-from mmkcr.deploy.file_model import run_by_file
-from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
+from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
+from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.engine.build import load_config
-from mmkcr.engine.workers import no_workers_left
+from mmkcr.engine.processes import no_workers_left
 from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class CompressJob(Configured, Shaped, Trusting, Timed):
+class CompressJob(Timed):
     """Arguments of ``mmkcr compress``."""
 
     config: str = argument('config of a dense model, a file or library::path', positional=True)
@@ -103,10 +96,8 @@ class CompressJob(Configured, Shaped, Trusting, Timed):
         'steps, or a time such as 30min; never worse', metavar='LENGTH')
     finetune: int | None = argument(
         'then train for so many epochs, or iterations where the config counts these, with its own '
-        'schedule shortened and the dense model as teacher', metavar='LENGTH')
-    finetune_rate: float = argument(
-        "learning rates of --finetune, as a share of the schedule's (%(default)s)", 0.1,
-        metavar='SHARE')
+        'schedule shortened, a tenth of its learning rates, and the dense model as teacher',
+        metavar='LENGTH')
     evaluate: bool = argument('also evaluate all models on the test set', False)
     int8: str | None = argument(
         'also write dense and slim ONNX files in fp32 and int8 for '
@@ -117,8 +108,8 @@ class CompressJob(Configured, Shaped, Trusting, Timed):
 def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
     config, weights = files.folder / CONFIG, files.folder / WEIGHTS
-    hint, scope = '', files.structure.provenance.get('asked', {}).get('scope')
-    if files.parts and scope == 'backbone':
+    hint = ''
+    if files.parts and files.structure.provenance.get('asked', {}).get('scope') == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
         hint = f'The whole model went to {slim / dense:.1%} of its MACs: `--scope model` cuts ' \
             'neck and heads, too. '
@@ -127,25 +118,12 @@ def next_steps(files: SubnetFiles) -> str:
             'call.')
 
 
-def report_targets(finished: Sequence[SubnetFiles]) -> None:
-    """Print the networks of several targets side by side."""
-    rows = []
-    for files in finished:
-        structure = files.structure
-        macs, agreement = structure.macs, structure.provenance['agreement']
-        rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
-                     f'{macs["subnet"] / 1e9:.4g}', f'{structure.params["subnet"] / 1e6:.4g}',
-                     f'{agreement["error"]:.1%}'))
-    print(format_table(('folder', 'left', 'MACs (G)', 'parameters (M)', 'outputs differ by'),
-                       rows))
-
-
 def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | None = None,
              runtime: str = 'onnxruntime') -> dict[str, float]:
     """Metrics of a model, or of its exported file, on the test set of its config."""
     config = copy.deepcopy(config)
-    config.work_dir, config.resume, config.launcher = work_dir, False, 'none'
-    config.load_from = checkpoint or config.load_from
+    config.update(work_dir=work_dir, resume=False, launcher='none',
+                  load_from=checkpoint or config.load_from)
     runner = Runner.from_cfg(config)
     if onnx is not None:
         run_by_file(runner.model, onnx, runtime)
@@ -163,7 +141,7 @@ def begin(files: SubnetFiles, step: str) -> None:
 def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     """Train what was compressed, or go on with it; gives the checkpoint."""
     path = write_finetune_config(dense, args.checkpoint, files.structure, files.folder,
-                                 args.finetune, rate=args.finetune_rate)
+                                 args.finetune)
     config = load_config(path, compressed=False)
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
     begin(files, 'finetune')
@@ -176,100 +154,118 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
 def compressed(args: CompressJob, task: CompressTask, table: Path | None,
                later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
     """The networks of all targets, the smallest first: an unreachable target is refused first."""
-    settings = dict(rho=args.rho, seed=args.seed, memory=None if args.memory is None else int(
-        args.memory * 2**30))
+    settings = dict(rho=args.rho, seed=args.seed, later=later,
+                    memory=None if args.memory is None else int(args.memory * 2**30))
     if args.structure is not None:
-        yield refit_files(task, args.structure, later, **settings)
+        yield task.refit(args.structure, **settings)
         return
     cost, given = chosen_target(args)
     profiles = args.profiles
-    cls = TARGETS['target_latency' if table else f'target_{cost}']
     # of a network so large that shares and absolute numbers do not mix
-    targets = sorted(dict.fromkeys(given), key=lambda most: cls.read_target(most, 2**62))
+    targets = sorted(dict.fromkeys(given), key=lambda most: cost.read_target(most, 2**62))
     for most in targets:
-        name = f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
-        files = compress_files(
-            task._replace(folder=task.folder / name), most, args.sites, cost, table,
-            args.force_table, int8=args.int8, profiles=profiles, later=later,
-            divisor=args.divisor, uniform=args.uniform, **settings)
+        name = f'{cost.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
+        files = task.compress(
+            most, args.sites, 'macs' if table else cost.name, table, args.force_table, profiles,
+            name=name, divisor=args.divisor, uniform=args.uniform, **settings)
         profiles = profiles or files.folder  # one calibration serves all
         yield files
 
 
+def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]]) -> str:
+    """The files of ``--int8`` side by side, with their metrics if there are any."""
+    names = [name for name, value in (metrics[0] if metrics else {}).items()
+             if isinstance(value, Real)]
+    rows = [(file.path.name, f'{file.bytes / 1e6:.2f}', f'{file.ratio:.3f}', f'{file.error:.1%}',
+             '' if file.same is None else f'{file.same:.1%}',
+             *(f'{numbers[name]:.4g}' for name in names))
+            for file, numbers in zip(files, metrics or [{}] * len(files))]
+    return format_table(('file', 'MB', 'time, batch 1', 'difference from dense', 'same class',
+                         *names), rows)
+
+
 def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
            metrics: list[dict[str, float]]) -> None:
-    """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
+    """Take the steps that follow, and print; ``metrics`` gets or has those of the dense model."""
+    folder, deployed, tuned, measured, of_files = files.folder, [], [], [], []
     if args.distil is not None:
         begin(files, 'distil')
-        distil_files(task, files.folder, args.distil)
-    tuned = [] if args.finetune is None else [finetune(task.config, args, files)]
-    measured, deployed, notes = [], [], []
-    if args.evaluate:
-        work_dir, slim = str(files.folder / 'evaluate'), load_config(files.folder / CONFIG)
-        if not metrics:
-            metrics.append(evaluate(task.config, args.checkpoint, work_dir))
-        measured = [*metrics, *(evaluate(slim, checkpoint, work_dir)
-                                for checkpoint in (None, *tuned))]
-        networks = dict(dense=(task.config, args.checkpoint), slim=(slim, None))
-        try:
-            deployed = [evaluate(*networks[entry.name.split()[0]], work_dir, entry.path,
-                                 args.int8) for entry in files.deployed]
-        except ValueError as error:  # they have one size, test images may have others
-            notes = [f'The files of `--int8` were not evaluated: {error}']
-    print_files(files, measured, deployed)
-    print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
-    print('\n'.join([next_steps(files), *notes]))
-    for checkpoint in tuned:
-        print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
-
-
-def _check_later_steps(args: CompressJob) -> None:
-    """Refuse, before anything is compressed, what would stop behind it: data, packages, configs."""
-    dense, fields = load_config(args.config, args.cfg_options), []
-    if args.calibration is None or args.finetune is not None:
-        fields.append('train_dataloader')
-    if args.finetune is None and args.finetune_rate != CompressJob.finetune_rate:
-        raise ValueError('expected `--finetune` with `--finetune-rate`, found none')
+        task.distil(folder, args.distil, later=True)
+    if args.int8 is not None:
+        deployed = int8_files(task.model, load(folder), task.batches, folder, args.int8)
     if args.finetune is not None:
-        fields.append('val_dataloader')
-        shortened(dense, args.finetune, args.finetune_rate)
+        tuned = [finetune(task.config, args, files)]
     if args.evaluate:
-        fields.append('test_dataloader')
-        for key in ('test_cfg', 'test_dataloader', 'test_evaluator'):
-            if dense.get(key) is None:
-                raise ValueError(f'expected a config with `{key}` for `--evaluate`, found '
-                                 f'`{args.config}` without')
-    check_data_folders(dense, fields)
+        run = partial(evaluate, work_dir=str(folder / 'evaluate'))
+        config = load_config(folder / CONFIG)
+        networks = dict(dense=(task.config, args.checkpoint), slim=(config, None))
+        if not metrics:
+            metrics.append(run(*networks['dense']))
+        measured = [*metrics, *(run(config, checkpoint) for checkpoint in (None, *tuned))]
+        try:
+            of_files = [run(*networks[file.name.split()[0]], onnx=file.path, runtime=args.int8)
+                        for file in deployed]
+        except ValueError as error:  # they have one size, test images may have others
+            print(f'The files of `--int8` were not evaluated: {error}')
+    print_files(files, measured)
+    if deployed:
+        print(file_table(deployed, of_files))
+    written = (folder / WEIGHTS).stat().st_mtime_ns
+    if earlier := [path.name for path in sorted(folder.glob('slim_*.onnx'))
+                   if path.stat().st_mtime_ns < written]:
+        print(f'Of an earlier network: {", ".join(earlier)}.')
+    print(f'Wrote {folder / CONFIG} with structure and weights beside it')
+    print(next_steps(files))
+    for checkpoint in tuned:
+        print(f'Wrote {checkpoint}, which {folder / CONFIG} takes too')
+
+
+def check_first(args: CompressJob) -> None:
+    """Refuse, before anything is compressed, what would stop it later: data, packages, configs."""
+    check_file(args.checkpoint, 'a checkpoint')
+    check_file(args.structure, 'a structure')
+    check_kinds(args.sites or ())
+    chosen_target(args)  # refuses what does not belong to a target
+    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope'):
+        if args.structure is not None and getattr(args, name) != getattr(CompressJob, name):
+            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
+                             'which says what is kept')
+    dense = load_config(args.config, args.cfg_options)
+    if args.finetune is not None:
+        shortened(dense, args.finetune)
+    for key in ('test_cfg', 'test_dataloader', 'test_evaluator') if args.evaluate else ():
+        if dense.get(key) is None:
+            raise ValueError(f'expected a config with `{key}` for `--evaluate`, found '
+                             f'`{args.config}` without')
+    read = dict(train_dataloader=args.calibration is None or args.finetune is not None,
+                val_dataloader=args.finetune is not None, test_dataloader=args.evaluate)
+    check_data_folders(dense, [name for name, needed in read.items() if needed])
     if args.int8 is not None:
         require_quantizer(args.int8)
+    if args.distil is not None:
+        read_length(args.distil)
 
 
 @runs(CompressJob)
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
-    check_file(args.checkpoint, 'a checkpoint')
-    check_file(args.structure, 'a structure')
-    check_kinds(args.sites or ())
-    _check_later_steps(args)
-    chosen_target(args)  # refuses what does not belong to a target
-    for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope', 'int8'):
-        if args.structure is not None and getattr(args, name) != getattr(CompressJob, name):
-            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
-                             'which says what is kept')
+    check_first(args)
     # what follows, evaluation included, does not compress again if it is killed
-    later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
-    if args.distil is not None:
-        read_length(args.distil)
-        later['distil'] = args.distil
+    later = {name: getattr(args, name) for name in ('finetune', 'distil')}
     table = chosen_table(args)
-    task = compress_task(
+    task = CompressTask(
         args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,
         args.out, args.seed, args.device, args.cfg_options, args.scope)
-    finished, metrics = [], []
+    finished, metrics, rows = [], [], []
     for files in compressed(args, task, table, later):
         finish(args, task, files, metrics)
-        finished.append(files)
-    if len(finished) > 1:
-        report_targets(finished)
-    for files in finished:  # until here a repeated call would go on from it
-        files.progress.remove()
+        finished.append(files.progress)
+        structure = files.structure
+        macs, error = structure.macs, structure.provenance['agreement']['error']
+        rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
+                     f'{structure.params["subnet"] / 1e6:.4g}', f'{error:.1%}'))
+    if len(rows) > 1:
+        print(format_table(('folder', 'MACs', 'parameters (M)', 'outputs differ by'), rows))
+    for progress in finished:  # until here a repeated call would go on from it
+        progress.remove()
+        (progress.folder.parent / 'distil/last_checkpoint').unlink(missing_ok=True)

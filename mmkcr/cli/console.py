@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mmkcr.cli.command import COMMANDS, command
-from mmkcr.core.words import did_you_mean
+from mmkcr.core.checks import did_you_mean
 from mmkcr.version import __version__
 
 #: Options of ``mmkcr`` itself.

@@ -10,11 +10,9 @@ Example:
 
 from dataclasses import dataclass
 
-from mmkcr.apis.compress_files import compress_task
-from mmkcr.apis.distil_files import distil_files
-from mmkcr.cli.fields import argument, runs
+from mmkcr.apis.compress_files import CompressTask
+from mmkcr.cli.fields import Configured, Trusting, argument, runs
 from mmkcr.cli.launch import check_file
-from mmkcr.cli.shared import Configured, Trusting
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,8 @@ class DistilJob(Configured, Trusting):
 def main(args: DistilJob) -> None:
     """Distil, write and print."""
     check_file(args.checkpoint, 'a checkpoint')
-    task = compress_task(args.config, args.checkpoint, args.calibration, args.images,
-                         out=args.folder, options=args.cfg_options)
-    result = distil_files(task, args.folder, args.length)
+    task = CompressTask(args.config, args.checkpoint, args.calibration, args.images,
+                        out=args.folder, options=args.cfg_options)
+    result = task.distil(args.folder, args.length)
     print(f'Distance to the dense network on held-out images: {result.errors[0]:.4f} before, '
           f'{result.errors[result.best]:.4f} after step {result.best} of {result.steps}')

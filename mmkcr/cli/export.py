@@ -25,9 +25,8 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
-from mmkcr.deploy.end_to_end import EndToEnd, export_end_to_end
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
+from mmkcr.deploy.end_to_end import export_end_to_end
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
 from mmkcr.deploy.prepare import RUNTIMES, selection_forms
@@ -85,19 +84,18 @@ def against_dense(args: ExportJob, config: Config, report: ExportReport,
                             report.runtime, args.threads)
 
 
-def report_end_to_end(report: EndToEnd, against: str | None) -> None:
+def report_end_to_end(path: str | Path, timing: PairTiming, against: str | None,
+                      metrics: dict[str, tuple[float, float]]) -> None:
     """Print metrics and time of a whole detector or segmentor."""
-    timing = report.timing.to_dict()
-    if report.metrics:
+    if metrics:
         print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
-            (name, f'{torch_value:.4g}', f'{value:.4g}')
-            for name, (torch_value, value) in report.metrics.items()]))
-    print(f'{report.path}: {timing["seconds"]["slim"] * 1e3:.4g} ms an image in '
-          '`onnxruntime`; batch, height and width dynamic')
+            (name, *(f'{value:.4g}' for value in values)) for name, values in metrics.items()]))
+    print(f'{path}: {timing.seconds[1] * 1e3:.4g} ms an image in `onnxruntime`; batch, height and '
+          'width dynamic')
     if against:
-        first, third = timing['ratio_quartiles']
-        print(f'{timing["ratio"]:.3f} of the time of the other file, in turns '
-              f'({len(report.timing.dense)} pairs, quartiles {first:.3f} to {third:.3f})')
+        first, third = timing.quartiles
+        print(f'{timing.ratio:.3f} of the time of the other file, in turns '
+              f'({len(timing.dense)} pairs, quartiles {first:.3f} to {third:.3f})')
 
 
 @runs(ExportJob)
@@ -119,14 +117,14 @@ def main(args: ExportJob) -> None:
             model = find_task(model).backbone
         out = args.out or run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
         if args.end_to_end:
-            end_to_end = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
-                                           args.evaluate, args.threads, args.against)
+            timing, metrics = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
+                                                args.evaluate, args.threads, args.against)
         else:
             report = export_onnx(model, out, shape, size, tolerance=args.tolerance,
                                  runtime=args.runtime)
             timing = against_dense(args, config, report, shape)
     if args.end_to_end:
-        report_end_to_end(end_to_end, args.against)
+        report_end_to_end(out, timing, args.against, metrics)
         return
     print(format_table(('input', 'difference from PyTorch'),
                        [('x'.join(map(str, key)), f'{error:.2g}')

@@ -1,4 +1,4 @@
-"""Arguments of a command from the fields of a frozen dataclass.
+"""Arguments of a command from the fields of a frozen dataclass, and fields that several have.
 
 A field's name, annotation and default become the argument's name, type and default; what only a
 reader of the help needs is given to :func:`argument`. So an option is written once.
@@ -7,15 +7,22 @@ reader of the help needs is given to :func:`argument`. So an option is written o
 import argparse
 import dataclasses
 import functools
+import os
 import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmengine.config import DictAction
+import torch
+from mmengine.config import Config, DictAction
 
-from mmkcr.cli.command import Parser, command, quiet_hosts
+from mmkcr.cli.command import CFG_OPTIONS, TARGETS, TRUST, Parser, command, quiet_hosts
+from mmkcr.deploy.latency_table import DEFAULTS
+from mmkcr.deploy.runtimes import RUNTIMES
+from mmkcr.engine.build import image_shape, run_folder
+
+_WHICH = 'of --target-latency; default: that of the given table, else'
 
 
 def argument(help: str, default: Any = None, *, positional: bool = False,
@@ -32,11 +39,9 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
             ``metavar`` and ``nargs``; ``names`` are more spellings.
     """
     if isinstance(default, list):
-        made = dict(default_factory=lambda: list(default))
         help = help.replace('%(default)s', ' '.join(map(str, default)))
-    else:
-        made = {} if positional and settings.get('nargs') is None else dict(default=default)
-    return dataclasses.field(kw_only=not positional, **made, metadata=dict(
+    # no list: a dataclass refuses it, and the parser gives all values
+    return dataclasses.field(default=None if isinstance(default, list) else default, metadata=dict(
         settings, help=help, positional=positional, group=group, default=default))
 
 
@@ -48,13 +53,13 @@ def _add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
         name, group = field.name.replace('_', '-'), settings.pop('group')
         if group is not None and group not in groups:
             groups[group] = parser.add_mutually_exclusive_group(required=group.endswith('!'))
-        target = groups.get(group, parser)
+        place = groups.get(group, parser)
         if settings.pop('positional'):
-            target.add_argument(field.name, **settings)
+            place.add_argument(field.name, **settings)
         else:
             names = (f'--{name}', *settings.pop('names', ()))
-            target.add_argument(*names, dest=field.name,
-                                **{**_of_type(hints[field.name]), **settings})
+            place.add_argument(*names, dest=field.name,
+                               **{**_of_type(hints[field.name]), **settings})
 
 
 def _of_type(hint: Any) -> dict[str, Any]:
@@ -87,12 +92,96 @@ def runs(job: type, quiet: bool = True) -> Callable[[Callable[[Any], Any]], Call
         @functools.wraps(run)
         def main(argv: Sequence[str] | None = None) -> Any:
             values = vars(parser().parse_args(argv))
+            del values['debug']  # which `command` has read
             if quiet:
                 quiet_hosts()
-            return run(job(**{field.name: values[field.name]
-                              for field in dataclasses.fields(job)}))
+            return run(job(**values))
 
         main.parser = parser
         return main
 
     return decorate
+
+
+@dataclasses.dataclass(frozen=True)
+class Configured:
+    """A command that reads a config."""
+
+    cfg_options: dict | None = argument(CFG_OPTIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaped:
+    """A command about images of one size."""
+
+    shape: list[int] | None = argument(
+        'height and width of the image, or one number for both; default: that of the config',
+        metavar='N')
+
+
+def given_shape(job: Shaped) -> tuple[int, int, int] | None:
+    """(3, H, W) of ``--shape``, if it was given."""
+    return image_shape(job.shape) if job.shape else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trusting:
+    """A command that reads checkpoints."""
+
+    trust_checkpoint: bool = argument(TRUST, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed(Configured, Shaped, Trusting):
+    """A command that cuts a checkpoint, perhaps to a target of time, by a measured table."""
+
+    latency_table: str | None = argument(
+        'of `mmkcr latency-table`, for --target-latency (default: where that writes it for this '
+        'machine and the next three)', metavar='FILE')
+    runtime: str | None = argument(f'{_WHICH} {DEFAULTS["runtime"]}', choices=RUNTIMES)
+    threads: int | None = argument(f'{_WHICH} {DEFAULTS["threads"]}')
+    batch: int | None = argument(f'{_WHICH} {DEFAULTS["batch"]}')
+    force_table: bool = argument('take a table of another machine', False)
+
+
+def target(cost: str, example: str, more: str = '', **settings: Any) -> Any:
+    """A field for the most of a cost, with an example such as ``'12.6G'`` in its help."""
+    return argument(f"most {TARGETS[f'target_{cost}'].noun}: {example}, 0.6 or 60%% of the dense "
+                    f"model's{more}", metavar='TARGET', **{'group': 'target', **settings})
+
+
+def chosen_target(job: Any) -> tuple[type, Any]:
+    """The class of the cost that a target was given for, and the target(s).
+
+    What is about the table of a target of time is refused without this target.
+    """
+    for name in Timed.__annotations__:  # its own
+        if getattr(job, name) not in (None, False) and job.target_latency is None:
+            raise ValueError(f'expected `--target-latency` with `--{name.replace("_", "-")}`, '
+                             'found none')
+    for name, cls in TARGETS.items():
+        if getattr(job, name) is not None:
+            return cls, getattr(job, name)
+    return TARGETS['target_macs'], None
+
+
+@dataclasses.dataclass(frozen=True)
+class Running(Configured, Trusting):
+    """A command that builds a Runner, with the flags that mmpretrain's two commands share."""
+
+    work_dir: str | None = argument(
+        'folder for logs and results (that of the config, else work_dirs/<config name>)')
+    amp: bool = argument('automatic mixed precision', False)
+    no_pin_memory: bool = argument('do not pin the memory of batches', False)
+    launcher: str = argument('job launcher (%(default)s)', 'none',
+                             choices=['none', 'pytorch', 'slurm', 'mpi'])
+    local_rank: int = argument('set by older launchers (%(default)s)', 0, names=('--local_rank', ))
+
+
+def apply_running(config: Config, job: Running) -> None:
+    """Put launcher and work directory into the config, in place."""
+    os.environ.setdefault('LOCAL_RANK', str(job.local_rank))
+    config.launcher = job.launcher
+    config.work_dir = str(job.work_dir or run_folder(config, job.config))
+    if job.amp and not torch.cuda.is_available():
+        raise ValueError('expected a GPU for `--amp`, found none')

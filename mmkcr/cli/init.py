@@ -11,10 +11,46 @@ Examples:
     mmkcr init my_config.py --stage compress
 """
 
+import os
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from torch import nn
 
 from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.init_config import METHODS, STAGES, init_config
+from mmkcr.closed_form.options import DEFAULT_SITES, default_kinds
+from mmkcr.core import atomic_write, select_units
+from mmkcr.engine.build import build_model, default_shape, load_config, read_config, run_folder
+from mmkcr.engine.compressed_config import run_length
+from mmkcr.models.building import is_pure_python
+from mmkcr.models.sites import find_sites, why_not
+from mmkcr.models.tasks import is_dense_task
+
+METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
+STAGES = ('search', 'retrain', 'compress')
+
+_TEMPLATES = dict(
+    search="""# {method} search on {given}, written by `mmkcr init`.
+#   mmkcr search {file}
+#   mmkcr slim {file} work_dirs/{name}/{last}.pth{budget}
+#   mmkcr init {given} --method {method} --stage retrain{searched}
+_base_ = [{config!r}, {base!r}]
+""",
+    retrain="""# Retraining of what the {method} search on {given} left, written by `mmkcr init`.
+#   mmkcr train {file}
+#   mmkcr test {file} work_dirs/{name}/{last}.pth
+_base_ = [{config!r}, {base!r}]
+""",
+    compress="""# Fine-tuning of what `mmkcr compress` left of {given}, written by `mmkcr init`.
+#   mmkcr compress {given} CHECKPOINT --target-macs {target}
+#   mmkcr train {file}
+_base_ = [{config!r}]
+runner_type = 'mmkcr.CompressionRunner'
+""")
 
 
 @dataclass(frozen=True)
@@ -33,6 +69,122 @@ class InitJob:
     search: str | None = argument('of the search that a retraining follows '
                                   '(<method>-search_<name>)', metavar='NAME')
     force: bool = argument('overwrite a file that is there', False)
+
+
+def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
+                target: str = '70%', out: str | Path | None = None,
+                force: bool = False, search: str | None = None,
+                part: str | None = None) -> Path:
+    """Write a config that adds a method to a host's config.
+
+    The host is built with random weights, to check that it has the layers of the method and that
+    they can meet the target. The arguments are those of ``mmkcr init``, see its ``--help``.
+
+    Returns:
+        Path: The written file.
+
+    Raises:
+        FileExistsError: The file exists.
+        FileNotFoundError: There is no such config.
+        ValueError: It is not the config of an ordinary task model, its backbone does not have
+            the layers of the method or cannot meet the target, or ``out`` is no ``.py`` file.
+            Nothing is written then.
+    """
+    if method not in METHODS or stage not in STAGES:
+        raise ValueError(f'expected a method of {METHODS} and a stage of {STAGES}, found '
+                         f'{method!r} and {stage!r}')
+    cfg, stem = read_config(config), Path(str(config)).stem
+    if is_pure_python(cfg.filename):
+        raise ValueError(f'expected a config that others may name in `_base_`, found `{config}` in '
+                         "MMEngine's pure Python style: write it as an ordinary one by `python -c "
+                         '"from mmkcr.engine.build import load_config; '
+                         f'load_config(\'{config}\').dump(\'plain_{stem}.py\')"`')
+    name = f'compress_{stem}' if stage == 'compress' else f'{method}-{stage}_{stem}'
+    path = Path(out or f'{name}.py')
+    if path.suffix != '.py':
+        raise ValueError(f'expected a `.py` file to write a config to, found `{path}`')
+    if search is not None and stage != 'retrain':
+        raise ValueError(f"expected a `search` with the stage 'retrain', found it with {stage!r}")
+    if path.exists() and not force:
+        raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
+    model = _dense_model(cfg, config)
+    base = f'mmkcr::_base_/methods/{method}_{stage}.py'
+    lines = []
+    if stage == 'compress':
+        kinds, folder = default_kinds(model.backbone), f'{run_folder(cfg, config)}/compress'
+        lines.append(f'sites={kinds!r}')
+        if not kinds:
+            raise ValueError(_does_not_fit(model.backbone, 'compress', DEFAULT_SITES))
+    else:
+        kinds, folder = _kinds(method), f'work_dirs/{search or f"{method}-search_{stem}"}/slim'
+        if getattr(getattr(model.backbone, 'search_space', None), 'method', None) == method:
+            lines.append("sites='own'")
+        elif any(why_not(model.backbone, kind) for kind in kinds):
+            raise ValueError(_does_not_fit(model.backbone, method, kinds))
+    if stage != 'search':
+        lines += [f"structure='{folder}/structure.json'", f"weights='{folder}/subnet.pth'"]
+    elif method == 'dwconv':  # half of the blocks
+        lines.append(f'gates=dict(count={max(1, len(find_sites(model.backbone, kinds)) // 2)})')
+    else:
+        lines.append(f'target={target!r}')
+        if part == 'backbone' or part is None and is_dense_task(model):
+            lines.append("part='backbone'")
+    length, by_epoch = run_length(cfg)
+    text = _TEMPLATES[stage].format(
+        method=method, given=config, base=base, target=target,
+        config=config if '::' in str(config) else os.path.relpath(config, path.parent),
+        file=shlex.quote(str(path)), name=shlex.quote(path.stem),
+        searched=f' --search {shlex.quote(path.stem)}' if out else '',
+        last=f'{"epoch" if by_epoch else "iter"}_{length}',
+        # dwconv has chosen a number of blocks, and Once for Both has met its budget in the search
+        budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
+    begin, between = ('', ', ') if sum(map(len, lines)) < 70 else ('\n    ', ',\n    ')
+    text += f'compression = dict({begin}{between.join(lines)})\n'
+    if stage != 'search' and cfg.get('load_from') is not None:
+        text += 'load_from = None  # else these weights of the dense model come first\n'
+    # else the host's run would be overwritten, and resumed
+    for key, value in (('work_dir', f'work_dirs/{path.stem}'), ('resume', False)):
+        if cfg.get(key):
+            text += f'{key} = {value!r}\n'
+    with atomic_write(path) as temporary:
+        temporary.write_text(text)
+        if stage == 'search' and method != 'dwconv':  # which has no target
+            built = load_config(temporary)
+            model = build_model(built)
+            cost = model.price.cost_model(model.macs_model(default_shape(built, model)))
+            # refused with the range that the gates can meet
+            select_units(model.gates(), cost, cost.parse_target(model.price.target))
+    return path
+
+
+def _dense_model(cfg: Config, config: str | Path) -> nn.Module:
+    """The task model of a config that has no compression, gates or structure yet."""
+    model = cfg.get('model') or {}
+    if cfg.get('compression') is not None or 'architecture' in model or \
+            {'gates', 'structure'} & {*model, *(model.get('backbone') or ())}:
+        raise ValueError(f'expected the config of a dense model, found `{config}` with a '
+                         'compression, a search wrapper, `gates` or a `structure` in it already')
+    if 'backbone' not in model:
+        raise ValueError(f'expected a `model` with a `backbone` in `{config}`, found the keys '
+                         f'{sorted(model or cfg.keys())}')
+    return build_model(cfg)
+
+
+def _kinds(method: str) -> list[Any]:
+    """Kinds of site that a method searches."""
+    return read_config(f'mmkcr::_base_/methods/{method}_search.py').compression.sites
+
+
+def _does_not_fit(host: nn.Module, method: str, kinds: Sequence[str]) -> str:
+    """Error message: why a method does not fit, and what does."""
+    reasons = '; '.join(f'`{kind}`: {reason}' for kind in kinds if (reason := why_not(host, kind)))
+    fitting = [f'`--method {other}`' for other in METHODS if other != method
+               and not any(why_not(host, kind) for kind in _kinds(other))]
+    if method != 'compress' and default_kinds(host):
+        fitting.append('`--stage compress`')
+    instead = f': take {" or ".join(fitting)}' if fitting else ''
+    return (f'expected a backbone with the sites {list(kinds)} for `{method}`, found '
+            f'`{type(host).__name__}` ({reasons}){instead}')
 
 
 @runs(InitJob)

@@ -5,18 +5,16 @@ the median over neighbouring pairs. The share is (1 - t_slim / t_dense) / (1 - m
 macs_dense). On one thread of a CPU the clock is that of the process, so that neighbours on a busy
 machine do not count; else it is the wall clock.
 
-A side is a config (a file or library::path, also of an ordinary model), a checkpoint that holds its
-config, or an ONNX file; weights make no difference and are random. With one config, the other side
-follows from it: of the config of a subnet the dense network, with --target-macs a subnet with one
-keep ratio everywhere, whose units are drawn at random. Models are exported for the runtime, both
-sides in the same way. Several values of an option are measured one after the other; every pair is a
-line of a CSV file that is named by hardware and versions.
+A side is a config (a file or library::path, also of an ordinary model), a checkpoint with its
+config and --trust-checkpoint, or an ONNX file; weights are random, as times do not depend on them.
+With the config of a subnet alone, the other side is the dense network. Models are exported for the
+runtime, both sides in the same way. Several values of an option are measured one after the other;
+every pair is a line of a CSV file that is named by hardware and versions.
 
 Examples:
     mmkcr latency DENSE_CONFIG SLIM_CONFIG --runtime onnxruntime openvino
+    mmkcr latency slim/config.py --runtime onnxruntime --batch-size 1 8
     mmkcr latency dense.onnx slim.onnx --runtime openvino
-    mmkcr latency mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
-        --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
 """
 
 import contextlib
@@ -27,26 +25,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Shaped, Trusting, given_shape
-from mmkcr.closed_form.kinds import DEFAULT_SITES
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.export import recorded
-from mmkcr.deploy.latency import (
-    AMP_DTYPES,
-    PairTiming,
-    Side,
-    clock_for,
-    measure_pair,
-    random_subnet,
-    searchable,
-)
+from mmkcr.deploy.latency import AMP_DTYPES, Side, clock_for, measure_pair
 from mmkcr.deploy.prepare import selection_forms
 from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES
 from mmkcr.engine.build import (
@@ -55,8 +43,6 @@ from mmkcr.engine.build import (
     default_shape,
     dense_config,
     load_config,
-    recorded_config,
-    take_options,
 )
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
@@ -68,17 +54,6 @@ class LatencyJob(Configured, Shaped, Trusting):
 
     dense: str = argument('config, checkpoint or ONNX file of one side', positional=True)
     slim: str | None = argument('of the other', positional=True, nargs='?')
-    target_macs: list[str] = argument(
-        'random subnets of the dense side: 3.9G, 0.8 or 80%% of its MACs (none)', [None],
-        metavar='TARGET')
-    sites: list[str] | None = argument(
-        'of random subnets; default: those of the backbone, else those of '
-        f'{", ".join(DEFAULT_SITES)} that it has', metavar='KIND')
-    where: str = argument('of the sites: part of the paths of their modules (all)', '',
-                          metavar='REGEX')
-    divisor: int = argument('with --target-macs, sizes are multiples of it (%(default)s)', 8)
-    group: int = argument('with --target-macs, so many neighbouring units are kept together '
-                          '(%(default)s)', 1)
     part: str = argument('what is timed and counted (%(default)s; of a detector with its neck)',
                          'model', choices=('model', 'backbone'))
     runtime: list[str] = argument('(%(default)s)', ['eager'], choices=RUNTIMES)
@@ -88,30 +63,9 @@ class LatencyJob(Configured, Shaped, Trusting):
     device: str = argument('cpu, cuda, cuda:1 (%(default)s)', 'cpu')
     repeats: int = argument('pairs (%(default)s)', 20)
     warmup: int = argument('pairs before (%(default)s)', 3)
-    clock: str | None = argument('default: cpu on one thread of a CPU, else wall',
-                                 choices=('wall', 'cpu'))
     out: str = argument('where the CSV file is (%(default)s)', 'work_dirs/benchmarks',
                         metavar='DIR')
     slim_options: dict | None = argument('as --cfg-options, of the slim side only')
-
-
-class TimedPair(NamedTuple):
-    """Two sides to measure by images of a shape (C, H, W); the sites are of a random subnet."""
-
-    names: tuple[str, str]
-    dense: Side
-    slim: Side
-    shape: tuple[int, int, int]
-    sites: str = ''
-
-
-def side_config(name: str, options: dict | None) -> Config:
-    """The config of a side that is no ONNX file."""
-    if Path(name).suffix in ('.pth', '.pt', '.ckpt'):
-        config = recorded_config(name)
-        take_options(config, options or {})
-        return config
-    return load_config(name, options)
 
 
 def build(config: Config, part: str) -> nn.Module:
@@ -121,97 +75,64 @@ def build(config: Config, part: str) -> nn.Module:
     return find_task(model).backbone if part == 'backbone' else model
 
 
-def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
-    """The two sides: both given, or the other one follows from the first."""
-    for name in ('sites', 'divisor', 'group') if target is None else ():
-        if getattr(args, name) != getattr(LatencyJob, name):
-            raise ValueError(f'expected `--{name}` with `--target-macs`, found it without')
-    if args.slim and target:
-        raise ValueError(f'expected a second side or `--target-macs`, found `{args.slim}` and '
-                         f'{target!r}')
-    onnx = [name for name in (args.dense, args.slim) if str(name).endswith('.onnx')]
-    if onnx:
-        if len(onnx) != 2:
-            raise ValueError(f'expected another ONNX file beside `{onnx[0]}`, found '
-                             f'`{args.slim if args.slim != onnx[0] else args.dense}`')
-        shape = given_shape(args) or _shape_of_files(onnx)
-        return TimedPair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
-    config = side_config(args.dense, args.cfg_options)
-    dense, kinds = build(config if args.slim else dense_config(config), args.part), ''
-    shape = given_shape(args) or default_shape(config, dense)
+def make_pair(args: LatencyJob) -> tuple[Side, Side, tuple[int, int, int]]:
+    """Both sides, and the shape (C, H, W) of their images."""
+    files = [name for name in (args.dense, args.slim) if str(name).endswith('.onnx')]
+    if len(files) == 2:
+        return Path(args.dense), Path(args.slim), given_shape(args) or _shape_of_files(files)
+    if files:
+        raise ValueError(f'expected another ONNX file beside `{files[0]}`, found '
+                         f'`{args.slim if args.slim != files[0] else args.dense}`')
+    config = load_config(args.dense, args.cfg_options)
     if args.slim:
         options = {**(args.cfg_options or {}), **(args.slim_options or {})}
-        name, slim = label(args.slim), build(side_config(args.slim, options), args.part)
-    elif target is None:
-        if backbone_config(config).get('structure') is None:
-            raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
-                             f'`{args.dense}`, found none')
-        name, slim = 'its structure', build(config, args.part)
+        sides = config, load_config(args.slim, options)
+    elif backbone_config(config).get('structure') is not None:
+        sides = dense_config(config), config
     else:
-        if args.where and not args.sites:
-            raise ValueError(f'expected `--sites` with `--where {args.where}`, found none')
-        name, slim = f'random, {target}', build(dense_config(config), args.part)
-        space = searchable(slim, [dict(kind=kind, where=args.where) for kind in args.sites or ()])
-        kinds = '+'.join(kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds)
-        kinds += f', groups of {args.group}' if args.group > 1 else ''
-        random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
-                      args.divisor, group=args.group)
-    return TimedPair((label(args.dense), name), dense, slim, shape, kinds)
+        raise ValueError(f'expected a second side, or a `structure` in `{args.dense}`, found none')
+    dense, slim = (build(side, args.part) for side in sides)
+    return dense, slim, given_shape(args) or default_shape(config, dense)
 
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
     """The image's shape, which all ONNX files must say and agree on."""
     shapes = {recorded(file)[1] for file in files}
-    shape = shapes.pop()
-    if shapes or shape is None:
+    if len(shapes) > 1 or None in shapes:
         raise ValueError('expected `--shape` for ONNX files that do not agree on the size of the '
-                         f'image, or do not say it, found none for {", ".join(map(str, files))}')
-    return shape
+                         f'image, or do not say it, found none for {", ".join(files)}')
+    return shapes.pop()
 
 
-def label(name: str) -> str:
-    """A side's name without folders."""
-    return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py')
-
-
-def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int,
-            threads: int) -> tuple[dict[str, Any], PairTiming]:
-    """One line of the file."""
+def measure(args: LatencyJob, dense: Side, slim: Side, shape: Sequence[int], runtime: str,
+            batch: int, threads: int) -> dict[str, Any]:
+    """Time two sides in turns: a line of the file, with '' for what is not known."""
     torch.manual_seed(0)
-    clock = time.perf_counter if args.clock == 'wall' else \
-        clock_for(runtime, threads, args.device)
-    if args.clock == 'cpu' and clock is not time.process_time:
-        raise ValueError(f'expected one thread of a CPU for `--clock cpu`, found {threads} on '
-                         f'{args.device}')
-    images = torch.randn(batch, *pair.shape, device=args.device)
+    images = torch.randn(batch, *shape, device=args.device)
     sides = [side.to(args.device) if isinstance(side, nn.Module) else side
-             for side in (pair.dense, pair.slim)]
-    timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp,
-                          clock)
-    times, (height, width) = timing.to_dict(), pair.shape[1:]
-    row = dict(dense=pair.names[0], slim=pair.names[1], sites=pair.sites, part=args.part,
-               height=height, width=width, runtime=runtime, threads=threads, batch=batch,
-               amp=args.amp or 'fp32', device=args.device,
-               clock='cpu' if clock is time.process_time else 'wall', pairs=len(timing.dense),
-               gmacs_dense=rounded(timing.macs_dense, 1e-9),
-               gmacs_slim=rounded(timing.macs_slim, 1e-9), macs_ratio=rounded(timing.macs_ratio),
-               ms_dense=rounded(times['seconds']['dense'], 1e3),
-               ms_slim=rounded(times['seconds']['slim'], 1e3))
-    for key in ('ratio', 'share'):
-        row[key] = rounded(times[key])
-        row[f'{key}_q1'], row[f'{key}_q3'] = map(rounded, times[f'{key}_quartiles'])
-    return row, timing
-
-
-def rounded(value: float | None, scale: float = 1.) -> Any:
-    """Four digits; '' of nothing."""
-    return '' if value is None else float(f'{value * scale:.4g}')
+             for side in (dense, slim)]
+    timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp)
+    of_process = clock_for(runtime, threads, args.device) is time.process_time
+    first, third = timing.quartiles
+    numbers = dict(
+        gmacs_dense=timing.macs_dense and timing.macs_dense / 1e9,
+        gmacs_slim=timing.macs_slim and timing.macs_slim / 1e9, macs_ratio=timing.macs_ratio,
+        ms_dense=timing.seconds[0] * 1e3, ms_slim=timing.seconds[1] * 1e3, ratio=timing.ratio,
+        ratio_q1=first, ratio_q3=third, share=timing.share(), share_q1=timing.share(third),
+        share_q3=timing.share(first))
+    return dict(
+        part=args.part, height=shape[1], width=shape[2], runtime=runtime, threads=threads,
+        batch=batch, amp=args.amp or 'fp32', device=args.device,
+        clock='cpu' if of_process else 'wall', pairs=len(timing.dense),
+        **{key: '' if value is None else float(f'{value:.4g}') for key, value in numbers.items()})
 
 
 def append(row: dict[str, Any], folder: Path) -> Path:
     """Add a line to the file of this machine."""
     path = folder / f'latency_{hardware_name()}_{versions_name()}.csv'
     folder.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and path.read_text().partition('\n')[0] != ','.join(row):
+        path.rename(path.with_suffix(f'.{time.time_ns()}.csv'))  # of a version with other columns
     with path.open('a', newline='') as file:
         writer = csv.DictWriter(file, row, lineterminator='\n')
         if not file.tell():
@@ -222,10 +143,10 @@ def append(row: dict[str, Any], folder: Path) -> Path:
 
 def latency_text(rows: list[dict[str, Any]]) -> str:
     """The table."""
-    columns = ('slim', 'sites', 'runtime', 'threads', 'batch', 'G MACs', 'ms', 'MACs', 'time',
-               'quartiles', 'share')
+    columns = ('slim', 'runtime', 'threads', 'batch', 'G MACs', 'ms', 'MACs', 'time', 'quartiles',
+               'share')
     return format_table(columns, [(
-        row['slim'], row['sites'], row['runtime'], row['threads'], row['batch'],
+        row['slim'], row['runtime'], row['threads'], row['batch'],
         # '' where an ONNX file does not say, or says those of another size
         f'{row["gmacs_dense"] or "unknown"} to {row["gmacs_slim"] or "unknown"}',
         f'{row["ms_dense"]} to {row["ms_slim"]}',
@@ -236,23 +157,21 @@ def latency_text(rows: list[dict[str, Any]]) -> str:
 @runs(LatencyJob)
 def main(args: LatencyJob) -> None:
     """Measure, print and write."""
-    rows, path = [], None
-    settings = list(itertools.product(args.runtime, args.batch_size, args.threads))
-    for target in args.target_macs:
+    with contextlib.redirect_stdout(sys.stderr):
+        dense, slim, shape = make_pair(args)
+    names = {side: Path(name.split('::')[-1]).stem for side, name in (
+        ('dense', args.dense), ('slim', args.slim or 'its structure'))}
+    rows = []
+    for runtime, batch, threads in itertools.product(args.runtime, args.batch_size, args.threads):
         with contextlib.redirect_stdout(sys.stderr):
-            pair = make_pair(args, target)
-        for runtime, batch, threads in settings:
-            with contextlib.redirect_stdout(sys.stderr):
-                row, timing = measure(pair, args, runtime, batch, threads)
-            rows.append(row)
-            path = append(row, Path(args.out))
-            if timing.ratio > 1:
-                known = runtime in PACKAGES and not isinstance(pair.slim, Path)
-                forms = selection_forms(pair.slim, runtime) if known else 'as they are'
-                print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
-                      f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
-                      f'{forms}')
+            rows.append(dict(names, **measure(args, dense, slim, shape, runtime, batch, threads)))
+        path = append(rows[-1], Path(args.out))
+        if (ratio := rows[-1]['ratio']) > 1:
+            known = runtime in PACKAGES and isinstance(slim, nn.Module)
+            forms = selection_forms(slim, runtime) if known else 'as they are'
+            print(f'warning: in `{runtime}` at batch {batch} the slim side takes {ratio:.3f} of '
+                  f'the time of the dense one; selections of channels: {forms}')
     print(latency_text(rows))
-    if not isinstance(pair.dense, Path):
+    if isinstance(dense, nn.Module):
         print('Weights are random: times do not depend on them.')
     print(f'Added {len(rows)} lines to {path}')

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Shaped, given_shape
+from mmkcr.cli.fields import Configured, Shaped, argument, given_shape, runs
 from mmkcr.core import load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.deploy.latency_table import DEFAULTS, measure_table, table_path
 from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.engine.build import build_model, default_shape, dense_config, load_config
+from mmkcr.models.tasks import is_dense_task
 from mmkcr.visualization import format_table
 
 
@@ -56,8 +56,7 @@ def main(args: LatencyTableJob) -> None:
         model = build_model(config)
     model.eval()
     shape = given_shape(args) or default_shape(config, model)
-    classifies = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
-    part = args.part or (None if classifies else 'backbone')
+    part = args.part or ('backbone' if is_dense_task(model) else None)
     conditions = {key: getattr(args, key) for key in DEFAULTS}
     path = Path(args.out or table_path(args.config, **conditions))
     for line in measure_table(model, path, dict(conditions, input_shape=list(shape), part=part),

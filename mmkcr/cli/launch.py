@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.hooks import Hook
-from mmengine.logging import MMLogger, print_log
+from mmengine.logging import MMLogger
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
@@ -19,8 +19,7 @@ from torch import nn
 from mmkcr.core import NonFiniteError, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.engine.build import drop_idle_workers
-from mmkcr.engine.processes import is_first_process, join_processes
-from mmkcr.engine.workers import no_workers_left
+from mmkcr.engine.processes import is_first_process, join_processes, no_workers_left
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.methods.search.price import MacsPrice
 from mmkcr.methods.search.refresh import RefreshHook
@@ -28,7 +27,7 @@ from mmkcr.methods.search.search_model import SearchModel
 from mmkcr.models.tasks import search_spaces, unwrap
 from mmkcr.safe_load import is_address
 
-_NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
+_NUMBERED = re.compile(r'(epoch|iter)_\d+\.pth')
 
 
 def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: Any) -> None:
@@ -56,12 +55,12 @@ def check_file(path: str | None, what: str) -> None:
 def resume_latest(config: Config) -> None:
     """Make a run resume from the latest checkpoint of its work directory, if there is one.
 
-    Otherwise the run begins as usual, from ``load_from`` if the config has it. So a run
-    can always be started with ``--resume``, as batch systems do that restart jobs.
+    Otherwise it begins from ``load_from``, if the config has it. So a run can always be started
+    with ``--resume``, as batch systems do that restart jobs.
     """
     checkpoint = latest_checkpoint(config.work_dir)
     config.resume = checkpoint is not None
-    if checkpoint is not None:
+    if config.resume:
         config.load_from = checkpoint
 
 
@@ -73,19 +72,12 @@ def latest_checkpoint(work_dir: str) -> str | None:
     folder = Path(work_dir)
     pointer = folder / 'last_checkpoint'
     named = pointer.read_text().strip() if pointer.is_file() else ''
-    if named and (is_address(named) or Path(named).is_file()):
+    if is_address(named):
         return named
-    moved = folder / Path(named).name
-    if moved.is_file():
-        return str(moved)
-    numbered = {int(match[1]): path for path in folder.glob('*.pth')
-                if (match := _NUMBERED.fullmatch(path.name))}
-    if not numbered:
-        return None
-    latest = numbered[max(numbered)]
-    print_log(f'Expected the latest checkpoint of `{work_dir}` in `last_checkpoint`, found '
-              f'`{named or "nothing"}`: going on from `{latest.name}`.', 'current', level=30)
-    return str(latest)
+    numbered = sorted((path for path in folder.glob('*.pth') if _NUMBERED.fullmatch(path.name)),
+                      key=lambda path: int(path.stem.rpartition('_')[2]))
+    places = [Path(named), folder / Path(named).name, *numbered[-1:]]
+    return next((str(path) for path in places if path.is_file()), None)
 
 
 def build_runner(config: Config) -> Runner:
@@ -99,9 +91,7 @@ def build_runner(config: Config) -> Runner:
 def start_training(config: Config) -> Runner:
     """Check a complete config, build its runner and train.
 
-    Raises:
-        FileNotFoundError: The checkpoint to start from, or data, are missing.
-        ValueError: The config has no training, or cannot be built. Nothing is written then.
+    Nothing is written where the config has no training, or names data that are missing.
     """
     if config.get('train_cfg') is None:
         raise ValueError('expected a config with a `train_cfg`, found '
@@ -113,13 +103,9 @@ def start_training(config: Config) -> Runner:
     check_file(config.get('load_from'), 'a checkpoint')
     check_data_folders(config, ('train_dataloader', 'val_dataloader'))
     # checks above write nothing; from here on MMEngine makes files
-    with one_run(config) as start:
-        runner = build_runner(config)
-        runner.register_hook(start)
-        for name in ('CheckpointGuardHook', 'ClassCheckHook', 'FiniteHook'):
-            runner.register_hook(dict(type=f'mmkcr.{name}'))
-        with no_workers_left(runner):
-            runner.train()
+    guards = ('CheckpointGuardHook', 'ClassCheckHook', 'FiniteHook')
+    with one_run(config, *(dict(type=f'mmkcr.{name}') for name in guards)) as runner:
+        runner.train()
     return runner
 
 
@@ -161,57 +147,47 @@ class StartHook(Hook):
 
 
 @contextmanager
-def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
-    """Lock a work directory, and restore it if the run fails before its first batch.
+def one_run(config: Config, *hooks: Hook | dict, alone: bool = True) -> Iterator[Runner]:
+    """Lock a work directory and build its runner; restore the folder if nothing begins.
 
-    MMEngine creates folders and files before it builds what a config describes. If that fails,
-    the copy of the config is restored or removed; the log stays, with the reason in it, and so
-    does everything else. After the start, values that are not finite, unreadable images and full
-    disks are still reported in one sentence; any other error becomes a ``RuntimeError``, so that a
-    command shows its traceback.
-
-    Args:
-        config (Config): With ``work_dir`` and ``launcher``.
-        alone (bool): Whether to exclude other runs from the folder meanwhile. Defaults to True.
-
-    Yields:
-        StartHook: Must be registered in the runner.
-
-    Raises:
-        ValueError: Another run writes to the folder, or the hosts refused the config.
+    MMEngine creates folders and files before it builds what a config describes. If the run fails
+    before its first batch, the copy of the config is restored or removed; the log stays, with the
+    reason in it, and so does everything else. After that, values that are not finite, unreadable
+    images and full disks are still reported in one sentence; any other error becomes a
+    ``RuntimeError``, so that a command shows its traceback. The given hooks are registered; a run
+    ``alone`` refuses a folder that another run writes to.
     """
-    hook, first = StartHook(), is_first_process(config.launcher)
+    start, first = StartHook(), is_first_process(config.launcher)
     copied = config.filename and Path(config.work_dir, Path(config.filename).name)
     with locked(config.work_dir) if first and alone else nullcontext():
         before = copied.read_bytes() if copied and copied.is_file() else None
         try:
-            yield hook
+            runner = build_runner(config)
+            for hook in (start, *hooks):
+                runner.register_hook(hook)
+            with no_workers_left(runner):
+                yield runner
         except Exception as error:
-            unreadable = isinstance(error, UnreadableImageError) or \
-                not hook.started and 'Original Traceback' in str(error)  # of a data-loading worker
-            if hook.started and not unreadable:
-                reported = isinstance(error, (NonFiniteError, OSError))
-                kind = ValueError if reported else RuntimeError
-                raise kind(f'the run stopped: {error}') from error
-            if first and not hook.started:
-                _note(error)
-                if copied and before is not None:
+            message = str(error)
+            if first and not start.started:
+                for handler in MMLogger.get_current_instance().handlers:
+                    # directly: levels and filters must not drop it, nor is it for the terminal
+                    if isinstance(handler, logging.FileHandler):
+                        handler.emit(logging.makeLogRecord(dict(
+                            name='mmengine', levelno=logging.ERROR, levelname='ERROR',
+                            msg=f'The run did not start: {message}')))
+                if before is not None:
                     copied.write_bytes(before)
                 elif copied:
                     copied.unlink(missing_ok=True)
-            if unreadable:
+            if isinstance(error, UnreadableImageError) or \
+                    not start.started and 'Original Traceback' in message:  # of a worker
                 raise ValueError('expected samples that can be loaded, found one that cannot: '
-                                 f'{str(error).strip().splitlines()[-1]}') from error
+                                 f'{message.strip().splitlines()[-1]}') from error
+            if start.started:
+                reported = isinstance(error, (NonFiniteError, OSError))
+                kind = ValueError if reported else RuntimeError
+                raise kind(f'the run stopped: {message}') from error
             if isinstance(error, (AssertionError, RuntimeError)):  # how hosts refuse bad settings
-                raise ValueError(str(error) or 'a host library refused the config') from error
+                raise ValueError(message or 'a host library refused the config') from error
             raise
-
-
-def _note(error: Exception) -> None:
-    """Write the reason into the log of the run, if it has one."""
-    for handler in MMLogger.get_current_instance().handlers:
-        if isinstance(handler, logging.FileHandler):
-            # `emit` directly: the logger's level and filters must not drop the reason
-            handler.emit(logging.LogRecord(
-                'mmengine', logging.ERROR, __file__, 0, 'The run did not start: %s', (error, ),
-                None))

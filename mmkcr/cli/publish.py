@@ -15,8 +15,7 @@ Examples:
 from dataclasses import dataclass
 
 from mmkcr.apis.publish import publish
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.shared import Configured, Trusting
+from mmkcr.cli.fields import Configured, Trusting, argument, runs
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,8 @@ class SearchJob(TrainJob):
 
 def has_gates(part: Any) -> bool:
     """Whether a backbone anywhere in a config has gates."""
-    if not isinstance(part, Mapping):
-        return False
-    return part.get('gates') is not None or any(map(has_gates, part.values()))
+    return isinstance(part, Mapping) and (
+        part.get('gates') is not None or any(map(has_gates, part.values())))
 
 
 @runs(SearchJob, quiet=False)
@@ -43,12 +42,10 @@ def main(args: SearchJob) -> None:
     given = load_config(args.config, compressed=False)
     config = compressed_config(given)
     if not has_gates(config.get('model')):
-        wanted = 'expected a backbone with `gates` to search on, found'
-        if config.get('model') and backbone_config(config).get('structure') is not None:
-            raise ValueError(f'{wanted} a subnet in `{args.config}`: search on the config of its '
-                             'dense network')
-        raise ValueError(f'{wanted} none in `{args.config}`: `mmkcr init {args.config} --stage '
-                         'search` writes a config with them')
+        subnet = config.get('model') and backbone_config(config).get('structure') is not None
+        raise ValueError('expected a backbone with `gates` to search on, found ' + (
+            f'a subnet in `{args.config}`: search on the config of its dense network' if subnet else
+            f'none in `{args.config}`: `mmkcr init {args.config} --stage search` writes one'))
     if args.init is not None:
         key = 'model.scores' if given.get('compression') is None else 'compression.scores'
         args = replace(args, cfg_options={**(args.cfg_options or {}), key: args.init})

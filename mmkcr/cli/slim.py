@@ -13,17 +13,19 @@ Examples:
         --threads 1 --batch 1
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.report import print_files
-from mmkcr.cli.shared import Configured, Shaped, Timed, Trusting, chosen_target, given_shape, target
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SubnetFiles, slim_files
+from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
+from mmkcr.closed_form.report import sentences, site_table, size_table
 from mmkcr.deploy.latency_table import chosen_table
+from mmkcr.models.counting import part_rows
+from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class SlimJob(Configured, Shaped, Trusting, Timed):
+class SlimJob(Timed):
     """Arguments of ``mmkcr slim``."""
 
     config: str = argument('config of the search', positional=True)
@@ -40,12 +42,27 @@ class SlimJob(Configured, Shaped, Trusting, Timed):
     out: str | None = argument('folder to write to (work_dirs/<config name>/slim)', metavar='DIR')
 
 
+def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = ()) -> None:
+    """Print what was kept, and the networks side by side.
+
+    The ``metrics`` are of the dense, slim and fine-tuned network.
+    """
+    structure, sizes = files.structure, files.bytes
+    print(site_table(structure))
+    print(size_table(structure, [('weights (MB)', sizes['dense'] / 1e6, sizes['subnet'] / 1e6)],
+                     metrics))
+    if files.parts:
+        print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
+    for sentence in (*sentences(structure, structure.provenance.get('agreement')), *files.notes):
+        print(sentence)
+
+
 @runs(SlimJob)
 def main(args: SlimJob) -> None:
     """Slim, write and print."""
-    cost, target = chosen_target(args)
+    (cost, target), table = chosen_target(args), chosen_table(args)
     files = slim_files(args.config, args.checkpoint, target, args.divisor, given_shape(args),
-                       args.out, args.cfg_options, args.part, chosen_table(args), args.force_table,
-                       cost)
+                       args.out, args.cfg_options, args.part, table, args.force_table,
+                       'macs' if table else cost.name)
     print_files(files)
     print(f'Wrote {files.folder / STRUCTURE} and {files.folder / WEIGHTS}')

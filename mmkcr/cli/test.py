@@ -16,24 +16,18 @@ from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 from mmengine.runner import Runner
 
-from mmkcr.cli.fields import argument, runs
-from mmkcr.cli.launch import (
-    build_runner,
-    check_file,
-    one_run,
-    set_dataloader_defaults,
-)
-from mmkcr.cli.shared import Running, apply_running
+from mmkcr.cli.fields import Running, apply_running, argument, runs
+from mmkcr.cli.launch import check_file, one_run, set_dataloader_defaults
 from mmkcr.datasets.data_check import check_data_folders
-from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
-from mmkcr.engine.build import load_config, take_options, trained_weights
+from mmkcr.deploy.tensor_model import run_by_file
+from mmkcr.engine.build import check_expected, load_config, take_options, trained_weights
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.engine.expected import check_expected
 from mmkcr.engine.processes import is_first_process
-from mmkcr.engine.workers import no_workers_left
-from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
+from mmkcr.methods.dcs.qk_mask import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
+
+PICKLES = '.pkl', '.pickle'
 
 
 @dataclass(frozen=True)
@@ -117,11 +111,10 @@ def _augment_tests(config: Config) -> None:
 def test_with_masks(runner: Runner) -> dict[str, Any]:
     """Test, and test again with all masks forced open: the control of what the masks do.
 
-    Returns:
-        dict: Metrics of the first test, ``masks/open``, ``masks/always`` and ``masks/never`` in
-        percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and the
-        metrics of the second test as ``<name>_open``. Images that fill up the last batch of
-        several processes count twice in the shares.
+    Metrics of the first test come with ``masks/open``, ``masks/always`` and ``masks/never`` in
+    percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and those of
+    the second test as ``<name>_open``. Images that fill up the last batch of several processes
+    count twice in the shares.
     """
     with MaskWatch(runner.model) as watch:
         metrics = dict(runner.test())
@@ -157,11 +150,10 @@ def main(args: TestJob) -> None:
         raise ValueError('expected `--masks` without `--onnx`, found both: masks are held open in '
                          'PyTorch')
     predictions = args.out is not None and args.out_item != 'metrics'
-    suffixes = ('.pkl', '.pickle') if predictions else \
-        ('.json', '.yaml', '.yml', '.pkl', '.pickle')
+    what, suffixes = ('predictions', PICKLES) if predictions else \
+        ('metrics', ('.json', '.yaml', '.yml', *PICKLES))
     if args.out is not None and not args.out.endswith(suffixes):
-        raise ValueError(f'expected a {suffixes[0]} file for '
-                         f'{"predictions" if predictions else "metrics"}, found `--out {args.out}`')
+        raise ValueError(f'expected a {suffixes[0]} file for {what}, found `--out {args.out}`')
     config = load_config(args.config, compressed=False)
     if config.get('test_cfg') is None:
         raise ValueError(f'expected a config with a `test_cfg`, found `{args.config}` without')
@@ -174,17 +166,13 @@ def main(args: TestJob) -> None:
         require_runtime(args.runtime or 'onnxruntime')
         check_file(args.onnx, 'an exported file')
     check_data_folders(config, ('test_dataloader', ))
-    with one_run(config, alone=False) as start:  # also while it trains
-        runner = build_runner(config)
-        runner.register_hook(start)
-        runner.register_hook(dict(type='mmkcr.CheckpointGuardHook', complete=True))
-        runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
+    guard = dict(type='mmkcr.CheckpointGuardHook', complete=True)
+    with one_run(config, guard, dict(type='mmkcr.ClassCheckHook'), alone=False) as runner:
         if predictions:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
         if args.onnx is not None:
             run_by_file(runner.model, args.onnx, args.runtime or 'onnxruntime')
-        with no_workers_left(runner):
-            metrics = test_with_masks(runner) if args.masks else runner.test()
+        metrics = test_with_masks(runner) if args.masks else runner.test()
     if args.out and not predictions and is_first_process(config.launcher):
         mmengine.dump(metrics, args.out)
     outside = check_expected(config, metrics) if args.check else ()

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from mmengine.config import Config
 
-from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.fields import Running, apply_running, argument, runs
 from mmkcr.cli.launch import resume_latest, set_dataloader_defaults, start_training
-from mmkcr.cli.shared import Running, apply_running
 from mmkcr.engine.build import load_config, take_options
 
 

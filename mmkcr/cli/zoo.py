@@ -29,7 +29,6 @@ class ZooJob:
     pattern: str = argument('names to list, as of files: kcr-* (all)', '*', positional=True,
                             nargs='?')
     trained: bool = argument('only those with weights', False)
-    run: bool = argument('only those with results', False)
     path: bool = argument('print the files instead: the config, the weights where they are, and '
                           '--cfg-options where the model has them', False)
 
@@ -46,23 +45,18 @@ def scaled(value: float | None, unit: float) -> str:
     return f'{value / unit:.4g}' if value else ''
 
 
-def words(entry: Mapping[str, Any]) -> list[str]:
-    """What a command takes for a model: its config, its weights, its options."""
-    files = [entry[key] for key in ('Config', 'Weights') if key in entry]
-    options = [f'{key}={value}' for key, value in entry.get('Options', {}).items()]
-    return [*files, '--cfg-options', *options] if options else files
-
-
 @runs(ZooJob)
 def main(args: ZooJob) -> None:
     """Read the metafiles and print."""
     entries = {name: entry for name, entry in model_index().items()
-               if fnmatch(name, args.pattern) and (results(entry) or not args.run)
-               and ('Weights' in entry or not args.trained)}
+               if fnmatch(name, args.pattern) and ('Weights' in entry or not args.trained)}
     if not entries:
         raise ValueError(f'expected a name of a model, found none that fits `{args.pattern}`')
     if args.path:
-        print('\n'.join(' '.join(words(entry)) for entry in entries.values()))
+        for entry in entries.values():
+            options = [f'{key}={value}' for key, value in entry.get('Options', {}).items()]
+            print(*(entry[key] for key in ('Config', 'Weights') if key in entry),
+                  *(['--cfg-options', *options] if options else []))
         return
     rows = []
     for name, entry in entries.items():

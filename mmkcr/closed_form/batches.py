@@ -121,18 +121,14 @@ def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[A
         return batches, held_out
     if len(batches) < 2:
         return batches, batches
-    # the last tenth
-    count = max(1, len(batches) // 10)
+    count = max(1, len(batches) // 10)  # the last tenth
     return batches[:-count], batches[-count:]
 
 
 def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
     """How many of the held-out images are among the others, as copies of files are.
 
-    All images are read once for it, which is little beside a pass through a network.
-
-    Raises:
-        ValueError: All calibration batches are the same.
+    Calibration batches that are all the same are refused.
     """
     known = {batch_digest(batch) for batch in batches}
     if len(known) == 1 < len(batches):

@@ -1,7 +1,6 @@
-"""Statistics of a network's inner activations over calibration images.
+"""The two statistics that closed-form slimming needs of a network on calibration images.
 
-Closed-form slimming needs only two things: the moments of the readers' inputs, and the sensitivity
-of the network's outputs to the readers' outputs.
+They are the moments of the readers' inputs, and how its outputs react to the readers' outputs.
 """
 
 import math
@@ -50,43 +49,57 @@ class ReaderMoments:
         """Mean number of rows per image, summed over all calls of the layer."""
         return self._seen / max(self._count, 1)
 
+    @property
+    def sensitivity(self) -> Tensor:
+        """S: the second moment of the gradients, summed over an image's positions."""
+        return self.positions * self.gradients.second_moment
 
-def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
-            layers: Mapping[str, nn.Module], rows: Rows = Rows(),  # noqa: B008 (a tuple)
-            logits: bool | None = None, seed: int = 0,
-            scales: Sequence[float] | None = None,
-            others: Mapping[str, nn.Module] | None = None,
-            backward: float = math.inf) -> dict[str, ReaderMoments]:
-    """Moments of some readers over calibration batches.
 
-    Unless ``logits`` is None, batches are also run backward from a random projection of the
-    outputs. The second moments F of the gradients then tell by how much an error dy of a reader's
-    output changes the network's outputs z: ``E |dz|^2 = positions * tr(F cov(dy))``. No label is
-    read.
+def passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
+           hooks: Sequence[tuple[nn.Module, Callable]], logits: bool, seed: int = 0,
+           scales: Sequence[float] | None = None, backward: float = math.inf) -> Iterator[range]:
+    """Run batches forward, and backward from a random projection of the outputs.
+
+    The second moments F of the gradients tell by how much an error dy of a layer's output changes
+    the outputs z: ``E |dz|^2 = positions * tr(F cov(dy))``. Yields the images' numbers, by batch.
+
+    Activation checkpointing runs layers again in the backward pass. Before, one form ran them
+    without gradients, the other with them. Of both runs the first with gradients counts.
 
     Args:
-        model (nn.Module): In eval mode.
-        batches (Iterable): What ``forward`` takes.
-        forward (Callable): Takes model and batch; returns tensors, nested.
-        layers (Mapping[str, nn.Module]): Readers by name.
-        rows (Rows): Rows of an image that enter the moments.
-        logits (bool, optional): Whether the outputs are class scores (B, C). If so, their error is
-            measured as a Kullback-Leibler divergence, otherwise relative to the outputs' size.
-            Defaults to None: no gradients.
-        seed (int): Seed of the random projections. Defaults to 0.
-        scales (Sequence[float], optional): See :func:`output_scales`. Defaults to None: those of
-            each batch.
-        others (Mapping[str, nn.Module], optional): Layers of which only the inputs are needed.
-        backward (float): Number of images that are run backward, the first ones. Defaults to all.
+        hooks (Sequence[tuple[nn.Module, Callable]]): Layers, and what is called behind them: with
+            the numbers of the batch's images, the layer, its arguments and its output.
+        logits (bool): Whether the outputs are class scores (B, C). If so, their error is measured
+            as a Kullback-Leibler divergence, otherwise relative to the outputs' size.
+        scales (Sequence[float], optional): See :func:`output_scales`; by default of each batch.
+        backward (float): Number of images that are run backward, the first ones; all by default.
     """
-    # gradients are collected only for `layers`, some of which may be among the others, too
-    both = {**layers, **(others or {})}
-    reader_moments = {name: ReaderMoments(layer, name, rows, logits is not None and name in layers)
-                      for name, layer in both.items()}
-    hooks = [(layer, reader_moments[name].hook) for name, layer in both.items()]
-    for _ in _passes(model, batches, forward, hooks, logits, seed, scales, backward):
-        pass
-    return reader_moments
+    sensed = again = False
+    seen: set[nn.Module] = set()
+
+    def once(hook: Callable, layer: nn.Module, args: tuple, out: Tensor) -> None:
+        if not sensed or torch.is_grad_enabled() and not (again and layer in seen):
+            seen.update(() if again else (layer, ))
+            hook(images, layer, args, out)
+
+    with ExitStack() as stack:
+        # before the hooks, which run later and so see outputs that require gradients
+        stack.enter_context(gradients_of_activations(model, [layer for layer, _ in hooks]))
+        for layer, hook in hooks:
+            stack.enter_context(layer.register_forward_hook(partial(once, hook)))
+        for batch, images in numbered(batches):
+            sensed = images.start < backward
+            with torch.set_grad_enabled(sensed):
+                outputs = flat_tensors(forward(model, batch))
+                again = True
+                if sensed:
+                    pairs = zip(outputs, _projection(outputs, logits, images, seed, scales))
+                    pairs = [pair for pair in pairs if pair[0].requires_grad]
+                    if pairs:
+                        torch.autograd.backward(*zip(*pairs))
+            again = False
+            seen.clear()
+            yield images
 
 
 class WeightChange(NamedTuple):
@@ -108,27 +121,19 @@ _AT_ONCE = 2**25
 def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
                    changes: Mapping[str, Sequence[WeightChange]], logits: bool,
                    seed: int = 0, scales: Sequence[float] | None = None) -> dict[str, Tensor]:
-    """First-order effect of weight changes on a network's outputs.
+    """First-order effect on a network's outputs of changes that are made together, by name.
 
     The errors of a reader's outputs at the positions of one image are correlated, most of all
     behind attention, so their effects add up. Let S be the sum, over the image's positions, of
     ``gradient x^T``, with the gradient of a random projection of the outputs. Then
-    ``dz = <delta, S>`` for every image, and squares are taken only after that sum. (Moments of
-    errors and gradients alone would treat positions as independent.)
-
-    Args:
-        changes (Mapping[str, Sequence[WeightChange]]): By name, the changes that are made together.
-            Other arguments are those of :func:`collect`.
-
-    Returns:
-        dict[str, Tensor]: Mean squares over images, (tries,), in the unit of :func:`collect`.
+    ``dz = <delta, S>`` for every image, and squares are taken only after that sum. Returned are
+    their means over images, (tries,), in the unit of :func:`passes`.
     """
     # per try; all changes of a name have equally many
     sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
             for name, tried in changes.items()}
     count = 0
-    #: By name, dz of every image: calls of one layer, and changes made together, add up in it
-    #: before it is squared.
+    #: dz of every image by name: calls of a layer, and changes made together, add up in it.
     moved: dict[str, Any] = {}
 
     def catch(name: str, change: WeightChange, images: range, layer: nn.Module, args: tuple,
@@ -145,55 +150,12 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
 
     hooks = [(change.layer, partial(catch, name, change))
              for name, tried in changes.items() for change in tried]
-    for images in _passes(model, batches, forward, hooks, logits, seed, scales):
+    for images in passes(model, batches, forward, hooks, logits, seed, scales):
         for name, change in moved.items():
             sums[name] += change.square().sum(0)
         moved.clear()
         count += len(images)
     return {name: total / max(count, 1) for name, total in sums.items()}
-
-
-def _passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
-            hooks: Sequence[tuple[nn.Module, Callable]], logits: bool | None, seed: int,
-            scales: Sequence[float] | None, backward: float = math.inf) -> Iterator[range]:
-    """Run batches forward, and backward from a random projection of the outputs.
-
-    Activation checkpointing runs layers again in the backward pass. Before, one form ran them
-    without gradients, the other with them. Of both runs the first with gradients counts.
-
-    ``hooks`` are layers, and what is called behind them: with the numbers of the batch's images,
-    the layer, its arguments and its output. After its passes these numbers are yielded.
-    """
-    sensed = again = False
-    seen: set[nn.Module] = set()
-
-    def once(hook: Callable, layer: nn.Module, args: tuple, out: Tensor) -> None:
-        if not sensed or torch.is_grad_enabled() and not (again and layer in seen):
-            seen.update(() if again else (layer, ))
-            hook(images, layer, args, out)
-
-    with ExitStack() as stack:
-        if logits is not None:
-            # before the hooks, which run later and so see outputs that require gradients
-            stack.enter_context(gradients_of_activations(model, [layer for layer, _ in hooks]))
-        for layer, hook in hooks:
-            stack.enter_context(layer.register_forward_hook(partial(once, hook)))
-        for batch, images in numbered(batches):
-            sensed = logits is not None and images.start < backward
-            with torch.set_grad_enabled(sensed):
-                outputs = flat_tensors(forward(model, batch))
-                again = True
-                if sensed:
-                    _backward(outputs, _projection(outputs, logits, images, seed, scales))
-            again = False
-            seen.clear()
-            yield images
-
-
-def _backward(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    pairs = [pair for pair in zip(outputs, gradients) if pair[0].requires_grad]
-    if pairs:
-        torch.autograd.backward(*zip(*pairs))
 
 
 def _moved(change: WeightChange, x: Tensor, gradient: Tensor, images: Sequence[int]) -> Tensor:
@@ -231,8 +193,7 @@ def gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> I
     Their outputs become copies of leaves that require gradients: hosts may work on them in place.
     """
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    first = next(module for module in model.modules()
-                 if isinstance(module, (nn.Conv2d, nn.Linear)))
+    first = next(module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear)))
     with ExitStack() as stack:
         for parameter, before in wanted.items():
             stack.callback(parameter.requires_grad_, before)
@@ -265,8 +226,7 @@ def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], 
     in eval mode, so a backward pass of a batch gives each image its own gradient.
     """
     # PyTorch's generator takes 32 bits
-    draws = [torch.Generator().manual_seed((seed * 1_000_003 + image) % 2**32)
-             for image in images]
+    draws = [torch.Generator().manual_seed((seed * 1_000_003 + image) % 2**32) for image in images]
     if logits:
         chances = outputs[-1].detach().float().softmax(-1)
         drawn = torch.cat([torch.multinomial(part, 1, generator=draw) for part, draw in zip(

@@ -9,7 +9,6 @@
 
 import copy
 import dataclasses
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,31 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
-from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import naming_remedy
-from mmkcr.models.costs import cost_model
-from mmkcr.models.counting import check_built, note_backbone_macs
+from mmkcr.models.counting import check_built, check_recorded, cost_model, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
-from mmkcr.models.sites.base import KindConfig, check_ties
+from mmkcr.models.sites import QKMaskSite
+from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
 from mmkcr.models.tasks import (
     counted_part,
     is_detector,
-    is_segmentor,
     kept_randomness,
+    search_space,
     task_forward,
 )
-from .batches import numbered, of_size
-from .calibration import images_in
 from .given import Calibration, look_at, taken
-from .head_rotation import take_weights
-from .kinds import SCOPES, searched
-from .options import Forward, Pair, SiteProfile
-from .profiles import profile_sites
+from .heads import take_weights
+from .options import SCOPES, Forward, Pair, SiteProfile, searched
+from .profiles import profile_sites, shared_sizes, size_options, uniform_sizes
 from .progress import CompressProgress
 from .readers import readers
 from .refit_blocks import refit_along
-from .report import plan, result_text
-from .share_out import shared_sizes, size_options, uniform_sizes
+from .report import agreement, plan, result_text
 from .whole import HeldBatches, whole_outputs
 
 
@@ -55,8 +49,7 @@ class CompressResult:
         model (nn.Module): The subnet, a copy of the given model.
         structure (Structure): The kept units.
         profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
-        agreement (dict[str, float]): Of dense and slim outputs on held-out images, see
-            :func:`agreement`.
+        agreement (dict[str, float]): On held-out images, see :func:`agreement`.
     """
 
     model: nn.Module
@@ -65,10 +58,7 @@ class CompressResult:
     agreement: dict[str, float]
 
     def save(self, folder: str | Path, export: bool = False) -> None:
-        """Write the network into a folder that :func:`mmkcr.load` reads.
-
-        See :func:`mmkcr.apis.saved.save`.
-        """
+        """Write a folder that :func:`mmkcr.load` reads, see :func:`mmkcr.apis.saved.save`."""
         import mmkcr
         mmkcr.save(self, folder, export)
 
@@ -102,17 +92,14 @@ def compress(model: nn.Module,
         model (nn.Module): Dense model: any module with an adapter, or a task model of mmpretrain,
             mmdet or mmseg whose backbone has one. It is not changed.
         images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
-        target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`, or maximum
-            of another ``cost``.
+        target (str | int | float): Maximum ``cost``, see :func:`~mmkcr.core.parse_target`.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
             :data:`DEFAULT_SITES` that the backbone has.
-        input_shape (Sequence[int]): (C, H, W) of the image that MACs are counted for. Defaults to
-            (3, 224, 224).
+        input_shape (Sequence[int]): (C, H, W) that MACs are for. Defaults to (3, 224, 224).
         part (str, optional): ``'model'`` or ``'backbone'``, see
             :func:`~mmkcr.models.tasks.counted_part`.
         forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
-            that are to agree. Defaults to calling the model. MACs are counted by calling the model
-            with an image in any case.
+            that are to agree. Defaults to calling the model, as the counting of MACs does anyway.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
             None: the last tenth of ``images``, which calibration then does not see (but of a
             single image or batch, the same).
@@ -124,22 +111,16 @@ def compress(model: nn.Module,
             :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
         scope (str): ``'backbone'``, or ``'model'``: neck and heads are compressed too, under one
             budget for everything. ``images`` are then batches of the data preprocessor, and
-            ``forward`` is :func:`~mmkcr.closed_form.whole.whole_outputs`. Defaults to
-            ``'backbone'``.
+            ``forward`` is :func:`~mmkcr.closed_form.whole.whole_outputs`. Default: ``'backbone'``.
         cost (str): What the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
             ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
-        ordinary (bool): Leave an ordinary network, see
-            :func:`~mmkcr.models.search_space.leave_ordinary`. False keeps its search space, which
-            files of configs need. Defaults to True.
+        ordinary (bool): See :func:`~mmkcr.models.search_space.leave_ordinary`. False keeps the
+            search space, which files of configs need. Defaults to True.
         **options: See :class:`CompressOptions`.
-
-    Returns:
-        CompressResult: Subnet and structure.
 
     Raises:
         ValueError: No images, a model without an adapter or with gates, an unreachable target (the
-            message gives the range), or activations or outputs on held-out images that are not
-            finite. Nothing is changed then.
+            message gives the range), or activations or outputs that are not finite.
 
     Examples:
         >>> model = timm.create_model('vit_small_patch16_224', pretrained=True)
@@ -201,10 +182,7 @@ def compress(model: nn.Module,
 def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape: Sequence[int],
              part: str | None, calibration: Calibration,
              profiles: Mapping[str, SiteProfile]) -> CompressResult:
-    """The result of a compression: sizes are noted in the structure, and outputs are compared.
-
-    The structure is changed in place; ``macs`` are of the dense network.
-    """
+    """The result of a compression: sizes are noted in the structure, and outputs are compared."""
     dense, slim = networks
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
                           input_shape=list(input_shape))
@@ -251,60 +229,68 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
 
 
-@torch.no_grad()
-def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forward: Forward,
-              logits: bool = False, size: int = 1, seen: int = 0) -> dict[str, float]:
-    """Distance between the outputs of two networks.
+def refit_structure(model: nn.Module,
+                    structure: str | Path | Structure,
+                    images: Tensor | Sequence[Any],
+                    input_shape: Sequence[int] = (3, 224, 224),
+                    part: str | None = None,
+                    forward: Forward | None = None,
+                    held_out: Tensor | Sequence[Any] | None = None,
+                    done: CompressProgress | None = None,
+                    **options: Any) -> CompressResult:
+    """Cut a dense network to a structure and refit the readers of the kept units.
+
+    So the retraining of a searched structure starts from the dense network's weights, instead of
+    those that were trained together with gates. Masks on queries and keys (DCS) are layers that the
+    dense network does not have: they start as they were initialised. The result has no profiles.
 
     Args:
-        dense (nn.Module): The reference.
-        subnet (nn.Module): The network to compare.
-        batches (Sequence): What ``forward`` takes, see :func:`compress`.
-        logits (bool): Whether outputs are class scores. Defaults to False.
-        size (int): Images of a batch. Defaults to 1.
-        seen (int): How many of these images the calibration used. Defaults to 0.
-
-    Returns:
-        dict[str, float]: ``error``, the root of the summed squared difference over the summed
-        squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
-        first class, and of a segmentor ``pixels``, that of pixels; ``images``, their number;
-        ``spread``, half of the dense outputs' squared distances to those of the first image, over
-        the summed squares (about the share of them that differs between images); ``seen``,
-        how many of the images the calibration used, if any.
+        model (nn.Module): Dense model; it and other arguments are as in :func:`compress`.
+        structure (str | Path | Structure): Structure of this backbone. Channels of heads are the
+            network's own, not those of rotated bases.
 
     Raises:
-        ValueError: Outputs are not finite.
+        ValueError: As in ``compress``; or a structure of another backbone, with other MACs or
+            parameters than it records, with a kind of site that has no closed form, or one of
+            ``compress`` that keeps channels of rotated bases.
     """
-    lost = energy = apart = same = total = 0.
-    first, count, maps = None, 0, is_segmentor(dense)
-    for batch, images in numbered(of_size(batches, size)):
-        # all outputs in one sum: large maps weigh more
-        ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
-        for a, b in zip(ours, theirs):
-            lost += _square(a - b)
-            energy += _square(b)
-        if not math.isfinite(lost + energy):
-            raise ValueError('expected finite outputs of the '
-                             f'{"compressed" if math.isfinite(energy) else "dense"} network on '
-                             f'held-out images, found `nan` or `inf` in images {images.start + 1} '
-                             f'to {images.stop} of these')
-        if logits or maps and ours[-1].ndim == 4:
-            same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
-            total += ours[-1].numel() / ours[-1].shape[1]
-        count = images.stop
-        parts = [images_in(out, len(images)) for out in theirs]
-        rows = [out.reshape(part, out.numel() // part) for out, part in zip(theirs, parts)]
-        first = [row[:1] for row in rows] if first is None else first
-        # images of several sizes are not alike
-        apart += sum(_square(row - one) / 2 if row.shape[1] == one.shape[1] else math.inf
-                     for row, one in zip(rows, first))
-    result = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
-                  spread=min(apart / max(energy, 1e-30), 1.))
-    if total:
-        result['pixels' if maps else 'top1'] = same / total
-    return dict(result, seen=seen) if seen else result
+    wanted = Structure.load(structure)
+    calibration = taken(model, images, held_out, forward or called, done, options)
+    look_at(calibration)
+    networks = Pair(calibration.dense, copy.deepcopy(calibration.dense))
+    kinds, masks = _kinds(wanted)
+    with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
+        torch.manual_seed(calibration.settings.seed)
+        space = searched(networks.slim, kinds, masks=masks)
+    check_ties(networks.slim, space.sites)
+    searched(networks.dense, kinds)
+    wanted.validate(space.totals())
+    if rotated := wanted.provenance.get('rotated'):
+        raise ValueError('expected a structure of a search, found one of `compress` in which units '
+                         f'of `{rotated[0]}` are channels of a rotated basis, which the file does '
+                         'not have: compress again with the same target')
+    macs = macs_model(networks.slim, space, input_shape, part)
+    # described anew, as the given structure may name another class for the same backbone
+    described = space.structure_for({name: torch.tensor(site.kept)
+                                     for name, site in wanted.sites.items()})
+    described.method = wanted.method
+    sliced = search_space(copy.deepcopy(networks.slim))
+    sliced.slice_to(described)
+    check_recorded(sliced.host, wanted)  # before the images are run
+    refit_along(networks, described, calibration)
+    return finished(networks, described, macs, input_shape, part, calibration, {})
 
 
-def _square(values: Tensor) -> float:
-    """The sum of the squares, without a copy in fp64."""
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64))**2
+def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:
+    """Kinds of site that are refitted, and masks on queries and keys, which begin anew."""
+    kinds = structure.backbone.get('sites')
+    if not kinds:
+        # a structure of a named backbone lists none, but its sites' names end with the kinds
+        kinds = list(dict.fromkeys(name.rpartition('.')[2] for name in structure.sites))
+        from mmkcr.registry import MODELS  # imports MMEngine, which `compress` does without
+        cls = MODELS.get(structure.backbone['type'])
+        if getattr(cls, 'method', '') == 'dcs':
+            mask = structure.backbone.get('qk_mask', {})
+            kinds += [] if mask is None else [dict(mask, kind='qk_mask')]
+    masks = [kind for kind in kinds if kind_name(kind) == QKMaskSite.kind]
+    return [kind for kind in kinds if kind not in masks], masks

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from mmkcr.core import atomic_write
 from mmkcr.core.forward import flat_tensors
-from mmkcr.engine.resume.atomic_checkpoint import AtomicCheckpointHook
+from mmkcr.engine.resume.checkpoints import AtomicCheckpointHook
 from mmkcr.models.tasks import unwrap
 from .batches import of_size, split_batches
 from .compression import called
@@ -51,28 +51,24 @@ class DistilOptions:
 
     Args:
         rate (float): Learning rate of each tensor over the root mean square of its values at the
-            start, to a power of two, so that layer scales of 1e-3 and biases of 3 change by the
-            same share. Defaults to 5e-4.
+            start, to a power of two, so that small and large ones change alike. Defaults to 5e-4.
         warm_up (float): Share of the steps in which the rate rises from 0. Defaults to 0.1.
-        between (int): Number of blocks whose outputs are compared too. Defaults to 3.
-        windows (bool): Whether gradients stop at these blocks, so that each window of blocks learns
-            its own outputs. Defaults to True: without, the same rate destroys more of a refitted
-            DINOv2 than it teaches.
+        between (int): Number of blocks whose outputs are compared too. Defaults to 3. Gradients
+            stop there, so that each window of blocks learns its own outputs: without, the same rate
+            destroys more of a refitted DINOv2 than it teaches.
         temperature (float): Tau, for class scores. Defaults to 2.
         average (float): Weights are averaged over about this share of the steps. Defaults to 0.1.
         judged (int): How often the averaged weights are tried on held-out images. Defaults to 10.
         batch_size (int): Images per batch; batches that cannot be taken apart stay. Defaults to 16.
         accumulate (int): Batches per step and process. Defaults to 1.
         amp (bool, optional): Train in bfloat16. Defaults to None: on a GPU.
-        augment (bool): Crop and mirror images at random, change their colours, and mix every other
-            batch. Defaults to True.
+        augment (bool): Crop, mirror, recolour and mix, see :func:`augmented`. Defaults to True.
         seed (int): Of what is drawn. Defaults to 0.
     """
 
     rate: float = 5e-4
     warm_up: float = 0.1
     between: int = 3
-    windows: bool = True
     temperature: float = 2.
     average: float = 0.1
     judged: int = 10
@@ -111,18 +107,13 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     worse than what it began with, on held-out images.
 
     Args:
-        student (nn.Module): The compressed network. It is not changed.
-        teacher (nn.Module): The dense one. It is not changed.
-        images (Tensor | Sequence): As of :func:`~mmkcr.closed_form.compression.compress`.
+        student, teacher (nn.Module): The compressed and the dense network; they are not changed.
+        images, forward: As of :func:`~mmkcr.closed_form.compression.compress`.
         length (str | int): Number of steps, or a time such as ``'30min'``, ``'2h'`` or ``'90s'``:
             as many steps as that takes at the speed of the first ones.
-        forward (Callable, optional): Takes a network and a batch; returns the outputs that are to
-            agree. Defaults to calling the network.
-        held_out (Tensor | Sequence, optional): Images to judge by. Defaults to None: the last
-            tenth of ``images``, which are not trained on.
-        logits (bool): Whether the last output is class scores (B, C). Defaults to False.
-        work_dir (str | Path, optional): Folder of checkpoints and logs. Defaults to None: a
-            temporary one.
+        held_out (Tensor | Sequence, optional): To judge by. Defaults to None: as of ``compress``.
+        logits (bool): See :class:`~mmkcr.closed_form.options.CompressOptions`.
+        work_dir (str | Path, optional): Of checkpoints and logs. Defaults to None: a temporary one.
         **options: See :class:`DistilOptions`.
 
     Raises:
@@ -144,12 +135,11 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     with ExitStack() as stack:
         folder = Path(work_dir or stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        model = DistilModel(student, teacher, forward, settings, logits).to(get_device())
+        model = DistilModel(student, teacher, forward, settings, logits, judge)
         draws = _Draws(batches, settings, model.data_preprocessor)
-        model.measure(judge)
-        steps = [_steps(length, model, draws, judge, folder, settings)]
+        steps = [_steps(length, model, draws, folder, settings)]
         broadcast_object_list(steps)
-        hook = _Teacher(judge, length, steps[0], folder, settings)
+        hook = _Teacher(length, steps[0], folder, settings)
         runner = _runner(model, draws, hook, steps[0], folder, settings, launcher)
         runner.train()
         best = torch.load(folder / BEST, map_location='cpu')
@@ -160,36 +150,37 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
 
 
 def read_length(length: str | int) -> int | float:
-    """Steps as an integer, or a time such as ``'30min'`` in seconds as a float.
-
-    Raises:
-        ValueError: It is neither, or not positive.
-    """
+    """Steps as an integer, or a time such as ``'30min'`` in seconds as a float."""
     match = re.fullmatch(r'(\d+(?:\.\d*)?)\s*(s|min|h)?', str(length).strip())
     if not match or float(match[1]) <= 0 or not match[2] and '.' in match[1]:
         raise ValueError("expected a number of steps or a time such as '30min', '2h' or '90s', "
                          f'found {length!r}')
-    return float(match[1]) * dict(s=1., min=60., h=3600.)[match[2]] if match[2] else \
-        int(match[1])
+    return float(match[1]) * dict(s=1., min=60., h=3600.)[match[2]] if match[2] else int(match[1])
 
 
 class DistilModel(BaseModel):
     """A student with the average of its weights, and its teacher, whose weights are not saved.
 
     All are copies, in the mode ``eval``: nothing is dropped, and batch norms keep their statistics.
+    ``judge`` are batches of held-out images.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module, forward: Forward,
-                 settings: DistilOptions, logits: bool) -> None:
+                 settings: DistilOptions, logits: bool, judge: Sequence[Any]) -> None:
         super().__init__()
         self.student = copy.deepcopy(student).requires_grad_(True)
         self.average = copy.deepcopy(student).requires_grad_(False)
         self._teacher = [copy.deepcopy(teacher).requires_grad_(False).to(get_device())]
         for network in (self.student, self.average, *self._teacher):
             network.eval()  # that of mmpretrain's backbones returns None
-        self._run, self._settings, self._logits = forward, settings, logits
+        self.to(get_device())
+        self._run, self._settings, self._logits, self._judge = forward, settings, logits, judge
         self._between = common_blocks(self.student, teacher, settings.between)
-        self._variances: list[Tensor] = []
+        with torch.no_grad():  # of all outputs of the teacher, on at most four batches
+            outputs = [self._outputs(self._teacher[0], self.data_preprocessor(batch))
+                       for batch in judge[:4]]
+        self._variances = [sum(out.float().var() for out in outs).clamp(min=1e-12) / len(outs)
+                           for outs in zip(*outputs)]
 
     def train(self, mode: bool = True) -> 'DistilModel':
         """Set the mode of this wrapper alone."""
@@ -200,20 +191,19 @@ class DistilModel(BaseModel):
         """Leave all as it is: MMEngine's runner would have the networks draw new weights."""
 
     @torch.no_grad()
-    def measure(self, batches: Sequence[Any]) -> None:
-        """Measure the variance of all outputs of the teacher, on at most four batches."""
-        outputs = [self._outputs(self._teacher[0], self.data_preprocessor(batch))
-                   for batch in batches[:4]]
-        self._variances = [sum(out.float().var() for out in outs).clamp(min=1e-12) / len(outs)
-                           for outs in zip(*outputs)]
+    def judged(self) -> float:
+        """Mean distance of the averaged student's outputs to the teacher's, on held-out images."""
+        losses = [float(sum(self(self.data_preprocessor(batch), mode='judge').values()))
+                  for batch in self._judge]
+        return sum(losses) / len(losses)
 
-    def _outputs(self, network: nn.Module, batch: Any, cut: bool = False) -> list[Tensor]:
-        """Outputs of some blocks, where gradients stop if ``cut``, then those that are to agree."""
+    def _outputs(self, network: nn.Module, batch: Any) -> list[Tensor]:
+        """Outputs of some blocks, where gradients stop, then those that are to agree."""
         caught: dict[str, list[Tensor]] = {}
 
         def catch(path: str, out: Any) -> Any:
             caught[path] = flat_tensors(out)[:1]
-            return map_tensors(out, Tensor.detach) if cut else None
+            return map_tensors(out, Tensor.detach)
 
         with ExitStack() as stack:
             for path in self._between:
@@ -226,8 +216,7 @@ class DistilModel(BaseModel):
         """Losses of the student on a batch; in the mode ``'judge'`` of the average."""
         with torch.no_grad():
             wanted = self._outputs(self._teacher[0], batch)
-        outputs = self._outputs(self.average if mode == 'judge' else self.student, batch,
-                                self._settings.windows and mode == 'loss')
+        outputs = self._outputs(self.average if mode == 'judge' else self.student, batch)
         if [one.shape for one in outputs] != [one.shape for one in wanted]:
             raise ValueError('expected a student with outputs of the shapes of its teacher '
                              f'{[tuple(one.shape) for one in wanted]}, found '
@@ -248,10 +237,9 @@ class DistilModel(BaseModel):
 
 
 def common_blocks(student: nn.Module, teacher: nn.Module, count: int) -> list[str]:
-    """Paths of evenly spaced blocks that both networks have, without the last one.
+    """Paths of at most ``count`` evenly spaced blocks of both networks, without the last one.
 
-    A block is the first numbered module on the path of a weight that was cut. There are ``count``
-    of them at most.
+    A block is the first numbered module on the path of a weight that was cut.
     """
     shapes = {name: value.shape for name, value in teacher.named_parameters()}
     cut = [name for name, value in student.named_parameters() if shapes.get(name) != value.shape]
@@ -319,10 +307,9 @@ class _Teacher(Hook):
 
     priority = 'HIGH'  # before checkpoints
 
-    def __init__(self, judge: Sequence[Any], length: int | float, steps: int, folder: Path,
+    def __init__(self, length: int | float, steps: int, folder: Path,
                  settings: DistilOptions) -> None:
-        self._judge, self._steps, self._folder, self._settings = judge, steps, folder, settings
-        self._length = length
+        self._length, self._steps, self._folder, self._settings = length, steps, folder, settings
 
     def before_train(self, runner: Runner) -> None:
         """Judge what the run begins with."""
@@ -352,7 +339,7 @@ class _Teacher(Hook):
 
     def _keep_best(self, runner: Runner, step: int) -> None:
         model = unwrap(runner.model)
-        error = judged(model, self._judge)
+        error = model.judged()
         errors = dict(runner.message_hub.runtime_info.get('distil_errors', {}))
         better = math.isfinite(error) and all(error < other for other in errors.values())
         errors[step] = error
@@ -371,16 +358,8 @@ def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
         1., (step + 1) / max(1., settings.warm_up * steps))
 
 
-@torch.no_grad()
-def judged(model: DistilModel, batches: Sequence[Any]) -> float:
-    """Mean distance of the averaged student's outputs to the teacher's."""
-    losses = [float(sum(model(model.data_preprocessor(batch), mode='judge').values()))
-              for batch in batches]
-    return sum(losses) / len(losses)
-
-
-def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequence[Any],
-           folder: Path, settings: DistilOptions) -> int:
+def _steps(length: int | float, model: DistilModel, draws: _Draws, folder: Path,
+           settings: DistilOptions) -> int:
     """Number of steps, those of the first call if a call is repeated."""
     if isinstance(length, int):
         return length
@@ -396,7 +375,7 @@ def _steps(length: int | float, model: DistilModel, draws: _Draws, judge: Sequen
         model.zero_grad(set_to_none=True)
         took = (time.perf_counter() - began) * settings.accumulate
     began = time.perf_counter()
-    judged(model, judge)
+    model.judged()
     steps = int((length - (settings.judged + 1) * (time.perf_counter() - began)) / took)
     if steps < 1:
         raise ValueError(f'expected a time in which a step of {took:.3g} s and '

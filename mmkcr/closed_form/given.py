@@ -1,45 +1,148 @@
-"""What a user gives: it is looked at before work begins, and goes through it as one record."""
+"""What a user gives: it is looked at before work begins, and goes through it as one record.
+
+A few images tell how many rows each layer gets, and the sizes, memory and time of a pass.
+"""
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core.finite import check_finite
+from mmkcr.core.checks import check_finite
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.models.sites.base import check_layers
 from mmkcr.models.tasks import unwrap
-from .batches import count_seen, split_batches
+from .batches import count_seen, numbered, split_batches
+from .calibration import gradients_of_activations, output_scales
 from .options import CompressOptions, Forward
 from .progress import CompressProgress
-from .survey import Survey, survey
+from .readers import count_rows, weight_matrix
+
+#: Images that are looked at, one by one.
+IMAGES = 4
+#: Maximum number of images in a batch: more are no faster.
+BATCH = 16
+#: Share of the memory that the activations of a batch may take.
+ACTIVATIONS = 1 / 4
+
+
+class Survey(NamedTuple):
+    """What the first images tell of a network."""
+
+    #: Rows of an image that each layer with weights gets.
+    rows: dict[nn.Module, float]
+    #: See :func:`~mmkcr.closed_form.calibration.output_scales`.
+    scales: list[float]
+    #: What a pass of an image forward and backward keeps at a time.
+    bytes: int
+    #: Of an image's forward pass, and of its backward pass.
+    seconds: tuple[float, float]
+    #: Different shapes (C, H, W) of the images.
+    sizes: list[tuple[int, ...]]
+
+    def needed(self, layers: Iterable[nn.Module], enough: float, least: int,
+               gradients: bool = False) -> int:
+        """Number of images, at least ``least``, with enough rows for the moments of some layers.
+
+        Enough is a number of rows per input of a layer; with ``gradients`` per output.
+        """
+        side = 0 if gradients else 1
+        return max([least, *(self.images_for(layer, enough * weight_matrix(layer).shape[side])
+                             for layer in layers)])
+
+    def images_for(self, layer: nn.Module, rows: float) -> int:
+        """Number of images that give so many rows of a layer."""
+        return math.ceil(rows / max(self.rows[layer], 1))
+
+    def batch(self, memory: int) -> int:
+        """Images of a batch, for so many bytes in all; one that takes more is refused."""
+        if self.bytes > memory:
+            size = ' x '.join(map(str, self.sizes[0])) if self.sizes else 'this size'
+            raise ValueError(
+                f'expected memory for the activations of an image of {size}, about '
+                f'{self.bytes / 2**30:.2g} GB, found a limit of {memory / 2**30:.2g} GB: raise it '
+                '(`--memory`, `memory`), free some, or take smaller images')
+        return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
+
+
+def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
+           backward: bool = True) -> Survey:
+    """Run the first images in eval mode; a pass backward is measured only with ``backward``."""
+    layers = [layer for layer in model.modules()
+              if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
+    rows, squares, sizes = dict.fromkeys(layers, 0.), [], []
+    first_batches = list(numbered(batches[:IMAGES]))
+
+    def count(layer: nn.Module, args: tuple, out: Tensor) -> None:
+        rows[layer] += count_rows(layer, args[0], out)
+
+    with ExitStack() as stack, torch.no_grad():
+        for layer in layers:
+            stack.enter_context(layer.register_forward_hook(count))
+        for batch, images in first_batches:
+            sizes += [tuple(value.shape[-3:]) for value in flat_tensors(batch)[:1]]
+            start = time.perf_counter()
+            outputs = flat_tensors(forward(model, batch))
+            spent = (time.perf_counter() - start) / len(images)
+            squares.append([scale**2 * len(images)
+                            for scale in output_scales(outputs, len(images))])
+    scales = [(sum(of_output) / images.stop)**0.5 for of_output in zip(*squares)]
+    first, numbers = first_batches[0]
+    taken, later = _backward(model, layers, first, forward) if backward else (0, 0.)
+    return Survey({layer: value / images.stop for layer, value in rows.items()}, scales,
+                  taken // len(numbers), (spent, later / len(numbers)), list(dict.fromkeys(sizes)))
+
+
+def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
+              forward: Forward) -> tuple[int, float]:
+    """Bytes that a forward keeps for the pass backward, and the seconds of that."""
+    kept: dict[int, int] = {}  # by address
+    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
+
+    def keep(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = max(kept.get(storage.data_ptr(), 0), storage.nbytes())
+        return value
+
+    with ExitStack() as stack, torch.enable_grad():
+        stack.enter_context(gradients_of_activations(model, ()))
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value))
+        for layer in layers:  # their inputs are kept until their gradients come
+            stack.enter_context(layer.register_forward_hook(
+                lambda _, args, __: [keep(args[0].detach())] and None))
+        outputs = [out for out in flat_tensors(forward(model, batch)) if out.requires_grad]
+        # outputs, their gradients, and gradients on their way
+        rest = 2 * sum(map(Tensor.nelement, outputs)) * 4 + 3 * max(kept.values(), default=0)
+        start = time.perf_counter()
+        if outputs:
+            torch.autograd.backward(outputs, [torch.zeros_like(out) for out in outputs])
+    return sum(kept.values()) + rest, time.perf_counter() - start
 
 
 @dataclasses.dataclass
 class Calibration:
-    """A dense network with the images that it is compressed on, and how that is to be done.
+    """A dense network with the images that it is compressed on, and how that is to be done."""
 
-    Args:
-        dense (nn.Module): In evaluation mode, and nobody else's.
-        batches (Sequence): Of calibration.
-        held_out (Sequence): That agreement is measured on.
-        forward (Callable): Takes a model and a batch; returns the outputs that are to agree.
-        settings (CompressOptions): With a number for ``memory``.
-        done (CompressProgress, optional): What an earlier call finished; gets what this one does.
-        seen (int): How many of the held-out images are among those of calibration.
-    """
-
+    #: In evaluation mode, and nobody else's.
     dense: nn.Module
+    #: Of calibration, and those that agreement is measured on.
     batches: Sequence[Any]
     held_out: Sequence[Any]
     forward: Forward
+    #: With a number for ``memory``.
     settings: CompressOptions
+    #: What an earlier call finished; it gets what this one does.
     done: CompressProgress | None
+    #: How many of the held-out images are among those of calibration.
     seen: int
 
     @cached_property
@@ -54,18 +157,7 @@ class Calibration:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy of the network inside wrappers, if its layers are ordinary ones.
-
-    Args:
-        model (nn.Module): Possibly in ``DataParallel``, ``DistributedDataParallel`` or compiled.
-
-    Returns:
-        nn.Module: A deep copy, in the same mode.
-
-    Raises:
-        ValueError: There is no network with weights, a layer does not own its weight, or the
-            network cannot be copied.
-    """
+    """A deep copy of the network inside wrappers (parallel, compiled), in the same mode."""
     if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
         raise ValueError('expected a network with weights, an `nn.Module`, found a '
                          f'`{type(model).__name__}`')
@@ -93,15 +185,9 @@ def _uncopied(model: nn.Module) -> str:
 
 def taken(model: nn.Module, images: Any, held_out: Any, forward: Forward,
           done: CompressProgress | None, options: Mapping[str, Any]) -> Calibration:
-    """A user's network, copied, with batches of images and held-out batches.
-
-    Raises:
-        ValueError: As in :func:`copied`, :func:`~mmkcr.closed_form.batches.split_batches` and
-            :func:`~mmkcr.closed_form.batches.count_seen`, weights that are not finite, or an
-            option out of range.
-    """
+    """A user's network, copied, with batches of images and held-out batches."""
     dense = copied(model)
-    dense.eval()
+    dense.eval()  # that of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
     settings = CompressOptions(**options)
@@ -114,11 +200,7 @@ def taken(model: nn.Module, images: Any, held_out: Any, forward: Forward,
 
 @torch.no_grad()
 def look_at(calibration: Calibration) -> None:
-    """Run the first batch of each kind, and refuse what nothing can be learned from.
-
-    Raises:
-        ValueError: It says what was found, and what would work.
-    """
+    """Run the first batch of each kind, and refuse what nothing can be learned from."""
     for batches in (calibration.batches, calibration.held_out):
         model, batch = calibration.dense, batches[0]
         try:

@@ -26,14 +26,8 @@ _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
 class CalibrationImages(ImageBatches):
     """Batches of images after the test transforms, loaded on demand.
 
-    Images of detectors and segmentors differ in size: each of them is a batch of its own.
-
-    Args:
-        dataset (Sequence): Results of the host's test transforms. Its ``get_data_info``, if it has
-            one, gives the images' files.
-        indices (Sequence[int]): Indices of the images.
-        model (nn.Module): Task model; its data preprocessor makes the batches.
-        size (int): Of a batch, at most. Defaults to 1.
+    The data preprocessor of ``model`` makes the batches. Images of detectors and segmentors differ
+    in size: each is a batch of its own. The data set's ``get_data_info``, if any, gives the files.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int], model: nn.Module,
@@ -76,11 +70,7 @@ def calibration_images(config: Config, model: nn.Module, folder: str | None = No
                        count: int = 512, seed: int = 0) -> CalibrationImages:
     """Draw at most ``count`` images from a config's training set, or from a folder at any depth.
 
-    They go through the config's test transforms.
-
-    Raises:
-        FileNotFoundError: There is no such folder.
-        ValueError: It holds no image, or one cannot be read (its path is named).
+    They go through the config's test transforms. A folder without images is refused.
     """
     init_default_scope(config.get('default_scope', 'mmpretrain'))
     if folder is None:

@@ -1,19 +1,21 @@
-"""Options of a compression, and what its parts hand to each other."""
+"""What can be set: the options of a compression, and which sites of a model it is about."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from mmkcr.functional.moments import Moments
-from mmkcr.models.sites.base import HostSite
+from mmkcr.core import count_params
+from mmkcr.core.checks import did_you_mean
+from mmkcr.models.search_space import SearchSpace
+from mmkcr.models.sites import find_sites, why_not
+from mmkcr.models.sites.base import KindConfig, kind_name
 
 #: Takes a model and a batch; returns outputs, tensors in nested tuples, lists or dicts.
 Forward = Callable[[nn.Module, Any], Any]
 #: Values of :attr:`CompressOptions.refit`.
-REFITS = ('least-squares', 'mean', 'none')
+REFITS = ('least-squares', 'none')
 
 
 class Pair(NamedTuple):
@@ -32,28 +34,23 @@ class CompressOptions:
             or full. Where there are fewer than four multiples, a divisor above 8 is halved; else
             any size is allowed. Defaults to 8.
         min_share (float): Minimum share of its units that a site keeps. Defaults to 0.05.
-        uniform (bool): Use the same share for every site instead of the best allocation. Defaults
-            to False.
-        rho (float): Relative ridge of orders and refits. Defaults to 1e-3.
+        uniform (bool): The same share of every site, not the best allocation. Defaults to False.
+        rho (float): Relative ridge of orders and refits. Defaults to 1e-3. With 1e6 a refit is a
+            shift of the bias to the means.
         rows (int): Maximum number of an image's positions that enter the moments of a layer, see
-            :class:`~mmkcr.closed_form.calibration.Rows`. Defaults to 256.
+            :class:`~mmkcr.closed_form.readers.Rows`. Defaults to 256.
         per_unit (tuple[int, int]): Positions per input of a layer that are enough, for its order
             and for its refit. Defaults to (4, 12).
         least_images (int): Images that are used, if there are as many, even where fewer have enough
             positions: neighbours within an image are much alike. Defaults to 2048: a DINOv2-S whose
             refit saw 2048 crops of photographs, not 256, is closer to the dense one on others.
         backward_images (int): Images that are also run backward in any case, for the orders.
-            Defaults to 128: a layer has fewer outputs than its inputs that are units, so fewer rows
-            of gradients do.
+            Defaults to 128: readers have fewer outputs than inputs, so fewer rows do.
         probe_images (int): Images on which the losses of some sizes are measured. With 0 losses
             come from moments alone, as if an image's positions were independent. Defaults to 64.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show a progress bar. Defaults to True.
-        refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'mean'`` (only
-            the bias, from the means) or ``'none'``. Defaults to ``'least-squares'``.
-        choose (Callable, optional): For controls: takes a site, the moments of its first reader
-            and a generator, and returns an order of its units that replaces the closed form's.
-            Defaults to None.
+        refit (str): How: ``'least-squares'``, the default, or for controls ``'none'``.
         seed (int): Seed of all random draws. Defaults to 0.
         memory (int, optional): Bytes that may be taken beyond the networks themselves. Images of a
             batch and sites that are profiled together are as many as fit; one image at least.
@@ -72,7 +69,6 @@ class CompressOptions:
     logits: bool = False
     progress: bool = True
     refit: str = 'least-squares'
-    choose: Callable[[HostSite, Moments, torch.Generator], Tensor] | None = None
     seed: int = 0
     memory: int | None = None
 
@@ -102,9 +98,115 @@ class SiteProfile:
         losses (Tensor): Loss of the network's outputs with the first k units, k = 0 … total, fp64;
             relative to the outputs, or in nats for class scores.
         rotated (dict[str, Tensor]): Weights, by path in the host, that the units refer to if these
-            are not the network's own: see :mod:`mmkcr.closed_form.head_rotation`. Defaults to none.
+            are not the network's own: see :mod:`mmkcr.closed_form.heads`. Defaults to none.
     """
 
     order: Tensor
     losses: Tensor
     rotated: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+#: Kinds whose units can be chosen and refitted.
+REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels')
+#: Default kinds of a call: they need no gather and lose least at the same MACs. Whole
+#: heads are used where their channels cannot be selected.
+DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
+#: Kinds for searches alone, with the reason.
+_SEARCHED = dict(
+    embedding='the residual stream stays whole down to 30 % of the MACs, so its width is for the '
+              'search of Once for Both alone',
+    head_operator='narrower heads lose less at the same MACs (docs/real_network.md), so '
+                  'convolutions in place of heads are for searches and scores alone')
+#: Families named to whoever has a backbone without sites: those of the hosts and timm, of which
+#: others have adapters too, and all of ``transformers``.
+FAMILIES = ('ViT', 'Swin', 'PVT v2', 'MiT', 'ConvNeXt', 'LeViT', 'BEiT', 'EVA-02', 'DINOv2')
+HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA', 'Swin', 'SegFormer',
+               'DepthAnything', 'ViTDet', 'SAM', 'RT-DETR')
+#: The part that is compressed: the backbone, or the whole model with its neck and heads.
+SCOPES = ('backbone', 'model')
+
+
+def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,
+             scope: str = 'backbone', masks: Sequence[KindConfig] = ()) -> SearchSpace:
+    """The search space of a model's backbone or of the whole model, created if there is none.
+
+    The backbone, or in the scope ``'model'`` the model itself, gets the attribute ``search_space``.
+    By default its kinds of site are the :func:`default_kinds`. ``masks`` on queries and keys are
+    put on it, as they begin. A backbone that has no adapter, or is not dense, is refused.
+    """
+    backbone = getattr(model, 'backbone', model)
+    backbone = backbone if isinstance(backbone, nn.Module) else model
+    host = backbone if scope == 'backbone' else model
+    # the model or its backbone may be searchable already
+    for known in (getattr(part, 'search_space', None) for part in (model, host, backbone)):
+        if known is not None and known.state_name() != 'dense':
+            raise ValueError(f'expected a dense model to compress, found a {known.state_name()}: '
+                             'give the dense checkpoint and a lower target')
+    check_kinds(sites or ())
+    kinds = sites or default_kinds(host)
+    if scope == 'model':
+        _check_parts(model, kinds)
+    if not kinds:
+        raise ValueError('expected a backbone with layers that can be compressed '
+                         f'({", ".join(FAMILIES)} and others of mmpretrain, mmdet, mmseg and timm; '
+                         f'{", ".join(HF_FAMILIES)} of transformers: docs/coverage.md), found '
+                         f'`{type(host).__name__}`{_reasons(host)}')
+    space = SearchSpace(host, [*masks, *kinds])
+    if masks:
+        space.put_masks()
+    return space
+
+
+def _reasons(host: nn.Module) -> str:
+    """Why a host has no site of the default kinds, each reason once."""
+    kinds: dict[str, list[str]] = {}
+    for kind in REFITTED:
+        kinds.setdefault(why_not(host, kind), []).append(f'`{kind}`')
+    clauses = [f'{", ".join(names)}: {reason}' for reason, names in kinds.items()
+               if reason and not reason.endswith(('has an adapter', 'has no adapter'))]
+    return f' ({"; ".join(clauses)})' if clauses else ', whose layers have no adapter'
+
+
+def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
+    """Refuse a whole model if none of its necks and heads has an adapter."""
+    sites = find_sites(model, kinds) if kinds else {}
+    if not all(site.path.startswith('backbone.') for site in sites.values()) or not sites:
+        return
+    parts = sorted({type(child).__name__ for name, child in model.named_children()
+                    if name not in ('backbone', 'data_preprocessor') and count_params(child)})
+    reason = why_not(model, 'channels')
+    raise ValueError('expected a neck or head with an adapter (`UPerHead`, `SegformerHead`, `FPN` '
+                     'or `PAFPN` with `RPNHead`, `ConvFCBBoxHead` and `FCNMaskHead`, transformers '
+                     "of mmcv's layers) to compress a whole model, found "
+                     f'{", ".join(f"`{part}`" for part in parts)} ({reason})')
+
+
+def check_kinds(sites: Sequence[KindConfig]) -> None:
+    """Refuse kinds of site that cannot be refitted."""
+    unknown = sorted({kind_name(kind) for kind in sites} - set(REFITTED))
+    for kind in unknown:
+        if kind in _SEARCHED:
+            raise ValueError('expected kinds of site that are worth a closed form, found '
+                             f'`{kind}`: {_SEARCHED[kind]}')
+    if unknown:
+        raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
+                         f'found {unknown}{did_you_mean(unknown[0], REFITTED)}')
+
+
+def default_kinds(host: nn.Module) -> list[KindConfig]:
+    """The kinds of :data:`DEFAULT_SITES` that a host has, without two along the same axes.
+
+    In a whole model, heads are removed as a whole only in parts where they cannot become narrower.
+    """
+    kinds: list[KindConfig] = [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
+    if 'heads' not in kinds or 'head_channels' not in kinds:
+        return kinds
+    if not isinstance(getattr(host, 'backbone', None), nn.Module):
+        return [kind for kind in kinds if kind != 'heads']
+    # top-level parts (backbone, neck, ...) with whole heads, and with narrower ones
+    parts = [{site.path.partition('.')[0] for site in find_sites(host, [kind]).values()}
+             for kind in ('heads', 'head_channels')]
+    alone = '|'.join(sorted(parts[0] - parts[1]))
+    place = kinds.index('heads')
+    kinds[place:place + 1] = [dict(kind='heads', where=rf'^({alone})\.')] if alone else []
+    return kinds

@@ -1,25 +1,30 @@
-"""Profiles of every site of a dense network, measured on calibration images."""
+"""Profiles of every site of a dense network, and the sizes that they give within a budget."""
 
 import itertools
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from mmkcr.core import CostModel
+from mmkcr.core.budget import Curve, allocate, allowed_sizes
+from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.sites.heads import HeadChannels
-from mmkcr.models.sites.rotary_pairs import RotaryPairs
-from mmkcr.visualization.progress import shown
+from mmkcr.models.sites.base import HostSite
+from mmkcr.models.sites.heads import HeadChannels, RotaryPairs
+from mmkcr.visualization import shown
 from .batches import count_images, first_images, images_of, last_images, of_size
-from .calibration import collect, output_changes
+from .calibration import output_changes, passes
 from .given import Calibration
-from .head_rotation import NarrowHeads, take_weights
+from .heads import NarrowHeads, RotaryHeads, take_weights
 from .options import STATISTICS, CompressOptions, SiteProfile
 from .readers import Rows
-from .rotary import RotaryHeads
 from .units import Units
 
+#: Least share of a budget that an allocation uses if the sites' sizes allow it.
+FILLED = 0.97
 #: Kinds of site whose units are in bases of their own.
 _FORMS = {HeadChannels: NarrowHeads, RotaryPairs: RotaryHeads}
 
@@ -29,17 +34,13 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
 
     Heads that may become narrower are then rotated to other bases, in place, which does not change
     the network's function. Progress gives the profiles of an earlier call, and gets each group's.
-
-    Raises:
-        ValueError: A site is not reached, an activation is not finite, or the outputs depend on
-            no site.
+    Outputs that depend on no site, and sites that are not reached, are refused.
     """
     done, settings = calibration.done, calibration.settings
     profiles = {} if done is None else done.profiles()
     for profile in profiles.values():
         take_weights(space.host, profile.rotated)
-    forms = _FORMS if settings.choose is None else {}  # for a control's order nothing is rotated
-    groups = _groups([forms.get(type(site), Units)(site, settings)
+    groups = _groups([_FORMS.get(type(site), Units)(site, settings)
                       for name, site in space.sites.items() if name not in profiles],
                      int(STATISTICS * settings.memory))
     for number, group in enumerate(groups, 1):
@@ -48,8 +49,7 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
         group.clear()  # with its statistics
         if done is not None:
             done.save_profiles(profiles)
-    if settings.choose is None and profiles and not any(
-            bool(profile.losses.any()) for profile in profiles.values()):
+    if profiles and not any(bool(profile.losses.any()) for profile in profiles.values()):
         raise ValueError('expected outputs that change with the units of the network, found that '
                          f'they depend on none of its {len(profiles)} sites (is the last layer '
                          'all zeros?)')
@@ -73,36 +73,30 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
                    part: str) -> dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
     dense, surveyed, settings = calibration.dense, calibration.survey, calibration.settings
-    # by `site:path`, as two sites may share a layer
-    layers = {f'{one.site.name}:{path}': layer for one in group
-              for path, layer in one.layers().items()}
-    projections = {f'{one.site.name}:{path}': layer for one in group
-                   for path, layer in one.projections().items()}
+    layers = [(one.site.module(path), sensitive) for one in group
+              for path, sensitive in one.layers().items()]
     enough = settings.per_unit[0]
     batches = first_images(calibration.batches, surveyed.needed(
-        {**layers, **projections}.values(), enough, settings.least_images))
+        [layer for layer, _ in layers], enough, settings.least_images))
     rows = Rows(settings.rows, enough, count_images(batches))
-    backward = surveyed.needed(layers.values(), enough, settings.backward_images, gradients=True)
+    backward = surveyed.needed([layer for layer, sensitive in layers if sensitive], enough,
+                               settings.backward_images, gradients=True)
     # no batch has images of both kinds: its size, which is of the free memory, changes nothing
     edge = len(first_images(batches, backward))
     parts = (of_size(part, calibration.size)
              for part in (batches[:edge], batches[edge:]) if len(part))
     # one pass: orders and bases of heads use the same activations
-    with ExitStack() as stack:
-        for one in group:
-            stack.enter_context(one.observing())
-        bar = shown_images(itertools.chain.from_iterable(parts), f'Orders of units{part}',
-                           settings, count_images(batches))
-        moments = collect(dense, bar, calibration.forward, layers, rows, settings.logits,
-                          settings.seed, surveyed.scales, projections, backward)
-    profiles = {}
-    for one in group:
-        one.moments = {path: moments[f'{one.site.name}:{path}']
-                       for path in {**one.layers(), **one.projections()}}
-        profiles[one.site.name] = one.profile()  # here the network's heads are rotated
+    bar = shown_images(itertools.chain.from_iterable(parts), f'Orders of units{part}', settings,
+                       count_images(batches))
+    observers = [observer for one in group for observer in one.observers(rows)]
+    for _ in passes(dense, bar, calibration.forward, observers, settings.logits, settings.seed,
+                    surveyed.scales, backward):
+        pass
+    # here the network's heads are rotated
+    profiles = {one.site.name: one.profile() for one in group}
     # so far positions count as independent; probes measure the real loss at some sizes
     changes = {one.site.name: one.changes(profiles[one.site.name].order) for one in group
-               if one.site.total > 1 and settings.choose is None and settings.probe_images}
+               if one.site.total > 1 and settings.probe_images}
     if changes:
         probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
         measured = output_changes(
@@ -136,3 +130,122 @@ def shown_images(batches: Iterable[Any], what: str, settings: CompressOptions,
     """Batches, with a bar that counts their images if the options want one; all by default."""
     count = count_images(batches) if count is None else count
     return shown(batches, f'{what}, images', count, visible=settings.progress, size=images_of)
+
+
+def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
+    """Sizes that a site may have, ascending; for channels of heads, equally many in every head."""
+    total, divisor = site.total // site.rows, settings.divisor
+    while total < 4 * divisor and divisor > 8 and divisor % 2 == 0:
+        divisor //= 2
+    divisor = divisor if total >= 4 * divisor else 1
+    least = max(1, round(settings.min_share * total))
+    sizes = allowed_sizes(total, least, divisor)
+    return [size * site.rows for size in sizes]
+
+
+def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
+    return sum(float(losses[name][size]) for name, size in sizes.items())
+
+
+def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
+                   losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
+    """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest."""
+    curves, now = {}, int(macs(sizes))
+    left = target - now  # the sum of changes that the budget allows
+    for name, options in offered.items():
+        costs = [int(macs({**sizes, name: size})) for size in options]
+        # a smaller size that costs no less is useless (latency is not monotone)
+        useful = useful_sizes(costs)
+        options, costs = ([values[place] for place in useful] for values in (options, costs))
+        curves[name] = Curve(options, losses[name][options].tolist(),
+                             [cost - costs[0] for cost in costs])
+        left += now - costs[0]
+    # linear around the given sizes, not around the cheapest, where sites in one product save less
+    return allocate(curves, max(left, 0))
+
+
+def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,
+                 target: int) -> dict[str, int]:
+    """Sizes on offer with the least sum of losses within a budget that can be met.
+
+    The costs of a site are taken at the other sites' sizes of the previous round, until nothing
+    changes. Arguments are those of :func:`fitted_sizes`.
+    """
+    # steps from one size to the next would stop at one that is slower than the sizes around it
+    offered = useful_options(macs, offered)
+    sizes = {name: options[-1] for name, options in offered.items()}
+    best, least = uniform_sizes(offered, macs, target), math.inf
+    # rounds may alternate between two solutions: the best one seen is kept
+    for _ in range(20):
+        chosen = _cheapest_loss(sizes, offered, losses, macs, target)
+        # a fixed point: its costs are those that it was chosen by
+        if chosen == sizes and FILLED * target <= macs(sizes) <= target:
+            return sizes
+        chosen = fitted_sizes(chosen, offered, losses, macs, target)
+        lost = _lost(chosen, losses)
+        if lost >= least and chosen == sizes:
+            break
+        if lost < least and macs(chosen) <= target:
+            best, least = chosen, lost
+        sizes = chosen
+    return best
+
+
+def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
+                 losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
+    """Adjust sizes to a budget: interacting costs make a first solution miss it.
+
+    Sites shrink until the budget is met, at each step the one with the least loss per saving. Then
+    they grow while there is room, at each step the one with the largest gain per cost. If the steps
+    are too coarse to use the rest of the budget, one site makes room for others.
+
+    By site, ``offered`` are its sizes, ascending, and ``losses`` those with k units, k = 0 … total.
+    """
+    def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
+        now, steps = macs(sizes), []
+        for name, options in offered.items():
+            place = options.index(sizes[name]) + step
+            if 0 <= place < len(options):
+                # both are positive in either direction; the largest score is best
+                cost = (macs({**sizes, name: options[place]}) - now) * step
+                loss = float(losses[name][sizes[name]] - losses[name][options[place]]) * step
+                if cost > 0 and (step < 0 or now + cost <= target):
+                    steps.append((loss / cost * step, name, options[place]))
+        return steps
+
+    def grown(sizes: Mapping[str, int], without: str | None = None) -> dict[str, int]:
+        while True:
+            steps = [move for move in moves(sizes, 1) if move[1] != without]
+            if not steps:
+                return dict(sizes)
+            sizes = {**sizes, max(steps)[1]: max(steps)[2]}
+
+    sizes = dict(sizes)
+    # down to the budget, then up into what is left of it
+    while macs(sizes) > target and moves(sizes, -1):
+        _, name, size = max(moves(sizes, -1))
+        sizes[name] = size
+    sizes = grown(sizes)
+    # each round one site gives way and all others grow; rounds are as many as sites at most
+    for _ in offered:
+        if macs(sizes) >= FILLED * target:
+            break
+        others = [grown({**sizes, name: size}, name) for _, name, size in moves(sizes, -1)]
+        fuller = [other for other in others if macs(other) > macs(sizes)]
+        if not fuller:
+            break
+        sizes = min(fuller, key=lambda other: (macs(other) < FILLED * target, _lost(other, losses)))
+    return sizes
+
+
+def uniform_sizes(offered: Mapping[str, list[int]], macs: CostModel, target: int) -> dict[str, int]:
+    """The largest common share for all sites within the budget."""
+    def at(share: float) -> dict[str, int]:
+        return {name: max([size for size in options if size <= share * options[-1] + 1e-9]
+                          or options[:1]) for name, options in offered.items()}
+
+    if macs(at(1.)) <= target:
+        return at(1.)
+    shares = sorted({size / options[-1] for options in offered.values() for size in options})
+    fitting = bisect_right(shares, target, key=lambda share: macs(at(share)))
+    return at(shares[max(fitting - 1, 0)])

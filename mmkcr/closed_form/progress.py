@@ -121,16 +121,9 @@ def kept_profiles(folder: str | Path, key: Mapping[str, Any],
                   given: str | Path | None = None) -> CompressProgress:
     """The place of a compression's profiles, which hold for every target and way of sharing it out.
 
-    Args:
-        folder (str | Path): Folder that the compression writes to.
-        key (Mapping): Its identity, with ``digest`` of its images.
-        sites (Sequence, optional): Kinds of site.
-        settings (Mapping): See :class:`~mmkcr.closed_form.options.CompressOptions`.
-        given (str | Path, optional): Folder of another compression, whose profiles must be used.
-            Defaults to None: those of ``folder``, if they fit.
-
-    Raises:
-        ValueError: There are none in ``given``, or those of another network, images or sites.
+    It is below ``folder``, that the compression writes to, or below ``given``, the folder of
+    another one, whose profiles must be of the same network, images and sites. ``key`` is the
+    compression's identity, with the ``digest`` of its images.
     """
     options = {name: value for name, value in vars(CompressOptions(**settings)).items()
                if name not in _SHARING}

@@ -12,7 +12,7 @@ from mmkcr.functional.refit import refit_output
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.tasks import search_space
-from mmkcr.visualization.progress import shown
+from mmkcr.visualization import shown
 from .batches import count_images, first_images, of_size
 from .given import Calibration
 from .options import ACTIVATIONS, CompressOptions, Pair
@@ -109,7 +109,7 @@ def _enough(space: SearchSpace, structure: Structure,
 class Refits:
     """Refits layers of a slim network to the dense network, in the block that both have entered.
 
-    ``runs`` are the :class:`ResumableForward` of both, ``paths`` all layers that will be refitted.
+    ``runs`` are those of both networks, ``paths`` all layers that will be refitted.
     """
 
     def __init__(self, runs: Pair, settings: CompressOptions, rows: Rows,
@@ -128,8 +128,9 @@ class Refits:
         self._block = block
         for run in self.runs:
             run.enter(block)
-        self.runs.dense.record(list(dict.fromkeys(
-            [block, *(path for site in sites for path in refitted(site))])))
+        paths = dict.fromkeys(path for site in sites for path in refitted(site))
+        paths.pop(block, None)
+        self.runs.dense.record([*paths, block])
 
     def note_outputs(self, site: HostSite, kept: Tensor) -> None:
         """Note which outputs the layers of a site keep if it keeps some units."""
@@ -162,7 +163,7 @@ class Refits:
         """
         block, scale = self._block, None
         layers = {path: self.runs.slim.host.get_submodule(path) for path in paths}
-        if len(paths) == 1 and self._settings.refit == 'least-squares':
+        if len(paths) == 1:
             # None if the layer's outputs are not simply added: then it has targets of its own
             scale = added_last(self.runs.dense, block, paths[0])
             scale = None if scale is None else self._columns(scale[None], paths[0])[0]
@@ -179,8 +180,7 @@ class Refits:
                     if scale is None:
                         targets = self._columns(output_rows(layer, out, chosen), path)
                     else:
-                        # `own` enters the block's output with the factor `scale`, so this much more
-                        # of it repairs the block's output
+                        # the layer enters the block's output with this factor: so much more is due
                         missing = block_rows(layer, out, chosen) - \
                             block_rows(layer, calls[block][0][1], chosen)
                         targets = output_rows(layer, stream, chosen) + \
@@ -195,14 +195,9 @@ class Refits:
         energy = moments.variance + float(moments.mean.square().sum())
         if moments.variance <= 1e-12 * energy and path not in self.constant:
             self.constant.append(path)
-        if self._settings.refit == 'mean':
-            # a control: old weights, and the bias that matches the means
-            weight = before.double()
-            bias = moments.target_mean - weight @ moments.mean
-        else:
-            # the ridge pulls to the old weights, so the fit is never worse than these
-            weight, bias = refit_output(moments, before, self._settings.rho,
-                                        biased=layer.bias is not None or norm is not None)
+        # the ridge pulls to the old weights, so the fit is never worse than these
+        weight, bias = refit_output(moments, before, self._settings.rho,
+                                    biased=layer.bias is not None or norm is not None)
         set_weights(layer, weight, bias)
         if norm is not None:
             # it subtracts its mean. From the dense norm's, as a layer with several sites is

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,25 +28,18 @@ class ResumableForward:
     A run that ends within block 3 calls it with its recorded inputs. Any other run calls the whole
     model. The NaN tell whether that is right: if any reaches block 3, it reads more than the output
     of block 2 (parallel blocks, a residual sum outside of them). Then all blocks compute again, as
-    where records take too much memory.
+    where records take more than ``most_bytes``, for inputs and for outputs of a block.
 
-    Args:
-        model (nn.Module): In evaluation mode. Restored by :meth:`close`.
-        host (nn.Module): Its backbone; paths of blocks start here.
-        batches (Sequence): What ``forward`` takes, with the model.
-        most_bytes (int): Limit for each of the inputs and the outputs of a block that are kept.
-            Defaults to 2 GiB.
+    The model is in eval mode, and restored by :meth:`close`. Paths of blocks start at the ``host``.
     """
 
     def __init__(self, model: nn.Module, host: nn.Module, batches: Any, forward: Forward,
                  most_bytes: int = 2**31) -> None:
         self.model, self.host, self.batches, self.forward = model, host, batches, forward
-        self.most_bytes, self._batch = most_bytes, 0
-        self._block = ''
+        self.most_bytes, self._batch, self._block = most_bytes, 0, ''
         self._inputs: list[tuple] | None = None  # of the block, by batch
-        self._outputs: dict[str, list[Any] | None] = {}  # likewise, by path
-        #: By block that is finished, its outputs for every batch.
-        self._known: dict[nn.Module, list[Any]] = {}
+        self._outputs: list[dict[str, list[Any]]] = []  # likewise, by path, one for each call
+        self._known: dict[nn.Module, list[Any]] = {}  # of finished blocks, outputs by batch
         self._own: dict[nn.Module, Any] = {}  # a `forward` that is the block's own
         self._all_compute = False
         self._shapes: dict[int, Any] = {}  # batches without their values
@@ -84,14 +77,15 @@ class ResumableForward:
         Within most backbones a block's output is all that the next block reads. A neck or a head
         reads several outputs of the backbone, so there the outputs of the whole part are kept.
         """
-        before, parts = self._block, [path.partition('.')[0] for path in (self._block, block)]
-        if before and (parts == ['backbone', 'backbone'] or not isinstance(
+        before, part, following = self._block, *(
+            path.partition('.')[0] for path in (self._block, block))
+        if before and (part == following == 'backbone' or not isinstance(
                 getattr(self.host, 'backbone', None), nn.Module)):
             self._finish(before)
-        elif before and parts[0] != parts[1]:
+        elif before and part != following:
             self.close()
-            self._finish(parts[0])
-        self._inputs, self._outputs = None, {}
+            self._finish(part)
+        self._inputs, self._outputs = None, []
         if self._known and not self._reads_what_is_known(block):
             self.close()
         self._block, self._inputs = block, self._inputs_of(block)
@@ -100,42 +94,32 @@ class ResumableForward:
         """Whether a forward calls a module of the host, and no more than once."""
         return self.calls[self.host.get_submodule(path)] == 1
 
-    def outputs(self, path: str) -> list[Any] | None:
-        """Outputs of a module for every batch, as the weights of the block are at the first call.
-
-        None if they do not fit in memory, or if a forward does not call the module once.
-        """
-        if path not in self._outputs:
-            self.record([path])
-        return self._outputs[path]
-
     def outputs_of(self, batch: int, paths: Sequence[str]) -> dict[str, list[Any]]:
         """Outputs of some modules in a batch, one for each call; the last of them ends the run."""
-        known = {path: self.outputs(path) for path in paths}
-        if None in known.values():
-            calls = caught(self, batch, paths)
-            return {path: [out for _, out in calls[path]] for path in paths}
-        return {path: [outputs[batch]] for path, outputs in known.items()}
+        known = self._outputs[batch] if self._outputs else {}
+        if all(known.get(path) for path in paths):
+            return known
+        return {path: [out for _, out in calls]
+                for path, calls in caught(self, batch, paths).items()}
 
     def record(self, paths: Sequence[str]) -> None:
-        """Run once for the :meth:`outputs` of a module, the first, and of others within it."""
-        once = [path for path in reversed(paths) if self.once(path)]
-        inputs = self._of_all_batches(lambda batch: {
-            path: calls[0][1] for path, calls in caught(self, batch, once).items() if calls}
-        ) if paths[0] in once else None
-        # what is behind the first module was not reached
-        self._outputs = {path: [outputs[path] for outputs in inputs]
-                         if inputs and path in inputs[0] else None for path in paths}
+        """Keep :meth:`outputs_of` all batches, as the weights are now, if they fit in memory."""
+        called = [path for path in paths if self.calls[self.host.get_submodule(path)]]
+        if called:
+            self._outputs = self._of_all_batches(lambda batch: self.outputs_of(batch, called)) or []
 
     def _finish(self, path: str) -> None:
         """Have a block give the outputs that it has now, if they are to be had."""
-        block, outputs = self.host.get_submodule(path), self.outputs(path)
-        if outputs is None:
+        if self.once(path) and not self._outputs:
+            self.record([path])
+        if not (self.once(path) and self._outputs):
             self.close()
             return
         for last in [*self._known][-1:]:  # read by no one now; the shapes are enough
             self._known[last] = _unknown(self._known[last])
-        self._known[block], compute = outputs, block.forward
+        block = self.host.get_submodule(path)
+        compute = block.forward
+        self._known[block] = [outputs[path][0] for outputs in self._outputs]
         self._own[block] = vars(block).get('forward')
 
         def give(*args: Any, **named: Any) -> Any:
@@ -190,11 +174,11 @@ class ResumableForward:
 
         A host may leave on a block what it is to know of the current image.
         """
-        shapes = [[tensor.shape for tensor in flat_tensors(shape)] for shape in inputs]
+        shapes = [[tensor.shape for tensor in flat_tensors(given)] for given in inputs]
         others = [batch for batch, shape in enumerate(shapes) if shape != shapes[0]]
         if not others:
             return True
-        block, expected = self.host.get_submodule(path), caught(self, 0, [path])[path][0][1]
+        block, expected = self.host.get_submodule(path), self.outputs_of(0, [path])[path][0]
         args, named = _copied(inputs[0])
         self.run(others[0], block)
         with torch.no_grad():
@@ -207,7 +191,7 @@ class ResumableForward:
             if forward is not None:  # such as `accelerate` puts there
                 block.forward = forward
         self._known, self._own, self._shapes, self._all_compute = {}, {}, {}, False
-        self._block, self._inputs, self._outputs = '', None, {}
+        self._block, self._inputs, self._outputs = '', None, []
 
 
 def map_tensors(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -241,16 +225,12 @@ def _unknown(out: Any) -> Any:
                        if tensor.is_floating_point() else tensor)
 
 
-Calls = list[tuple[Tensor, Any]]
-
-
-def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, Calls]:
+def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, list[tuple]]:
     """Inputs and outputs of some modules in one forward up to the last of them, a pair per call.
 
-    Only the first positional input is recorded. All tensors are copies: many hosts run an
-    activation in place behind a layer, which would change the layer's recorded outputs.
+    Only the first positional input is recorded. All tensors are copies.
     """
-    calls: dict[str, Calls] = {path: [] for path in paths}
+    calls: dict[str, list[tuple]] = {path: [] for path in paths}
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(run.host.get_submodule(path).register_forward_hook(
@@ -278,20 +258,18 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
         return {}
     last, followers = [None, None], {}  # path of the layer that was called last, and its output
 
-    def layer_ran(path: str, out: Tensor) -> None:
+    def layer_ran(path: str, _: nn.Module, __: tuple, out: Tensor) -> None:
         last[:] = path, out
 
-    def norm_runs(path: str, x: Tensor) -> None:
-        if x is last[1]:
+    def norm_runs(path: str, _: nn.Module, args: tuple) -> None:
+        if args[0] is last[1]:
             followers[last[0]] = path
 
     with ExitStack() as stack:
         for path, layer in bare.items():
-            stack.enter_context(layer.register_forward_hook(
-                lambda _, __, out, path=path: layer_ran(path, out)))
+            stack.enter_context(layer.register_forward_hook(partial(layer_ran, path)))
         for path, norm in norms.items():
-            stack.enter_context(norm.register_forward_pre_hook(
-                lambda _, args, path=path: norm_runs(path, args[0])))
+            stack.enter_context(norm.register_forward_pre_hook(partial(norm_runs, path)))
         run.run(0)
     return {path: norm for path, norm in followers.items() if run.once(path) and run.once(norm)}
 

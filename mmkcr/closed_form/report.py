@@ -1,15 +1,21 @@
 """What a compression did, in tables and sentences."""
 
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mmkcr.core import Structure
+from mmkcr.core.forward import flat_tensors
+from mmkcr.models.tasks import is_segmentor
 from mmkcr.visualization import format_table
-from .batches import count_images
+from .batches import count_images, numbered, of_size
+from .calibration import images_in
 from .given import Calibration
+from .options import Forward
 
 #: Rows per input of a layer below which a refit is reported as uncertain.
 LEAST_PER_INPUT = 4
@@ -106,3 +112,49 @@ def plan(calibration: Calibration, layers: Sequence[nn.Module]) -> str:
     more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
     return (f'Calibration: {used} of {there} images of {sizes}, {calibration.size} at a time, '
             f'{held} for the comparison; passes take about {time}, statistics come on top{more}.')
+
+
+@torch.no_grad()
+def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forward: Forward,
+              logits: bool = False, size: int = 1, seen: int = 0) -> dict[str, float]:
+    """Distance between the outputs of two networks on images, ``seen`` of which calibration used.
+
+    It is ``error``, the root of the summed squared difference over the summed squares of the
+    outputs; with ``logits`` (class scores) also ``top1``, the share of images with the same first
+    class, and of a segmentor ``pixels``, that of pixels; ``images``, their number; ``spread``, half
+    of the dense outputs' squared distances to those of the first image, over the summed squares
+    (about the share of them that differs between images); ``seen``, if any.
+    """
+    lost = energy = apart = same = total = 0.
+    first, count, maps = None, 0, is_segmentor(dense)
+    for batch, images in numbered(of_size(batches, size)):
+        # all outputs in one sum: large maps weigh more
+        ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
+        for a, b in zip(ours, theirs):
+            lost += _square(a - b)
+            energy += _square(b)
+        if not math.isfinite(lost + energy):
+            raise ValueError('expected finite outputs of the '
+                             f'{"compressed" if math.isfinite(energy) else "dense"} network on '
+                             f'held-out images, found `nan` or `inf` in images {images.start + 1} '
+                             f'to {images.stop} of these')
+        if logits or maps and ours[-1].ndim == 4:
+            same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
+            total += ours[-1].numel() / ours[-1].shape[1]
+        count = images.stop
+        parts = [images_in(out, len(images)) for out in theirs]
+        rows = [out.reshape(part, out.numel() // part) for out, part in zip(theirs, parts)]
+        first = [row[:1] for row in rows] if first is None else first
+        # images of several sizes are not alike
+        apart += sum(_square(row - one) / 2 if row.shape[1] == one.shape[1] else math.inf
+                     for row, one in zip(rows, first))
+    result = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
+                  spread=min(apart / max(energy, 1e-30), 1.))
+    if total:
+        result['pixels' if maps else 'top1'] = same / total
+    return dict(result, seen=seen) if seen else result
+
+
+def _square(values: Tensor) -> float:
+    """The sum of the squares, without a copy in fp64."""
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64))**2

@@ -1,11 +1,6 @@
-"""Profile of a site: what it observes, the order of its units, and their losses.
+"""Profile of a site: what it observes, the order of its units, and their losses."""
 
-:class:`Units` is that of most kinds of site. Kinds that differ derive from it in files of their own
-(:mod:`.head_rotation`, :mod:`.rotary`).
-"""
-
-import zlib
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -16,75 +11,61 @@ from mmkcr.functional.refit import refit
 from mmkcr.models.sites.base import HostSite
 from .calibration import ReaderMoments, WeightChange
 from .options import CompressOptions, SiteProfile
-from .readers import ordering_readers, output_energy, readers, refitted, weight_matrix
+from .readers import Rows, ordering_readers, output_energy, readers, refitted, weight_matrix
 
 #: Shares of a site's units at which its loss is measured.
 PROBES = (0.25, 0.5, 0.75)
 
 
 class Units:
-    """Units that are removed, and whose readers are refitted: hidden units, heads, channels."""
+    """Units that are removed, and whose readers are refitted: hidden units, heads, channels.
+
+    Heads that become narrower derive from it (:mod:`.heads`).
+    """
 
     def __init__(self, site: HostSite, settings: CompressOptions) -> None:
         self.site, self.settings = site, settings
         #: What the pass collected of each of the layers, by path.
         self.moments: dict[str, ReaderMoments] = {}
 
-    def layers(self) -> dict[str, nn.Module]:
-        """Layers whose inputs and gradients of outputs are observed, by path."""
-        return {path: self.site.module(path) for path in refitted(self.site)}
-
-    def projections(self) -> dict[str, nn.Module]:
-        """Layers of which the inputs alone are observed, by path."""
-        return {}
+    def layers(self) -> dict[str, bool]:
+        """Paths of the layers to observe, and whether the gradients of their outputs count too."""
+        return dict.fromkeys(refitted(self.site), True)
 
     def bytes(self) -> int:
         """Bytes of the statistics, in fp64, and of the :meth:`changes`."""
-        shapes = [weight_matrix(layer).shape for layer in self.layers().values()]
-        return sum(8 * (rows**2 + columns**2) + 4 * len(PROBES) * rows * columns
-                   for rows, columns in shapes) + \
-            sum(8 * weight_matrix(layer).shape[1]**2 for layer in self.projections().values())
+        total = 0
+        for path, sensitive in self.layers().items():
+            rows, columns = weight_matrix(self.site.module(path)).shape
+            total += 8 * columns**2
+            total += sensitive * (8 * rows**2 + 4 * len(PROBES) * rows * columns)
+        return total
 
-    def observing(self) -> AbstractContextManager:
-        """Within the block the running network is observed, besides its layers."""
-        return nullcontext()
+    def observers(self, rows: Rows) -> list[tuple[nn.Module, Callable]]:
+        """New :attr:`moments`, as modules and what is called behind them."""
+        self.moments = {path: ReaderMoments(self.site.module(path), f'{self.site.name}:{path}',
+                                            rows, sensitive)
+                        for path, sensitive in self.layers().items()}
+        return [(self.site.module(path), moments.hook) for path, moments in self.moments.items()]
 
     def profile(self) -> SiteProfile:
-        """Units in the order in which they are kept, and the loss at every number of them.
-
-        The order is of pivoted Cholesky, or a control's.
-        """
-        site, settings = self.site, self.settings
-        covariances, grams, groups = self._seen_by_readers()
+        """The order of the units, and the loss at every number of them."""
+        covariances, grams, groups = self.seen_by_readers()
         extra = None
-        for path in site.lost_outputs():  # the unit's output is lost, too: diagonal terms
+        for path in self.site.lost_outputs():  # the unit's output is lost, too: diagonal terms
             moments = self.moments[path]
-            extra = output_energy(site.module(path), moments.inputs) * \
-                sensitivity(moments).diagonal()
+            extra = output_energy(self.site.module(path), moments.inputs) * \
+                moments.sensitivity.diagonal()
         # errors of several readers are summed
-        order, losses = pivot_order(torch.stack(covariances), torch.stack(grams), groups,
-                                    settings.rho, extra)
-        if settings.choose is not None:
-            inputs = self.moments[ordering_readers(site)[0].path].inputs
-            # one for each site, so that an interrupted call draws what an unbroken one draws
-            generator = torch.Generator().manual_seed(
-                zlib.crc32(f'{settings.seed}:{site.name}'.encode()))
-            order = settings.choose(site, inputs, generator)
-        return SiteProfile(order, losses)
+        return SiteProfile(*pivot_order(torch.stack(covariances), torch.stack(grams), groups,
+                                        self.settings.rho, extra))
 
-    def loss_of_all(self) -> float:
-        """The loss without any of the units: the sum of tr(C G) over the readers."""
-        covariances, grams, _ = self._seen_by_readers()
-        return sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
-
-    def _seen_by_readers(self) -> tuple[list[Tensor], list[Tensor], int]:
+    def seen_by_readers(self) -> tuple[list[Tensor], list[Tensor], int]:
         """The covariance C of every reader's inputs, and the Gram matrix G of its columns.
 
         An error e of the inputs causes a loss of about ``e^T G e`` with ``G = W^T S W``, where S
-        is the cost of an error of the reader's outputs at the network's outputs.
-
-        Returns:
-            tuple: Covariances and Gram matrices (d, d), and the number of columns of each unit.
+        is the cost of an error of the reader's outputs at the network's outputs. The last value is
+        the number of columns of each unit.
         """
         covariances, grams, all_readers = [], [], ordering_readers(self.site)
         for reader in all_readers:
@@ -93,16 +74,16 @@ class Units:
             self.check_reached(moments)
             weight = weight_matrix(reader.layer)[:, columns].double()
             covariances.append(_spread(reader.layer, moments.inputs)[0][columns[:, None], columns])
-            grams.append(weight.T @ sensitivity(moments).to(weight) @ weight)
+            grams.append(weight.T @ moments.sensitivity.to(weight) @ weight)
         return covariances, grams, all_readers[0].each
 
-    def check_reached(self, *moments: ReaderMoments) -> None:
+    def check_reached(self, moments: ReaderMoments) -> None:
         """Refuse layers that no image reaches, or that the outputs do not depend on."""
         name = self.site.name
-        if any(entry.inputs.count == 0 for entry in moments):
+        if moments.inputs.count == 0:
             raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
                              'they do not')
-        if any(entry.gradients is not None and entry.gradients.count == 0 for entry in moments):
+        if moments.gradients is not None and moments.gradients.count == 0:
             raise ValueError(f'expected outputs that depend on site `{name}`, found that they do '
                              'not: let `forward` return those that do')
 
@@ -119,7 +100,7 @@ class Units:
         for reader in readers(self.site):
             weight, deltas = weight_matrix(reader.layer), []
             columns = reader.columns(torch.arange(self.site.total))
-            places = torch.arange(len(columns)).view(-1, reader.each)  # in `own`, by unit
+            places = torch.arange(len(columns)).view(-1, reader.each)  # in `columns`, by unit
             covariance, mean = _spread(reader.layer, self.moments[reader.path].inputs)
             covariance = covariance[columns[:, None], columns]
             for count in self.probed():
@@ -132,11 +113,6 @@ class Units:
                 deltas.append(delta)
             changes.append(WeightChange(reader.layer, mean, torch.stack(deltas)))
         return changes
-
-
-def sensitivity(moments: ReaderMoments) -> Tensor:
-    """S: the second moment of the gradients, summed over an image's positions."""
-    return moments.positions * moments.gradients.second_moment
 
 
 def _spread(layer: nn.Module, inputs: Moments) -> tuple[Tensor, Tensor]:

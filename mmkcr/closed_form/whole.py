@@ -2,8 +2,7 @@
 
 The second stage of a detector depends on choices of its first stage: the proposals of a region
 proposal network, or the places where a transformer's queries start. To compare two networks row by
-row, both must use the same choices: those of the dense network. They are made once and kept beside
-the images.
+row, both must use the dense network's choices. They are made once and kept beside the images.
 """
 
 import copy

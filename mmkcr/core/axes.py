@@ -1,7 +1,7 @@
 """The tensor axes along which a site's units lie, sliced together and scaled together.
 
-A site lists its axes. Nothing else is needed to slice it (weights and optimizer
-moments), to fold a mask into the weights, to count its MACs or to build a subnet.
+Nothing else is needed to slice a site (weights and optimizer moments), to fold a mask into the
+weights, to count MACs or to build a subnet.
 """
 
 from collections.abc import Iterable
@@ -21,18 +21,15 @@ _QUADRATIC = ('exp_avg_sq', 'max_exp_avg_sq', 'sum', 'square_avg')
 class Axis(NamedTuple):
     """One axis of one parameter or buffer along which a site's units lie.
 
-    The axis consists of ``repeats`` blocks (3 for fused queries, keys and values). Each block
-    holds all units, and each unit has ``inner`` consecutive entries (4 for unfolded 2 x 2
-    neighbours).
+    The axis consists of ``repeats`` blocks (3 for fused queries, keys and values) of all units,
+    each with ``inner`` consecutive entries (4 for unfolded 2 x 2 neighbours).
 
     Args:
         module (nn.Module): Owner of the parameter.
         name (str): Attribute name. An absent or ``None`` attribute is left alone.
         dim (int): The axis. Defaults to 0.
-        folds (bool): Whether a scale of the units can be multiplied into this parameter. Defaults
-            to False.
-        repeats (int): Number of blocks. Defaults to 1.
-        inner (int): Entries per unit. Defaults to 1.
+        folds (bool): Whether it can take a scale of the units as a factor. Defaults to False.
+        repeats, inner (int): Blocks, and entries per unit, see above. Default to 1.
         per (int): Number of units that share an entry, such as the channels of a head that share
             one position bias: unit u lies at entry u // per. Defaults to 1.
         before (tuple[int | nn.Module, ...], optional): For an axis that reads the concatenated
@@ -86,11 +83,9 @@ class Axis(NamedTuple):
 def slice_axes(axes: Iterable[Axis], units: Tensor, optimizer: Optimizer | None = None) -> None:
     """Keep some of a site's present units in all its parameters and buffers.
 
-    Args:
-        axes (Iterable[Axis]): Axes of the site.
-        units (Tensor): Positions among the present units, int64, ascending.
-        optimizer (Optimizer, optional): Its parameter groups then hold the new parameters, and
-            every state tensor of an old one's shape (moments, momentum buffers) is sliced likewise.
+    ``units`` are positions among the present units, int64, ascending. The parameter groups of an
+    optimizer then hold the new parameters, and every state tensor of an old one's shape (moments,
+    momentum buffers) is sliced likewise.
     """
     for axis in axes:
         old = axis.value
@@ -123,12 +118,8 @@ def _swap_in_optimizer(optimizer: Optimizer, old: nn.Parameter, new: nn.Paramete
 def scale_axes(axes: Iterable[Axis], scale: Tensor, optimizer: Optimizer | None = None) -> None:
     """Multiply a scale of the units into the parameters that take it.
 
-    Gradients and first moments are divided by the scale, second moments by its square.
-
-    Args:
-        axes (Iterable[Axis]): Axes of the site. Those that do not fold are left alone.
-        scale (Tensor): Scale of every present unit, never 0, shape (units,).
-        optimizer (Optimizer, optional): Its moments are divided.
+    Gradients and first moments of an optimizer are divided by the scale, second moments by its
+    square. It has an entry for every present unit, (units,), never 0.
     """
     for axis in axes:
         value = axis.value
@@ -136,7 +127,6 @@ def scale_axes(axes: Iterable[Axis], scale: Tensor, optimizer: Optimizer | None 
             continue
         shape = [1] * value.ndim
         shape[axis.dim] = -1
-        # in the layout of the axis: blocks of all units, `inner` entries per unit
         factor = scale.detach().to(value).repeat_interleave(axis.inner).repeat(axis.repeats)
         factor = factor.view(shape)
         value.data.mul_(factor)
@@ -157,10 +147,8 @@ def outputs_of(layer: nn.Module) -> int:
 def along_outputs(layer: nn.Module, folds: bool = False, **layout: int) -> list[Axis]:
     """Axes of all tensors of a layer or norm with an entry for every output; absent ones, too.
 
-    Args:
-        layer (nn.Module): A linear layer, convolution, norm, or layer scale.
-        folds (bool): Of weight and bias, see :class:`Axis`. Defaults to False.
-        **layout: ``repeats`` and ``inner`` of the axes.
+    The layer is linear, a convolution, norm, or layer scale; ``folds`` is of weight and bias, and
+    ``layout`` the axes' ``repeats`` and ``inner``: see :class:`Axis`.
     """
     dim = 1 if _transposed(layer) else 0
     return [Axis(layer, 'weight', dim, folds, **layout), Axis(layer, 'bias', 0, folds, **layout),

@@ -1,36 +1,34 @@
-"""From scores to a selection that meets a budget by construction."""
+"""From scores, or losses, to sizes that meet a budget by construction."""
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .cost import CostModel, check_range, cost_kind, grown_sizes, useful_options
+from .cost import CostModel, grown_sizes, useful_options
 
 #: Reads a target of MACs relative to a dense network, see :meth:`CostModel.read_target`.
 parse_target = CostModel.read_target
+#: Most points of the grid of costs of :func:`allocate`.
+_POINTS = 20000
 
 
-def allowed_sizes(total: int, min_size: int, divisor: int) -> list[int]:
-    """Sizes that a site may have: multiples of the divisor from ``min_size`` on, and the full.
-
-    Raises:
-        ValueError: A divisor below 1.
-    """
-    if divisor < 1:
+def allowed_sizes(total: int, min_size: int, divisor: int, group: int = 1) -> list[int]:
+    """Sizes that a site may have: multiples of both steps from ``min_size`` on, and the full."""
+    if divisor < 1:  # of a negative one the least common multiple is positive
         raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
-    first = min(-(-min_size // divisor) * divisor, total)
-    return sorted({*range(first, total + 1, divisor), total})
+    step = math.lcm(divisor, group)
+    first = min(-(-min_size // step) * step, total)
+    return sorted({*range(first, total + 1, step), total})
 
 
-def solve_budget(scores: Mapping[str, Tensor],
-                 macs: Callable[[Mapping[str, int]], int],
-                 target: int | None,
-                 divisor: int = 1,
-                 min_sizes: Mapping[str, int] | None = None,
+def solve_budget(scores: Mapping[str, Tensor], macs: CostModel, target: int | None,
+                 divisor: int = 1, min_sizes: Mapping[str, int] | None = None,
                  groups: Mapping[str, int] | None = None) -> dict[str, Tensor]:
     """Choose the units of every site under one global threshold.
 
@@ -40,33 +38,27 @@ def solve_budget(scores: Mapping[str, Tensor],
 
     Args:
         scores (Mapping[str, Tensor]): Score of every unit by site, shape (total,) each.
-        macs (Callable): MACs of the subnet from the sizes of its sites, such as
-            :class:`~mmkcr.core.macs.MacsModel`. Where it falls as a size grows, such as time, the
-            smaller size is not offered.
-        target (int, optional): Most MACs. ``None`` keeps the units of positive
-            score, rounded to the nearest allowed size.
+        macs (CostModel): Where it falls as a size grows (time), the smaller size is not offered.
+        target (int, optional): Most MACs. ``None`` keeps the units of positive score, rounded to
+            the nearest allowed size.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
-        min_sizes (Mapping[str, int], optional): Fewest units by site.
+        min_sizes (Mapping[str, int], optional): Fewest units by site. Defaults to 1 each.
+        groups (Mapping[str, int], optional): Consecutive units of one score that enter together.
             Defaults to 1 each.
-        groups (Mapping[str, int], optional): Consecutive units of one score that enter together,
-            by site. Defaults to 1 each.
 
     Returns:
         dict[str, Tensor]: Kept units of every site, int64, ascending.
 
     Raises:
-        ValueError: ``divisor`` below 1, or a target below the cost of the
-            smallest subnet or above that of the dense one.
+        ValueError: ``divisor`` below 1, or a target out of reach.
     """
-    if divisor < 1:  # of a negative one the least common multiple is positive
-        raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
     min_sizes = min_sizes or {}
-    # a group's units have one score, so a stable order has them side by side
-    steps = {site: math.lcm(divisor, (groups or {}).get(site, 1)) for site in scores}
+    groups = groups or {}
     scores = {site: score.detach().double().cpu() for site, score in scores.items()}
+    # a group's units have one score, so a stable order has them side by side
     order = {site: torch.sort(score, descending=True, stable=True)
              for site, score in scores.items()}
-    allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), steps[site])
+    allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), divisor, groups.get(site, 1))
                for site, score in scores.items()}
     if target is None:  # no budget: the units of positive score
         counts = {site: int((score > 0).sum()) for site, score in scores.items()}
@@ -74,7 +66,7 @@ def solve_budget(scores: Mapping[str, Tensor],
         sizes = {site: min(options, key=lambda size, site=site: (abs(size - counts[site]), -size))
                  for site, options in allowed.items()}
     else:
-        if not cost_kind(macs).rises:  # a size that costs no less than a larger one is useless
+        if not macs.rises:  # a size that costs no less than a larger one is useless
             allowed = useful_options(macs, allowed)
         entering = []  # steps between allowed sizes
         for site, sizes in allowed.items():
@@ -85,18 +77,63 @@ def solve_budget(scores: Mapping[str, Tensor],
                 zip(accumulate(means, min), sizes[1:]))]
         # keys do not rise within a site, and ties go by rank: a site's groups stay in their order
         steps = [(site, size) for *_, site, size in sorted(entering, key=lambda step: step[:2])]
-        sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()}, steps, macs,
-                                target)
+        smallest = {site: sizes[0] for site, sizes in allowed.items()}
+
+        def prefix(count: int) -> dict[str, int]:  # a later size of a site overrides an earlier one
+            return {**smallest, **dict(steps[:count])}
+
+        macs.check_range(target, macs(smallest), macs(prefix(len(steps))))
+        # the longest prefix within the target: every longer one costs more
+        longest = bisect_right(range(1, len(steps) + 1), target,
+                               key=lambda count: macs(prefix(count)))
+        sizes = grown_sizes(prefix(longest), steps[longest:], macs, target)
     return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}
 
 
-def _largest_within(smallest: dict[str, int], steps: list[tuple[str, int]],
-                    macs: Callable[[Mapping[str, int]], int], target: int) -> dict[str, int]:
-    def prefix(count: int) -> dict[str, int]:  # a later size of a site overrides an earlier one
-        return {**smallest, **dict(steps[:count])}
+class Curve(NamedTuple):
+    """Loss and cost of a site at each of its possible sizes."""
 
-    check_range(macs, target, macs(smallest), macs(prefix(len(steps))))
-    # the longest prefix within the target: every longer one costs more
-    longest = bisect_right(range(1, len(steps) + 1), target,
-                           key=lambda count: macs(prefix(count)))
-    return grown_sizes(prefix(longest), steps[longest:], macs, target)
+    sizes: Sequence[int]  # ascending
+    losses: Sequence[float]  # not negative
+    costs: Sequence[int]  # such as MACs, ascending
+
+
+def allocate(curves: Mapping[str, Curve], budget: int) -> dict[str, int]:
+    """Sizes by site with the least sum of losses whose costs sum to at most a budget.
+
+    This is a multiple-choice knapsack, solved by dynamic programming over the cost above that of
+    the smallest network. Costs are rounded up to a grid, so the budget always holds. The grid is
+    the greatest common divisor of all cost steps, and the answer exact, if that gives at most
+    20,000 points; else the budget counts as smaller by at most one grid point per site. One below
+    the cost of the smallest sizes is refused.
+    """
+    lowest = sum(curve.costs[0] for curve in curves.values())
+    highest = sum(curve.costs[-1] for curve in curves.values())
+    if budget < lowest:
+        raise ValueError(f'expected a budget of at least {lowest}, found {budget}')
+    room = min(budget, highest) - lowest
+    steps = [int(cost - curve.costs[0]) for curve in curves.values() for cost in curve.costs]
+    grid = max(int(np.gcd.reduce(steps)) or 1, -(-room // _POINTS))
+    points = room // grid
+    # best[p]: least loss of the sites so far with at most p grid points above their smallest sizes
+    best = np.zeros(points + 1)
+    chosen: list[tuple[str, np.ndarray]] = []
+    for name, curve in curves.items():
+        grown = np.full(points + 1, np.inf)
+        picks = np.zeros(points + 1, np.int64)
+        for index, (loss, cost) in enumerate(zip(curve.losses, curve.costs)):
+            shift = -(-int(cost - curve.costs[0]) // grid)
+            if shift > points:  # costs ascend: no larger size fits either
+                break
+            candidate = best[:points + 1 - shift] + loss
+            better = candidate < grown[shift:]
+            grown[shift:][better] = candidate[better]
+            picks[shift:][better] = index
+        best = grown
+        chosen.append((name, picks))
+    sizes, place = {}, points  # traced back from the whole room, last site first
+    for name, picks in reversed(chosen):
+        index, curve = int(picks[place]), curves[name]
+        sizes[name] = int(curve.sizes[index])
+        place -= -(-int(curve.costs[index] - curve.costs[0]) // grid)
+    return {name: sizes[name] for name in curves}

@@ -1,22 +1,70 @@
-"""Sizes, devices and places that a user names, refused before any work begins."""
+"""Refusals before any work begins: of what is not finite, and of what a user names."""
 
+import difflib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 #: Maximum number of pixels of an image that a model is built, counted or timed for.
 MOST_PIXELS = 2**26
 
 
-def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    """(3, H, W) of a command's ``--shape``, which is H and W or one number for both.
+class NonFiniteError(ValueError):
+    """A loss, a gate or a weight is not finite."""
 
-    Raises:
-        ValueError: Not one or two positive numbers, or more pixels than any model takes.
+
+def all_finite(value: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity.
+
+    One pass and no copy: on a CPU an eighth of the time of ``torch.isfinite(value).all()``.
     """
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return not value.numel() or bool(torch.stack(value.detach().aminmax()).isfinite().all())
+
+
+def check_finite(values: Mapping[str, Tensor], what: str) -> None:
+    """Refuse values that are not finite: the message says ``what`` they are and names the first."""
+    for name, value in values.items():
+        if not all_finite(value):
+            wrong = value.detach()[~torch.isfinite(value.detach())]
+            raise NonFiniteError(f'expected finite {what}, found {float(wrong[0])} in `{name}`')
+
+
+def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
+    """:func:`check_finite` of the parameters of gates by site; ``where`` follows in the message."""
+    check_finite({f'{site}.gate.{name}': parameter for site, gate in gates.items()
+                  for name, parameter in gate.named_parameters()}, f'gates{where}')
+
+
+def check_finite_state(state: Mapping[str, Tensor], path: str,
+                       expected: Mapping[str, Tensor] | None = None) -> None:
+    """Refuse weights and buffers that are not finite; the message names the first one of ``path``.
+
+    Entries that a freshly built model's ``expected`` state lacks, or has not finite, are left out.
+    """
+    bad = {name: value for name, value in state.items() if torch.is_tensor(value)
+           and value.is_floating_point() and not all_finite(value)}
+    if expected is not None:
+        bad = {name: value for name, value in bad.items()
+               if name in expected and all_finite(expected[name])}
+    check_finite(bad, f'weights in `{path}`')
+
+
+def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
+    """``'; did you mean `x`?'`` with the nearest known word, or ``''`` where none is near.
+
+    The ``least`` similarity is within [0, 1].
+    """
+    near = difflib.get_close_matches(word, list(known), 1, least)
+    return f'; did you mean `{near[0]}`?' if near else ''
+
+
+def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+    """(3, H, W) of a command's ``--shape``, which is H and W or one number for both."""
     if len(shape) not in (1, 2) or min(shape) < 1:
         raise ValueError('expected `--shape` of one or two positive numbers, found '
                          f'{" ".join(map(str, shape))}')
@@ -27,11 +75,7 @@ def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device such as ``'cuda:1'`` that does not exist.
-
-    Raises:
-        ValueError: It is not the name of a device, or this machine does not have it.
-    """
+    """Refuse a device such as ``'cuda:1'`` that this machine does not have."""
     try:
         device = torch.device(name)
         if device.type == 'cuda' and not torch.cuda.is_available():
@@ -45,16 +89,9 @@ def check_device(name: str) -> None:
 
 
 def check_place(path: Any, flag: str, file: bool = False) -> None:
-    """Refuse a place where nothing can be written; nothing is left behind.
+    """Refuse a folder, or with ``file`` a file, that cannot be written; nothing is left behind.
 
-    Args:
-        path (str | Path): A folder, or with ``file`` a file; it need not exist.
-        flag (str): Flag of the command, for the message.
-        file (bool): Whether a file is to be written. Defaults to False.
-
-    Raises:
-        ValueError: A file is where a folder has to be, or a folder where the file has to be.
-        OSError: The system says that nothing can be written there.
+    The message names the command's ``flag``; where the system refuses, it is an ``OSError``.
     """
     path = Path(path).expanduser()
     if file and path.is_dir():

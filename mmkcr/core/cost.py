@@ -30,30 +30,18 @@ class CostModel:
     scale: ClassVar[int] = 10**9
     #: Whether it never falls when a site grows. Measured times may.
     rises: ClassVar[bool] = True
-    #: Cost of the dense network.
-    dense: int
+    #: Cost of the dense network, where it is known.
+    dense: int | None = None
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
-        """Cost of the network: an integer for integers, a differentiable scalar for tensors.
-
-        Args:
-            sizes (Mapping[str, int | Tensor]): Kept units of every site.
-        """
+        """Cost at kept units of every site: an integer, or of tensors a differentiable scalar."""
         raise NotImplementedError
 
     def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
-        """Expected cost if every site's size is drawn on its own.
+        """Expected cost if every site's size is drawn on its own, a differentiable scalar.
 
-        It is the cost at the expected sizes: exact where the cost is a sum of products in which no
-        site occurs twice.
-
-        Args:
-            names (Sequence[str]): The sites.
-            probabilities (Tensor): Of the sizes, shape (sites, K).
-            sizes (Tensor): Kept units, shape (sites, K); any where the probability is 0.
-
-        Returns:
-            Tensor: A differentiable scalar.
+        It is that of the expected sizes: exact for sums of products in which no site occurs twice.
+        ``probabilities`` and ``sizes`` (kept units, any where the probability is 0) are (sites, K).
         """
         return self(dict(zip(names, (probabilities * sizes).sum(1))))
 
@@ -68,8 +56,7 @@ class CostModel:
             dense (int): Cost of the dense network.
 
         Raises:
-            ValueError: The target is anything else, or a number from 1 to 100, or a time, without
-                a unit.
+            ValueError: Anything else; also a number from 1 to 100, or a time, without a unit.
         """
         match = re.fullmatch(r'\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)\s*', str(target))
         value, unit = (float(match[1]), match[2].upper()) if match else (0., '')
@@ -101,12 +88,19 @@ class CostModel:
         return f'{cls.text(lowest)} to {cls.text(highest)}{noun}'
 
     def check_target(self, target: int, least: Mapping[str, int]) -> None:
-        """Refuse a target out of the range from these sizes to the dense network.
+        """Refuse a target out of the range from these sizes to the dense network."""
+        self.check_range(target, self(least), self.dense)
 
-        Raises:
-            ValueError: As of :func:`check_range`.
-        """
-        check_range(self, target, self(least), self.dense)
+    def check_range(self, target: float, lowest: float, highest: float,
+                    what: str = 'a target') -> None:
+        """Refuse a target out of a range, which the message gives; ``what`` it is, is for that."""
+        if not lowest <= target <= highest:
+            # rounded up, so that the share that the message names can be reached
+            shares = (f' (reachable: {math.ceil(1000 * lowest / self.dense) / 10}% to '
+                      f'{highest / self.dense:.1%} of the dense network)') if self.dense else ''
+            raise ValueError(f'expected {what} within the reachable '
+                             f'{self.range_text(lowest, highest)}, found '
+                             f'{self.text(target)}{shares}')
 
     def describe(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The entry about this cost in the structure file of a subnet."""
@@ -128,49 +122,6 @@ class _Beside(CostModel):
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
         """Cost of the whole network."""
         return self.cost({**self.sizes, **sizes})
-
-
-def cost_kind(cost: Any) -> Any:
-    """The cost model that a cost is; the class, which is about MACs, for a plain function."""
-    return cost if isinstance(cost, CostModel) else CostModel
-
-
-def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Sizes of every site, distinct, the cheapest first.
-
-    Args:
-        cost (CostModel | Callable): Where it rises with every size, the order is that of the
-            sizes, else that of the costs while the other sites have their largest size.
-        options (Mapping[str, Sequence[int]]): Sizes on offer by site.
-    """
-    sizes = {site: sorted({int(size) for size in offered}) for site, offered in options.items()}
-    if cost_kind(cost).rises:
-        return sizes
-    largest = {site: offered[-1] for site, offered in sizes.items()}
-    return {site: sorted(offered, key=lambda size, site=site: cost({**largest, site: size}))
-            for site, offered in sizes.items()}
-
-
-def check_range(cost: Any, target: float, lowest: float, highest: float,
-                what: str = 'a target') -> None:
-    """Refuse a target out of reach.
-
-    Args:
-        cost (CostModel | Callable): The cost that the target limits.
-        target (int): Largest cost.
-        lowest, highest (int): Cost of the smallest and of the largest sizes.
-        what (str): Name of the target in the message. Defaults to ``'a target'``.
-
-    Raises:
-        ValueError: The target is out of range; the message gives the range.
-    """
-    if not lowest <= target <= highest:
-        words, dense = cost_kind(cost), getattr(cost, 'dense', None)
-        # rounded up, so that the share that the message names can be reached
-        shares = (f' (reachable: {math.ceil(1000 * lowest / dense) / 10}% to '
-                  f'{highest / dense:.1%} of the dense network)') if dense else ''
-        raise ValueError(f'expected {what} within the reachable {words.range_text(lowest, highest)}'
-                         f', found {words.text(target)}{shares}')
 
 
 def useful_sizes(costs: Sequence[int]) -> list[int]:

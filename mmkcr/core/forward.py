@@ -10,11 +10,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every module has its own mode again.
-
-    Args:
-        model (nn.Module): Its parts may be in different modes (frozen stages, norms).
-    """
+    """Eval mode inside; afterwards every module has its own mode again, as frozen stages have."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -25,23 +21,16 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def flat_tensors(outputs: Any, floating: bool = True) -> list[Tensor]:
-    """The tensors in nested tuples, lists, dicts and dataclasses, in their order.
-
-    Args:
-        outputs (Any): Of a model.
-        floating (bool): Only those of floating point. Defaults to True.
-    """
+    """The tensors, or those of floating point, in nested sequences, dicts and dataclasses."""
     if isinstance(outputs, Tensor):
         return [outputs] if outputs.is_floating_point() or not floating else []
     if isinstance(outputs, (str, bytes)):  # a character is a text again
         return []
-    if isinstance(outputs, Mapping):
+    if isinstance(outputs, Mapping):  # also outputs of Hugging Face
         outputs = outputs.values()
-    if hasattr(outputs, 'to_tuple'):  # of Hugging Face
-        outputs = outputs.to_tuple()
     elif dataclasses.is_dataclass(outputs):
         outputs = [getattr(outputs, field.name) for field in dataclasses.fields(outputs)]
-    if isinstance(outputs, (list, tuple)) or hasattr(outputs, '__iter__'):
+    if hasattr(outputs, '__iter__'):
         return [tensor for part in outputs for tensor in flat_tensors(part, floating)]
     return []
 

@@ -12,11 +12,9 @@ class NoisyGate(nn.Module, metaclass=ABCMeta):
 
     @abstractmethod
     def resample(self, generator: torch.Generator | None = None) -> None:
-        """Draw the noise of one training step.
+        """Draw the noise of one training step, from the state of a CPU generator alone.
 
-        Args:
-            generator (torch.Generator, optional): A CPU generator. Its state alone determines the
-                noise, on every device and rank.
+        So it is the same on every device and rank.
         """
 
 
@@ -44,10 +42,7 @@ class BaseGate(NoisyGate):
 
     Args:
         total (int): Number of units.
-        min_size (int): Fewest units that a selection keeps. Defaults to 1.
-
-    Raises:
-        ValueError: ``min_size`` is not within [1, total].
+        min_size (int): Fewest units that a selection keeps, within [1, total]. Defaults to 1.
     """
 
     #: Whether the gate itself decides how many units are kept, so that no budget is applied.
@@ -84,11 +79,7 @@ class BaseGate(NoisyGate):
         """Called before each forward of the backbone: drop what was computed for the last one."""
 
     def resample(self, generator: torch.Generator | None = None) -> None:
-        """Draw the noise of one training step, which a recomputed block sees again.
-
-        Args:
-            generator (torch.Generator, optional): See :meth:`NoisyGate.resample`.
-        """
+        """Draw the noise of one training step, which a recomputed block sees again."""
         if not self._leader:  # a follower must not advance the generator
             self.noise = self._draw(generator).to(self.scores().device)
 
@@ -101,11 +92,7 @@ class BaseGate(NoisyGate):
         """Preference for each unit, shape (total,); units of higher score are kept first."""
 
     def start(self, logits: Tensor) -> None:
-        """Initialise the gate for a search from logits of keeping its units, shape (total,).
-
-        Raises:
-            ValueError: The gate does not support this.
-        """
+        """Initialise the gate for a search from logits of keeping its units, shape (total,)."""
         raise ValueError(f'expected gates that can begin with scores of units, found '
                          f'`{type(self).__name__}`')
 
@@ -117,8 +104,7 @@ class BaseGate(NoisyGate):
     def expected_size(self) -> Tensor:
         """Expected number of units that the hard gate keeps; the expectation is over its noise.
 
-        Returns:
-            Tensor: A differentiable scalar, at least ``min_size``.
+        It is a differentiable scalar of at least ``min_size``.
         """
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """Files that are either complete or absent, and folders that one run writes to."""
 
 import os
+import re
 import shutil
 import socket
 import time
@@ -22,13 +23,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that is renamed to it on success.
 
     At any moment ``path`` is the complete old file or the complete new one, even after a crash of
-    the machine. If the block raises, the old file stays.
-
-    Args:
-        path (str | Path): The final file. Its folder is created.
-
-    Yields:
-        Path: Where to write.
+    the machine. If the block raises, the old file stays. The folder is created.
     """
     with _beside(Path(path)) as temporary:
         temporary.touch(exist_ok=False)
@@ -39,13 +34,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``path`` that is renamed to it on success.
-
-    Args:
-        path (str | Path): The final folder.
-
-    Yields:
-        Path: Where to write files.
+    """Yield a temporary folder for files beside ``path`` that is renamed to it on success.
 
     Raises:
         ValueError: There is something at ``path`` already, other than an empty folder.
@@ -96,20 +85,12 @@ def write_tensors(content: Any, path: str | Path) -> None:
 def remove_stale(folder: str | Path) -> None:
     """Remove what :func:`atomic_write` and :func:`atomic_folder` left whose process was killed.
 
-    Files of living processes stay. Files of other machines stay for a day.
-
-    Args:
-        folder (str | Path): Where to look, without sub-folders.
+    Files of living processes stay. Files of other machines stay for a day. Sub-folders are left.
     """
-    prefix = f'{_PART}{socket.gethostname()}-'  # `.part-HOST-PID-…`
     for path in Path(folder).glob(f'{_PART}*'):
         # only processes of this machine can be looked up
-        writer = path.name.removeprefix(prefix).split('-')[0]
-        if path.name.startswith(prefix) and writer.isdigit():
-            stale = not _alive(int(writer))
-        else:
-            stale = time.time() - path.stat().st_mtime > _DAY
-        if stale:
+        here = re.match(rf'{_PART}{re.escape(socket.gethostname())}-(\d+)-', path.name)
+        if not _alive(int(here[1])) if here else time.time() - path.stat().st_mtime > _DAY:
             _remove(path)
 
 
@@ -123,13 +104,10 @@ def _alive(process: int) -> bool:
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Lock a folder, so that no other run writes to it.
+    """Lock a folder, so that no other run writes to it; one that is new and stays empty goes again.
 
     The operating system releases the lock when the process ends, however it ends. So a lock file
     that is left behind locks nobody out. Temporary files of a killed run are removed.
-
-    Args:
-        folder (str | Path): Created if it does not exist, and removed if it is empty at the end.
 
     Raises:
         ValueError: Another run holds the lock; the message names its process and machine.

@@ -21,7 +21,7 @@ class LatencyTable:
     """Measured times of one network on one machine in one runtime.
 
     Args:
-        machine (dict): Hardware and versions.
+        machine (dict): See :func:`~mmkcr.core.machine.this_machine`.
         settings (dict): ``runtime``, ``threads``, ``batch``, ``input_shape`` (C, H, W), ``part``.
         dense (int): Nanoseconds of the dense network; 0 before it was measured.
         classes (list[dict]): Groups of sites that cost the same. Each has the names of its
@@ -39,12 +39,7 @@ class LatencyTable:
 
     @classmethod
     def load(cls, path: str | Path) -> 'LatencyTable':
-        """Read a table.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: The file is not a table of latencies, or of another format.
-        """
+        """Read a table, or refuse a file that is missing, is none, or has another format."""
         if not Path(path).is_file():
             raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
                                     '`mmkcr latency-table` measures one')
@@ -86,22 +81,17 @@ def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
         force (bool): Accept a table of another machine or of other versions. Defaults to False.
 
     Raises:
-        FileNotFoundError, ValueError: As of :meth:`LatencyTable.load`; or it is of another machine,
-            of other conditions, or unfinished.
+        ValueError: It is of another machine, of other conditions, or unfinished.
     """
-    table, here = LatencyTable.load(path), this_machine()
-    differ = [key for key in here if table.machine.get(key) != here[key]]
-    if differ and not force:
-        this, other = (', '.join(str(side.get(key, 'unknown')) for key in differ)
-                       for side in (here, table.machine))
-        raise ValueError(f'expected a table of this machine ({this}) in `{path}`, found one of '
-                         f'{other}: measure another, or force it (`--force-table`, of a price '
+    table = LatencyTable.load(path)
+    wanted = {**({} if force else this_machine()), **(settings or {})}
+    given = {**table.machine, **table.settings}
+    differ = [key for key in wanted if given.get(key) != wanted[key]]
+    if differ:
+        this, other = ({key: side.get(key) for key in differ} for side in (wanted, given))
+        raise ValueError(f'expected a table about {this} in `{path}`, found {other}: measure '
+                         'another, or force one of another machine (`--force-table`, of a price '
                          '`force_table=True`)')
-    wanted = {key: value for key, value in (settings or {}).items()
-              if table.settings.get(key) != value}
-    if wanted:
-        recorded = {key: table.settings.get(key) for key in wanted}
-        raise ValueError(f'expected a table about {wanted} in `{path}`, found {recorded}')
     if not table.dense or any(len(entry['changes']) < len(entry['measured'])
                               for entry in table.classes):
         raise ValueError(f'expected a finished table in `{path}`, found sizes that were not '
@@ -121,10 +111,6 @@ class LatencyModel(CostModel):
     the change is linear. If several sites lie along one product, the saving of one site shrinks
     with the sizes of the others, in proportion to its MACs.
 
-    Args:
-        macs (MacsModel): MACs of the network.
-        table (LatencyTable): Measurements of the same sites.
-
     Raises:
         ValueError: The table lacks a site, or has it with another number of units.
     """
@@ -138,11 +124,10 @@ class LatencyModel(CostModel):
         self.macs, self.table, self.sites = macs, table, macs.sites
         self.curves = table.curves()
         for name, site in self.sites.items():
-            if name not in self.curves or self.curves[name][0] != site.total:
-                here = f'{self.curves[name][0]} units' if name in self.curves else 'none'
+            if (units := self.curves.get(name, (0, ))[0]) != site.total:
                 kinds = dict.fromkeys(site.rpartition('.')[2] for site in self.sites)
                 raise ValueError(f'expected site `{name}` of {site.total} units in the table of '
-                                 f'latencies, found {here}: measure one with '
+                                 f'latencies, found {units} units: measure one with '
                                  f'`--sites {" ".join(kinds)}`')
         self.full = {name: site.total for name, site in self.sites.items()}
         # sites with a product that another site lies along too
@@ -187,12 +172,9 @@ class LatencyModel(CostModel):
 
 
 def interpolate(sizes: Sequence[int], values: Sequence[float], size: Cost) -> Cost:
-    """Value at a size: linear between the given sizes, and extrapolated linearly beyond them.
+    """Value at a size: linear between the given ascending sizes, and extrapolated beyond them.
 
-    Args:
-        sizes (Sequence[int]): Ascending. With one there is one value.
-        values (Sequence[float]): Values at these sizes.
-        size (int | float | Tensor): Size to evaluate at. A tensor gives a differentiable result.
+    A tensor gives a differentiable result.
     """
     if len(sizes) == 1:
         return values[0]

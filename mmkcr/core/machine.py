@@ -24,10 +24,7 @@ def processor_name() -> str:
 
 
 def hardware_name() -> str:
-    """GPU if there is one, processor, cores, SIMD: ``'intel-xeon-2.50ghz-2-cores-avx512'``.
-
-    Tables of times are compared by it, and files named.
-    """
+    """GPU if there is one, processor, cores, SIMD: ``'intel-xeon-2.50ghz-2-cores-avx512'``."""
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     # one name may stand for processors with and without AVX-512
     name = ' '.join([*gpu, processor_name(), f'{os.cpu_count()} cores',
@@ -40,23 +37,20 @@ def versions_name() -> str:
     """Versions of the software that computes, for file names: ``'torch2.13.0-…'``."""
     names = []
     for package in ('torch', 'onnxruntime', 'openvino', 'tensorrt'):
-        try:
+        with suppress(PackageNotFoundError):
             names.append(package + re.split(r'[+-]', version(package))[0])
-        except PackageNotFoundError:
-            continue
     return '-'.join(names)
 
 
 def this_machine() -> dict[str, str]:
-    """Hardware and versions of this machine."""
+    """Hardware and versions."""
     return dict(hardware=hardware_name(), versions=versions_name())
 
 
 def free_memory(device: str | torch.device = 'cpu') -> int:
-    """Bytes that this process may still take on a device.
+    """Bytes that this process may still take on a device; 8 GiB where the system does not tell.
 
-    Limits of a container (control group) and of ``ulimit -v`` count. 8 GiB where the system does
-    not tell.
+    Limits of a container (control group) and of ``ulimit -v`` count.
     """
     if torch.device(device).type == 'cuda':
         # what PyTorch holds without using it is free for it
@@ -80,11 +74,7 @@ def free_memory(device: str | torch.device = 'cpu') -> int:
 
 @contextmanager
 def naming_remedy(remedy: str) -> Iterator[None]:
-    """Say what helps where memory is exhausted.
-
-    Raises:
-        MemoryError: In the place of PyTorch's own errors.
-    """
+    """Say what helps where memory is exhausted, in a ``MemoryError`` instead of PyTorch's own."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

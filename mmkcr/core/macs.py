@@ -1,8 +1,7 @@
 """Multiply-accumulates: counted, and as a differentiable function of the gates.
 
-MACs are what mmpretrain's and the papers' tables call FLOPs: half of the
-floating point operations of every matrix product and convolution, attention
-products included.
+MACs are what mmpretrain's and the papers' tables call FLOPs: half of the floating point operations
+of every matrix product and convolution, attention products included.
 """
 
 import functools
@@ -18,9 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from .added import added_layers
 from .forward import eval_mode
-from .products import ProductsModel, Sides
+from .products import BytesModel, ParamsModel, ProductsModel, Sides, added_layers
 from .sites import Cost, Site
 
 
@@ -34,19 +32,13 @@ class MacsReport(NamedTuple):
 
 
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
-    """Count the MACs of a forward call, in eval mode and without gradients.
+    """Count the MACs of a call that runs a model once, in eval mode and without gradients.
 
     The count depends on shapes alone. So matrix products and convolutions are not computed; their
     outputs are zeros. Products with vectors, ``nn.Bilinear`` and recurrent layers count as well.
     What is no matrix product counts nothing (elementwise and outer products, sums, sampling), nor
-    does a product of sparse tensors or in an operator of another library.
-
-    Args:
-        model (nn.Module): Its modules' attributes and buffers are restored afterwards.
-        forward (Callable): Runs ``model`` once.
-
-    Returns:
-        MacsReport: The counts.
+    does a product of sparse tensors or in an operator of another library. Attributes and buffers of
+    the model's modules are restored afterwards.
     """
     # modules may keep what they derive from the size, such as tables of rotary positions: of zeros
     kept = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
@@ -157,10 +149,9 @@ class _Counter(TorchDispatchMode):
 
     def report(self) -> MacsReport:
         """What was counted: a MAC is two FLOPs."""
-        modules, operators, by_module = (
+        return MacsReport(sum(self._operators.values()) // 2, *(
             {name: flops // 2 for name, flops in counts.items()}
-            for counts in (self._modules, self._operators, self._own))
-        return MacsReport(sum(self._operators.values()) // 2, modules, operators, by_module)
+            for counts in (self._modules, self._operators, self._own)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -203,19 +194,14 @@ class MacsModel(ProductsModel):
     its weight, and those of an attention product to the channels of all heads. Hence the sites'
     axes determine the count, see :class:`ProductsModel`. Integers give exactly that of the built
     subnet, and an expectation is exact if choices are independent and no site occurs twice in a
-    product.
+    product. ``dense`` is the count at full sizes without the layers that a method adds and that the
+    dense parent lacks. ``added`` is the count of those layers.
 
     Args:
         model (nn.Module): The supernet or dense host, or a task model around it.
         root (nn.Module): The host network: ``model`` or a descendant of it.
-        sites (Mapping[str, Site]): See :class:`ProductsModel`.
+        sites (Mapping[str, Site]): See :class:`ProductsModel`; all must be reached.
         forward (Callable): Runs ``model`` once on a batch of one.
-
-    ``dense`` is the count at full sizes without the layers that a method adds and that the
-    dense parent lacks. ``added`` is the count of those layers.
-
-    Raises:
-        ValueError: There is no site, or the forward does not reach one.
     """
 
     def __init__(self, model: nn.Module, root: nn.Module, sites: Mapping[str, Site],
@@ -278,3 +264,7 @@ class MacsModel(ProductsModel):
 
     def _form(self, name: str, size: Cost) -> Cost:
         return self.sites[name].macs(size, self.shapes[name])
+
+
+#: Costs that can be counted, so that a budget of them needs no table of latencies.
+COUNTED = {cls.name: cls for cls in (MacsModel, ParamsModel, BytesModel)}

@@ -1,15 +1,31 @@
-"""Costs that are sums of products of the sizes of sites."""
+"""Costs that are sums of products of the sizes of sites; parameters and bytes are two of them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from torch import Tensor, nn
 
 from .axes import Axis
 from .cost import CostModel
 from .sites import Cost, Site
+from .structure import KEPT
 
 #: By dimension of a tensor: its length, and the sites along it with their present entries.
 Sides = dict[Any, tuple[int, list[tuple[str, int]]]]
+
+
+class AddedLayer(nn.Module):
+    """A layer of supernet and subnet that the dense parent lacks.
+
+    Its MACs and parameters count for the subnet, but not for the dense model. A supernet must call
+    it as a module, so that its MACs can be told apart.
+    """
+
+
+def added_layers(root: nn.Module) -> dict[str, AddedLayer]:
+    """The added layers below ``root`` by module path, in their order."""
+    return {name: module for name, module in root.named_modules() if isinstance(module, AddedLayer)}
 
 
 class ProductsModel(CostModel):
@@ -28,8 +44,7 @@ class ProductsModel(CostModel):
         self.fixed = 0
         #: Cost at full sizes by the sites of a product; a site is there once for each of its sides.
         self.terms: dict[tuple[str, ...], int] = {}
-        # a list, not a set: sums of floats depend on their order in the last bits, and the order of
-        # a set of names differs between processes
+        # a list: a set's order differs between processes, and so would the last bits of sums
         self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
 
     def _form(self, name: str, size: Cost) -> Cost:
@@ -77,3 +92,74 @@ class ProductsModel(CostModel):
         """See :class:`CostModel`."""
         return (self.fixed + sum(self._term(names, sizes) for names in self.terms)
                 + sum(self._form(name, sizes[name]) for name in self._forms))
+
+
+class ParamsModel(ProductsModel):
+    """Parameters of the subnet as a closed form of the sizes of its sites.
+
+    The size of a tensor is the product of its sides, see :class:`ProductsModel`. Integer sizes give
+    exactly the count of the built subnet, but tensors with one entry per head count with all heads.
+    Gates and modules in ``without`` do not count, and :class:`AddedLayer` not for ``dense``.
+    """
+
+    name, noun, multiple, scale = 'params', 'parameters', 'M', 10**6
+
+    def __init__(self, model: nn.Module, sites: Mapping[str, Site],
+                 without: Sequence[nn.Module] = ()) -> None:
+        super().__init__(sites)
+        # what one number costs in kinds with a closed form of their own
+        self._units = {name: self._unit(next(self.sites[name].owner.parameters()))
+                       for name in self._forms}
+        apart = [site.gate for site in self.sites.values() if site.gate is not None]
+        apart += [self.sites[name].owner for name in self._forms]
+        left_out = self._ids(*apart, *without)
+        added_ids, added = self._ids(*added_layers(model).values()) - left_out, 0
+        sides = self._sides(lambda axis: id(axis.value))  # by id, as tensors may be shared
+        for value in self._tensors(model):
+            cost = value.numel() * self._unit(value)
+            if id(value) in sides:
+                self._add(cost, sides[id(value)])
+            elif id(value) not in left_out:
+                self.fixed += cost
+            added += cost if id(value) in added_ids else 0
+        self.dense = self({name: site.total for name, site in self.sites.items()}) - added
+
+    def _ids(self, *modules: nn.Module) -> set[int]:
+        return {id(value) for module in modules for value in self._tensors(module)}
+
+    def _tensors(self, module: nn.Module) -> list[Tensor]:
+        """The tensors of a module that count."""
+        return list(module.parameters())
+
+    def _unit(self, value: Tensor) -> int:
+        """Cost of one number of a tensor."""
+        return 1
+
+    def _form(self, name: str, size: Cost) -> Cost:
+        return self.sites[name].params(size) * self._units[name]
+
+
+def state_tensors(module: nn.Module) -> list[Tensor]:
+    """The tensors of a network's ``state_dict``, without the digest of a subnet's units."""
+    return [value for name, value in module.state_dict(keep_vars=True).items()
+            if isinstance(value, Tensor) and name.rpartition('.')[2] != KEPT]
+
+
+def state_bytes(module: nn.Module) -> int:
+    """Bytes of :func:`state_tensors`, without a file's overhead."""
+    return sum(value.numel() * value.element_size() for value in state_tensors(module))
+
+
+class BytesModel(ParamsModel):
+    """Bytes of the subnet's ``state_dict``: parameters and buffers.
+
+    A checkpoint file adds a few kilobytes, with a digest of the kept units.
+    """
+
+    name, noun, suffix = 'bytes', 'bytes', 'B'
+
+    def _tensors(self, module: nn.Module) -> list[Tensor]:
+        return state_tensors(module)
+
+    def _unit(self, value: Tensor) -> int:
+        return value.element_size()

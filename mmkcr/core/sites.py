@@ -32,15 +32,13 @@ class SiteHolder(nn.Identity):
 
 
 class MaskPoint(NamedTuple):
-    """Where a site's mask multiplies the inputs or outputs of a module, in the layout of `Axis`.
+    """Where a site's mask multiplies the first input or output of a module.
 
     Args:
-        module (nn.Module): Module whose first input or output is masked.
+        module (nn.Module): The module.
         side (str): ``'input'`` or ``'output'``.
         dim (int): Dimension of the units in the tensor. Defaults to -1.
-        repeats (int): Number of blocks along ``dim`` that each hold all units (3 for fused queries,
-            keys and values). Defaults to 1.
-        inner (int): Consecutive entries of one unit (the channels of a head). Defaults to 1.
+        repeats, inner (int): As of :class:`~mmkcr.core.Axis`. Default to 1.
     """
 
     module: nn.Module
@@ -146,9 +144,7 @@ class Site:
     def products(self) -> Mapping[str, tuple[str, ...]]:
         """Modules whose own products, not those of their children, grow with the size.
 
-        Returns:
-            Mapping[str, tuple[str, ...]]: By module path, the products that grow: ``'scores'``
-            (queries times keys) and ``'values'`` (attention weights times values).
+        By module path: ``'scores'`` (queries times keys), ``'values'`` (attention times values).
         """
         return {}
 
@@ -157,11 +153,9 @@ class Site:
     has_own_macs: ClassVar[bool] = False
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """MACs of the module at :attr:`path`; only for kinds with ``has_own_macs``.
+        """MACs of the module at :attr:`path` with ``size`` units; for kinds with ``has_own_macs``.
 
-        Args:
-            size (int | Tensor): Units kept.
-            input_shape (Sequence[int]): Shape of the module's first input, of one image.
+        ``input_shape`` is that of the module's first input, of one image.
         """
         raise NotImplementedError
 
@@ -170,19 +164,14 @@ class Site:
         raise NotImplementedError
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """The method's own cost term (KCR section 3.3, DCS section 3.4); arguments of :meth:`macs`.
-
-        Raises:
-            ValueError: The kind has none.
-        """
+        """The papers' cost term (KCR section 3.3, DCS section 3.4); arguments of :meth:`macs`."""
         raise ValueError(f'expected `cost="macs"` for sites of kind `{self.kind}`, which have no '
                          f'cost of a paper, found `cost="paper"` at `{self.name}`')
 
     def resized(self, kept: Tensor) -> None:
         """Change what no weight's shape implies, such as the host's attributes, after a slicing.
 
-        Args:
-            kept (Tensor): Units of the dense dimension that are left, int64, ascending.
+        ``kept`` are the units of the dense dimension that are left, int64, ascending.
         """
 
     def lost_outputs(self) -> tuple[str, ...]:
@@ -232,11 +221,7 @@ class Site:
         self._handles, self._masked = [], []
 
     def check(self, kept: Tensor) -> None:
-        """Refuse a selection that the site cannot have.
-
-        Raises:
-            ValueError: The groups that keep units do not all keep equally many.
-        """
+        """Refuse a selection whose groups, of those that keep units, do not keep equally many."""
         counts = self.group_counts(kept)
         if len(counts) == 0 or not bool((counts == counts[0]).all()):
             raise ValueError('expected equally many channels of every head at site '
@@ -252,14 +237,10 @@ class Site:
         return torch.unique(kept // (self.total // self.groups), return_counts=True)[1]
 
     def slice_units(self, kept: Tensor, optimizer: Optimizer | None = None) -> Tensor:
-        """Slice weights and moments to some of the present units.
+        """Slice weights, and moments of an optimizer, to some of the present units.
 
-        Args:
-            kept (Tensor): Units of the dense dimension, int64, ascending.
-            optimizer (Optimizer, optional): Its moments are sliced in the same way.
-
-        Returns:
-            Tensor: Positions of the kept units among the present ones.
+        ``kept`` are units of the dense dimension, int64, ascending. Returned are their positions
+        among the present ones.
         """
         present = self.kept
         units = kept if present is None else \
@@ -271,9 +252,7 @@ class Site:
     def slice_to(self, kept: Tensor, operator: str | None = None) -> None:
         """Make the site that of a subnet: slice to the kept units, and remove the gate.
 
-        Args:
-            kept (Tensor): Units of the dense dimension, int64, ascending.
-            operator (str, optional): Operator that computes the others, one of :meth:`operators`.
+        One of :meth:`operators` may compute the others.
         """
         self.check(kept)
         if len(kept) < self.present:
@@ -284,8 +263,7 @@ class Site:
 
 def holders(root: nn.Module) -> dict[str, SiteHolder]:
     """The holders that have a gate, below ``root``, by site, in the order of the modules."""
-    return {name: module for name, module in root.named_modules()
-            if isinstance(module, SiteHolder)}
+    return {name: module for name, module in root.named_modules() if isinstance(module, SiteHolder)}
 
 
 def block_of(path: str) -> str:

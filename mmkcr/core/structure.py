@@ -1,12 +1,12 @@
 """The structure file: which units of which dimension a subnet keeps.
 
-It is one JSON format for all methods, with one line per site, so that it can be
-read, edited and diffed. A subnet is such a file and a plain state_dict.
+It is one JSON format for all methods, with one line per site, so that it can be read, edited and
+diffed. A subnet is such a file and a plain state_dict.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,49 +39,76 @@ def _published_structure(path: Path) -> Any:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Content of a JSON file.
-
-    Args:
-        path (Path): The file.
-        what (str): What it holds, with an article, for messages.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is not JSON.
-    """
+    """Content of a JSON file; ``what`` it holds, with an article, is for messages."""
     if not path.is_file():
         raise FileNotFoundError(f'expected {what} file at `{path}`, found none')
     try:
-        return json.loads(path.read_text(encoding='utf8'))
+        return json.loads(path.read_text(encoding='utf8'), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # huge integers and bad UTF-8 are ValueErrors
         raise ValueError(f'expected {what} file of JSON, found `{path}` that does not parse '
                          f'({error})') from error
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; one that has a key twice, of which the last would count, is refused."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError(f'a key comes twice among {[key for key, _ in pairs]!s:.120}')
+    return entries
+
+
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0  # True == 1
 
 
-def _check_counts(data: Mapping[str, Any], where: str) -> None:
-    """Refuse ``macs`` and ``params`` that are incomplete or whose values are not counts."""
-    for part, required, optional in (
-            ('macs', ['dense', 'input_shape', 'subnet'], ['backbone', 'part']),
-            ('params', ['dense', 'subnet'], [])):
-        recorded = data.get(part) or {}
-        counts = {key: value for key, value in recorded.items()
-                  if key not in ('input_shape', 'part')}
-        shape = recorded.get('input_shape', [1, 1, 1])
-        if recorded and not (
-                set(required) <= set(recorded) <= {*required, *optional}
-                and all(map(_is_count, counts.values()))
-                and recorded.get('backbone', 0) <= recorded['subnet']  # a part of it
-                and recorded.get('part', 'model') in ('model', 'backbone')
-                and isinstance(shape, (list, tuple)) and len(shape) == 3
-                and all(_is_count(side) and 0 < side <= MOST_UNITS for side in shape)):
-            raise ValueError(
-                f'expected `{part}` of a structure with counts as {required}'
-                f'{f" (and {optional})" if optional else ""}, or none, found '
-                f'{str(dict(recorded)):.120} in {where}')
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 3 and all(
+        _is_count(side) and 0 < side <= MOST_UNITS for side in value)
+
+
+#: By key of a part of the file: what its entry has to be, also in words.
+Form = Mapping[str, tuple[Callable[[Any], Any], str]]
+_COUNT = (_is_count, 'a count')
+_DICT = (lambda value: isinstance(value, Mapping), 'a dict')
+_SITE: Form = dict(
+    total=(lambda value: _is_count(value) and value, 'an integer of at least 1'),
+    kept=(lambda value: _is_count(value) or isinstance(value, (list, tuple)), 'unit indices'),
+    operator=(lambda value: value is None or value and isinstance(value, str), 'a name'))
+_PARAMS: Form = dict(dense=_COUNT, subnet=_COUNT)
+_MACS: Form = dict(
+    **_PARAMS, backbone=_COUNT,
+    input_shape=(_is_shape, 'three sizes of an image'),
+    part=(lambda value: value in ('model', 'backbone'), '`model` or `backbone`'))
+_STRUCTURE: Form = dict(
+    format_version=(lambda value: _is_count(value) and value == FORMAT_VERSION,
+                    str(FORMAT_VERSION)),
+    method=(lambda value: isinstance(value, str), 'a string'),
+    backbone=(lambda value: isinstance(value, Mapping) and isinstance(value.get('type'), str),
+              'a dict with a `type`'),
+    sites=(lambda value: isinstance(value, Mapping) and value, 'a dict of at least one site'),
+    macs=_DICT, params=_DICT, provenance=_DICT)
+
+
+def _check(valid: Any, expected: str, entry: Any, where: str) -> None:
+    """Refuse what is no structure, in one sentence."""
+    if not valid:
+        raise ValueError(f'expected {expected}, found {entry!s:.120} {where}')
+
+
+def _check_form(data: Any, form: Form, needed: set[str], what: str, where: str) -> None:
+    """Refuse a dict that lacks a needed key, or has one or an entry that its form does not have."""
+    keys = set(data) if isinstance(data, Mapping) else set()
+    _check(needed <= keys <= set(form), f'{what} with the keys {sorted(needed)} (and of '
+           f'{sorted(set(form) - needed)})', sorted(keys, key=str), where)
+    for key, value in data.items():
+        valid, words = form[key]
+        _check(valid(value), f'`{key}` of {what} to be {words}', value, where)
+
+
+def _braces(texts: Mapping[str, str], indent: str) -> str:
+    """A JSON object of values that are text, one a line."""
+    lines = ',\n'.join(f'{indent}  {json.dumps(key)}: {text}' for key, text in texts.items())
+    return f'{{\n{lines}\n{indent}}}'
 
 
 @dataclass
@@ -91,9 +118,8 @@ class SiteEntry:
     Args:
         total (int): Units of the dense dimension.
         kept (list[int]): Kept units, ascending.
-        operator (str, optional): Operator that computes the units that are not
-            kept. With one, ``kept`` may be empty. Defaults to None: the other
-            units are removed.
+        operator (str, optional): Operator that computes the units that are not kept, so that
+            ``kept`` may be empty. Defaults to None: the other units are removed.
     """
 
     total: int
@@ -102,31 +128,17 @@ class SiteEntry:
 
     @classmethod
     def from_dict(cls, name: str, data: Any) -> 'SiteEntry':
-        """Check an entry of ``sites``; a count as ``kept`` stands for the first units.
-
-        Raises:
-            ValueError: A key or a type is wrong, or the units are not ascending within [0, total).
-        """
-        if not isinstance(data, Mapping) or set(data) - {'operator'} != {'total', 'kept'}:
-            keys = sorted(data) if isinstance(data, Mapping) else data
-            raise ValueError(f'expected the keys `total` and `kept` (and `operator`) at site '
-                             f'`{name}`, found {keys!r}')
-        total, units, operator = data['total'], data['kept'], data.get('operator')
-        if operator is not None and not (isinstance(operator, str) and operator):
-            raise ValueError(f'expected `operator` at site `{name}` to be a name, found '
-                             f'{operator!r}')
-        if not _is_count(total) or total < 1:
-            raise ValueError(f'expected an integer `total` of at least 1 at site `{name}`, found '
-                             f'{str(total):.40}')
+        """Check an entry of ``sites``; a count as ``kept`` stands for the first units."""
+        where = f'at site `{name}`'
+        _check_form(data, _SITE, {'kept', 'total'}, 'a site', where)
+        total, kept, operator = data['total'], data['kept'], data.get('operator')
         # bounded by `total` before the list is made: a file must not fill the memory
-        kept = list(range(units)) if _is_count(units) and units <= total else units
-        ascending = isinstance(kept, (list, tuple)) and all(map(_is_count, kept)) and all(
-            low < high for low, high in zip(kept, [*kept[1:], total]))
-        # only with an operator may no unit be kept
-        if not ascending or len(kept) + (operator is not None) == 0:
-            raise ValueError(f'expected `kept` at site `{name}` to be ascending unit indices '
-                             f'within [0, {total}), found {str(units):.80}')
-        return cls(total, list(kept), operator)
+        units = list(range(min(kept, total + 1))) if _is_count(kept) else list(kept)
+        _check(all(map(_is_count, units)) and all(
+            low < high for low, high in zip(units, [*units[1:], total])),
+            f'`kept` of ascending unit indices within [0, {total})', kept, where)
+        _check(units or operator, '`kept` of a unit, or an `operator`', kept, where)
+        return cls(total, units, operator)
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as plain JSON types; ``operator`` is left out if there is none."""
@@ -138,15 +150,13 @@ class Structure:
     """A subnet's structure.
 
     Args:
-        backbone (dict): ``type`` (registered name) and the arguments that the
-            searched backbone was built with.
-        sites (dict[str, SiteEntry]): Kept units by site. A site's name is the
-            module path within the backbone and its kind, ``<module path>.<kind>``.
+        backbone (dict): ``type`` (registered name) and arguments of the searched backbone.
+        sites (dict[str, SiteEntry]): Kept units by site, which is named after the module path
+            within the backbone and its kind, ``<module path>.<kind>``.
         method (str): Name of the method. Defaults to ''.
-        macs (dict): MACs for one image: ``dense``, ``subnet`` and the
-            ``input_shape`` (C, H, W) of the count. ``part`` is ``'backbone'`` if the
-            backbone alone was counted. Otherwise ``backbone`` has the MACs of the
-            subnet's backbone.
+        macs (dict): MACs for one image: ``dense``, ``subnet`` and the ``input_shape`` (C, H, W)
+            of the count. ``part`` is ``'backbone'`` if the backbone alone was counted. Otherwise
+            ``backbone`` has the MACs of the subnet's backbone.
         params (dict): Parameters, ``dense`` and ``subnet``.
         provenance (dict): Config, checkpoint hash, seed, epoch, versions.
         format_version (int): Version of this file format.
@@ -169,55 +179,38 @@ class Structure:
                 (.pth), parsed content, or a structure, which is returned as it is.
 
         Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: The file is not JSON, or its content is not a structure.
+            ValueError: The content is not a structure; the message says what and where.
         """
         if isinstance(source, cls):
             return source
         if isinstance(source, Mapping):
-            return cls._from_dict(source, 'the given dict')
+            return cls._from_dict(source, 'in the given dict')
         path = Path(source)
         published = path.suffix == '.pth' and path.is_file()
-        return cls._from_dict(_published_structure(path) if published else
-                              read_json(path, 'a structure'), f'`{path}`')
+        data = _published_structure(path) if published else read_json(path, 'a structure')
+        return cls._from_dict(data, f'in `{path}`')
 
     @classmethod
     def _from_dict(cls, data: Any, where: str) -> 'Structure':
-        names = set(cls.__dataclass_fields__)
-        required = {'format_version', 'backbone', 'sites'}
         keys = set(data) if isinstance(data, Mapping) else set()
-        if keys & {'order', 'orders'}:
-            raise ValueError(f'expected a structure of one network, found an order in {where}, '
-                             'which is no longer read: compress the dense checkpoint with the '
-                             'targets themselves (`mmkcr compress --target-macs 80% 60%`)')
-        if 'masks' in keys:
-            raise ValueError('expected a structure with whole masks on queries and keys, found '
-                             f'folded ones in {where}, which are no longer read: take the '
-                             'structure and weights from before the fold')
-        if not required <= keys <= names:
-            raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
-                             f'{sorted(names - required)}), found {sorted(keys)} in {where}')
-        # `_is_count` first: True == 1
-        if not _is_count(data['format_version']) or data['format_version'] != FORMAT_VERSION:
-            raise ValueError(f'expected structure `format_version` {FORMAT_VERSION}, found '
-                             f'{data["format_version"]!r} in {where}')
-        for key, kind in dict(backbone=Mapping, sites=Mapping, macs=Mapping, params=Mapping,
-                              provenance=Mapping, method=str).items():
-            if not isinstance(data.get(key, kind() if kind is str else {}), kind):
-                raise ValueError(f'expected `{key}` of a structure to be a '
-                                 f'{"string" if kind is str else "dict"}, found '
-                                 f'{str(data[key]):.60} in {where}')
-        if not isinstance(data['backbone'].get('type'), str) or not data['sites']:
-            raise ValueError('expected a structure with a backbone `type` and at least one site, '
-                             f'found backbone {str(data["backbone"]):.80} and '
-                             f'{len(data["sites"])} sites in {where}')
-        _check_counts(data, where)
+        _check(not keys & {'order', 'orders'}, 'a structure of one network', 'an order',
+               f'{where}, which is no longer read: compress the dense checkpoint with the targets '
+               'themselves (`mmkcr compress --target-macs 80% 60%`)')
+        _check('masks' not in keys, 'a structure with whole masks on queries and keys',
+               'folded ones', f'{where}, which are no longer read: take the structure and weights '
+               'from before the fold')
+        _check_form(data, _STRUCTURE, {'format_version', 'backbone', 'sites'}, 'a structure', where)
+        for key, form, needed in (('macs', _MACS, {'dense', 'input_shape', 'subnet'}),
+                                  ('params', _PARAMS, {'dense', 'subnet'})):
+            if counts := data.get(key):
+                _check_form(counts, form, needed, f'`{key}` of a structure', where)
+                _check(counts.get('backbone', 0) <= counts['subnet'],
+                       '`macs` of a backbone within those of its subnet', counts, where)
         # before any site is expanded, see `SiteEntry.from_dict`
         units = sum(site['total'] for site in data['sites'].values()
                     if isinstance(site, Mapping) and _is_count(site.get('total')))
-        if units > MOST_UNITS:
-            raise ValueError(f'expected {MOST_UNITS} units at most in all sites of a structure, '
-                             f'found {str(units):.40} in {where}')
+        _check(units <= MOST_UNITS, f'{MOST_UNITS} units at most in all sites of a structure',
+               units, where)
         sites = {name: SiteEntry.from_dict(name, site) for name, site in data['sites'].items()}
         return cls(**{**data, 'sites': sites})
 
@@ -229,37 +222,26 @@ class Structure:
 
     def dumps(self) -> str:
         """The file's text, with one line per key and one line per site."""
-        lines = []
-        for key, value in self.to_dict().items():
-            if key == 'sites' and value:
-                body = ',\n'.join(f'    {json.dumps(name)}: {json.dumps(site)}'
-                                  for name, site in value.items())
-                text = f'{{\n{body}\n  }}'
-            else:
-                text = json.dumps(value, default=str)
-            lines.append(f'  {json.dumps(key)}: {text}')
-        return '{\n' + ',\n'.join(lines) + '\n}\n'
+        texts = {key: json.dumps(value, default=str) for key, value in self.to_dict().items()}
+        texts['sites'] = _braces({name: json.dumps(site.to_dict())
+                                  for name, site in self.sites.items()}, '  ')
+        return _braces(texts, '') + '\n'
 
     def save(self, path: str | Path) -> None:
-        """Write the file, by a temporary file and a rename.
-
-        Raises:
-            ValueError: The structure is not valid; nothing is written.
-        """
-        self._from_dict(self.to_dict(), 'the structure to save')
+        """Write the file, by a temporary file and a rename, unless the structure is not valid."""
+        self._from_dict(self.to_dict(), 'in the structure to save')
         with atomic_write(path) as temporary:
             temporary.write_text(self.dumps(), encoding='utf8')
 
     def validate(self, widths: Mapping[str, int], backbone: str | None = None) -> None:
-        """Check that the structure belongs to a backbone.
+        """Check that the structure belongs to a backbone of a registered type name.
 
         Args:
             widths (Mapping[str, int]): Units of every site of the backbone.
-            backbone (str, optional): The backbone's registered type name.
+            backbone (str, optional): The name. Defaults to None: any.
 
         Raises:
-            ValueError: The backbone type differs, the backbone or the structure
-                lacks a site of the other, or a width differs.
+            ValueError: The types, the sites or their widths differ.
         """
         type_name = self.backbone['type'].split('.')[-1]  # without the scope, such as `mmkcr.`
         if backbone is not None and type_name != backbone:

@@ -1,12 +1,7 @@
 """Data sets, and the check that they are on disk."""
 
 from mmkcr import registry  # noqa: F401  (before any host library)
-from .class_subset import ClassSubset
-from .data_check import check_data_folders
-from .fold_part import FoldPart
-from .label_check import CheckSegLabels
-from .part import DatasetPart
+from .data_check import CheckSegLabels, check_data_folders
+from .part import ClassSubset, DatasetPart
 
-__all__ = [
-    'CheckSegLabels', 'ClassSubset', 'DatasetPart', 'FoldPart', 'check_data_folders'
-]
+__all__ = ['CheckSegLabels', 'ClassSubset', 'DatasetPart', 'check_data_folders']

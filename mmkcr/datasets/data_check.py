@@ -1,4 +1,4 @@
-"""Checks before a run that its data is on disk."""
+"""Checks of data: before a run that it is on disk, and of masks as they are loaded."""
 
 import inspect
 import mmap
@@ -10,6 +10,9 @@ from typing import Any
 from mmpretrain.datasets import CustomDataset
 from mmpretrain.registry import DATASETS
 
+from mmkcr.registry import TRANSFORMS
+from .part import inner_sets
+
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 _CATEGORIES = re.compile(rb'"categories"\s*:\s*\[\s*[^\s\]]')
 _QUESTION = re.compile(rb'"question_id"\s*:')
@@ -20,29 +23,19 @@ COMMANDS = {'digits': 'python tools/dataset_converters/digits.py --out',
 
 
 def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS) -> None:
-    """Refuse a config whose data are missing, wrapped data sets included.
+    """Refuse a config whose data are missing, wrapped data sets included, in the named loaders.
 
-    It checks ``data_root``, the folders below it that ``data_prefix`` names, or ``split`` of a
-    set of folders such as ImageNet, COCO annotation files, which must have categories, and
-    questions, which must have answers except in the test set. Roots with a protocol, such as
-    ``s3://``, are left to their backends, and sets that download themselves to the host.
-
-    Args:
-        cfg (Mapping): Config of a run.
-        loaders (Sequence[str]): Keys of the data loaders to check, if they are there. Defaults to
-            those of training, validation and test.
-
-    Raises:
-        FileNotFoundError: A folder or an annotation file is missing; for digits the message
-            gives the command that writes them.
-        ValueError: A COCO file has no categories, or questions have no answers.
+    It checks ``data_root``, the folders below it that ``data_prefix`` names, or ``split`` of a set
+    of folders such as ImageNet, COCO annotation files, which must have categories, and questions,
+    which must have answers except in the test set. Roots with a protocol, such as ``s3://``, are
+    left to their backends, and sets that download themselves to the host. For digits the message
+    gives the command that writes them.
     """
     for loader in loaders:
         for dataset in _dataset_configs((cfg.get(loader) or {}).get('dataset')):
             if not _is_elsewhere(dataset):
                 _check_folders(dataset, loader)
-                _check_coco_file(dataset, loader)
-                _check_answers(dataset, loader)
+                _check_annotations(dataset, loader)
 
 
 def _dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
@@ -70,11 +63,20 @@ def _is_elsewhere(dataset: Mapping[str, Any]) -> bool:
 
 
 def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
-    root = dataset.get('data_root')
-    if not isinstance(root, str) or _downloads(dataset):
+    root, cls = dataset.get('data_root'), dataset.get('type')
+    cls = DATASETS.get(cls) if isinstance(cls, str) else cls
+    cls = cls if isinstance(cls, type) else object  # unknown, as mmdet's sets are here
+    # the host's CIFAR and MNIST fetch what is missing
+    download = inspect.signature(cls).parameters.get('download')
+    if not isinstance(root, str) or download and dataset.get('download', download.default):
         return
-    for folder in (Path(root).expanduser() / below for below in ('', *_folders_below(dataset))):
-        if not folder.is_dir():
+    prefix = dataset.get('data_prefix') or ()
+    # elsewhere a split is a list of files, as in Flowers-102
+    if not prefix and issubclass(cls, CustomDataset):
+        prefix = dataset.get('split') or ()
+    for name in ('', *([prefix] if isinstance(prefix, str) else dict(prefix).values())):
+        folder = Path(root).expanduser() / str(name)
+        if isinstance(name, str) and '://' not in name and not folder.is_dir():
             raise FileNotFoundError(f'expected the data of `{loader}` in the folder `{folder}`, '
                                     f'found no such folder{_remedy(folder)}')
 
@@ -87,24 +89,18 @@ def _file(dataset: Mapping[str, Any], key: str, what: str) -> Path:
     return path
 
 
-def _check_coco_file(dataset: Mapping[str, Any], loader: str) -> None:
-    """Refuse annotations without categories, without parsing hundreds of megabytes."""
-    kind = str(dataset.get('type'))
-    if 'Coco' not in kind or 'Caption' in kind or not isinstance(dataset.get('ann_file'), str):
-        return
-    path = _file(dataset, 'ann_file', f'the annotations of `{loader}`')
-    if not any(_matches(_CATEGORIES, path)):
-        raise ValueError(f'expected `categories` in the COCO annotations of `{loader}`, found none '
-                         f'in `{path}`')
+def _check_annotations(dataset: Mapping[str, Any], loader: str) -> None:
+    """Refuse COCO's without categories, and questions of VQAv2's format without answers.
 
-
-def _check_answers(dataset: Mapping[str, Any], loader: str) -> None:
-    """Refuse questions of VQAv2's format without answers, by counting both.
-
-    Those of the test set need none.
+    Files have hundreds of megabytes and are not parsed. Questions of the test set need no answers.
     """
-    given = dataset.get('ann_file')
-    if 'COCOVQA' not in str(dataset.get('type')) or loader == 'test_dataloader' and not given:
+    kind, given = str(dataset.get('type')), dataset.get('ann_file')
+    if 'Coco' in kind and 'Caption' not in kind and isinstance(given, str):
+        path = _file(dataset, 'ann_file', f'the annotations of `{loader}`')
+        if not any(_matches(_CATEGORIES, path)):
+            raise ValueError(f'expected `categories` in the COCO annotations of `{loader}`, found '
+                             f'none in `{path}`')
+    if 'COCOVQA' not in kind or loader == 'test_dataloader' and not given:
         return
     questions = _file(dataset, 'question_file', f'a file of `{loader}`')
     if not given:
@@ -126,31 +122,57 @@ def _matches(pattern: 're.Pattern[bytes]', path: Path) -> Iterator[int]:
                 yield match.end()
 
 
-def _class_of(node: Mapping[str, Any]) -> type:
-    """The class of a data set's config; ``object`` if it is unknown, as of mmdet's sets."""
-    cls = node.get('type')
-    cls = DATASETS.get(cls) if isinstance(cls, str) else cls
-    return cls if isinstance(cls, type) else object
-
-
-def _downloads(node: Mapping[str, Any]) -> bool:
-    """Whether a data set fetches what is missing, as the host's CIFAR and MNIST do."""
-    argument = inspect.signature(_class_of(node)).parameters.get('download')
-    return argument is not None and bool(node.get('download', argument.default))
-
-
-def _folders_below(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the folders below its root that a data set needs."""
-    prefix = node.get('data_prefix') or ()
-    # elsewhere a split is a list of files, as in Flowers-102
-    if not prefix and issubclass(_class_of(node), CustomDataset):
-        prefix = node.get('split') or ()
-    prefixes = [prefix] if isinstance(prefix, str) else list(dict(prefix).values())
-    for name in prefixes:
-        if isinstance(name, str) and '://' not in name:
-            yield name
-
-
 def _remedy(folder: Path) -> str:
     root = next((path for path in (folder, *folder.parents) if path.name in COMMANDS), None)
     return f'; make it with `{COMMANDS[root.name]} {root}`' if root else ''
+
+
+@TRANSFORMS.register_module()
+class CheckSegLabels:
+    """Checks the labels of a packed sample of semantic segmentation; others pass.
+
+    Unchecked, a label out of range is a device assertion without a name in the middle of a loss,
+    and a metric ignores it. :class:`mmkcr.ClassCheckHook` appends this to a run's transforms.
+
+    Args:
+        num_classes (int): Labels are 0 to ``num_classes - 1``.
+        ignore_index (int): The only other permitted label. Defaults to 255.
+    """
+
+    def __init__(self, num_classes: int, ignore_index: int = 255) -> None:
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+
+    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Check a sample; errors name the mask."""
+        sample = results.get('data_samples')
+        if hasattr(sample, 'gt_sem_seg'):
+            labels = sample.gt_sem_seg.data
+            wrong = labels[((labels < 0) | (labels >= self.num_classes))
+                           & (labels != self.ignore_index)]
+            if wrong.numel():
+                where = sample.metainfo.get('seg_map_path', sample.metainfo.get('img_path'))
+                raise ValueError(
+                    f'expected labels below {self.num_classes}, the number of classes, or '
+                    f'{self.ignore_index}, found {int(wrong[0])} in the mask `{where}`')
+        return results
+
+
+def watch_labels(dataset: Any, num_classes: int) -> None:
+    """Put :class:`CheckSegLabels` behind a data set's transforms, once.
+
+    Its ``pipeline``, or those inside wrappers and joined sets, are extended in place if they are a
+    ``Compose`` or the list of a set that mixes images.
+    """
+    if not hasattr(dataset, 'pipeline'):
+        for child in inner_sets(dataset):
+            watch_labels(child, num_classes)
+        return
+    transforms = getattr(dataset.pipeline, 'transforms', dataset.pipeline)
+    if not isinstance(transforms, list) or any(isinstance(t, CheckSegLabels) for t in transforms):
+        return
+    inner = dataset
+    while not hasattr(inner, 'ignore_index') and inner_sets(inner):
+        inner = inner_sets(inner)[0]
+    transforms.append(CheckSegLabels(num_classes, getattr(inner, 'ignore_index', 255)))
+    if isinstance(getattr(dataset, 'pipeline_types', None), list):  # `MultiImageMixDataset`
+        dataset.pipeline_types.append(CheckSegLabels.__name__)

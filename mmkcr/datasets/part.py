@@ -1,12 +1,14 @@
-"""A part of a data set's samples."""
+"""Parts of data sets: some of their samples, or of their classes."""
 
 import copy
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mmengine.dataset import ClassBalancedDataset, ConcatDataset, RepeatDataset
+from mmengine.dataset import BaseDataset, ClassBalancedDataset, ConcatDataset, RepeatDataset
 from torch.utils.data import Dataset
+
+from mmkcr.registry import DATASETS
 
 
 class DatasetPart(Dataset):
@@ -17,7 +19,7 @@ class DatasetPart(Dataset):
     the sample that is drawn in place of one that the transforms reject.
 
     Args:
-        dataset (Dataset): The whole, map-style.
+        dataset (Dataset): The whole, map-style. A part of a plain part is one of the whole.
         indices (Sequence[int]): Indices into it.
 
     Raises:
@@ -25,9 +27,11 @@ class DatasetPart(Dataset):
     """
 
     def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
-        _refuse_mixing_inside(dataset)
-        self.dataset = dataset
         self.indices = list(indices)
+        if type(dataset) is DatasetPart:  # others know more of their samples
+            dataset, self.indices = dataset.dataset, [dataset.indices[i] for i in self.indices]
+        _refuse_mixing_inside(dataset.dataset if mixes_images(dataset) else dataset)
+        self.dataset = dataset
         self._cached: dict[tuple[int, int], list] = {}  # images that transforms keep, to mix them
 
     def __len__(self) -> int:
@@ -37,13 +41,10 @@ class DatasetPart(Dataset):
         dataset, place = _find(self, index)
         if not mixes_images(dataset):
             return self._read(dataset, place)
-        mixer, indices = self.dataset, self.indices
-        while isinstance(mixer, DatasetPart):  # of a part of a part, too, partners are its own
-            mixer, indices = mixer.dataset, [mixer.indices[place] for place in indices]
         # a view of the mixing set that finds partners in this part; its transforms, and what hooks
         # set on it, stay shared
-        view, inner = copy.copy(mixer), copy.copy(self)
-        inner.dataset, inner.indices = view.dataset, indices
+        view, inner = copy.copy(dataset), copy.copy(self)
+        inner.dataset = dataset.dataset
         view.dataset, view.num_samples = inner, len(self)
         return view[index]
 
@@ -69,6 +70,9 @@ class DatasetPart(Dataset):
             inner, place = _find(self, np.random.randint(len(self)))
             if inner is dataset:
                 return place
+
+    def _get_ori_dataset_idx(self, index: int) -> int:
+        return self.indices[index]  # by the name that MMEngine's wrappers have for it
 
     def get_data_info(self, index: int) -> dict:
         """Annotation of a sample of the part, for batch samplers and class samplers."""
@@ -105,16 +109,19 @@ class DatasetPart(Dataset):
         return copied
 
 
+#: Sets whose samples are those of one other set.
+_SELECTIONS = (RepeatDataset, ClassBalancedDataset, DatasetPart)
+
+
 def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
     """The set that reads a sample, inside of parts and of what repeats or joins sets, and where."""
-    while isinstance(dataset, (RepeatDataset, ClassBalancedDataset, ConcatDataset, DatasetPart)):
-        if isinstance(dataset, DatasetPart):
-            dataset, place = dataset.dataset, dataset.indices[place]
-        elif isinstance(dataset, ConcatDataset):
-            child, place = dataset._get_ori_dataset_idx(place)
+    while isinstance(dataset, (ConcatDataset, *_SELECTIONS)):
+        inner = dataset._get_ori_dataset_idx(place)
+        if isinstance(dataset, ConcatDataset):
+            child, place = inner
             dataset = dataset.datasets[child]
         else:
-            dataset, place = dataset.dataset, dataset._get_ori_dataset_idx(place)
+            dataset, place = dataset.dataset, inner
     return dataset, place
 
 
@@ -133,28 +140,18 @@ def mixes_images(dataset: Dataset) -> bool:
     return {'dataset', 'pipeline'} <= getattr(dataset, '__dict__', {}).keys()
 
 
-def _refuse_mixing_inside(dataset: Dataset, wrapper: Dataset | None = None) -> None:
-    """Refuse a data set that mixes images inside of another that is not a part.
-
-    Raises:
-        ValueError: The partners of its images cannot be kept within a part.
-    """
-    if wrapper is not None and mixes_images(dataset):
-        raise ValueError(f'expected `{type(dataset).__name__}` as the outermost data set, so that '
-                         'images of one part mix with each other only, found it in a '
-                         f'`{type(wrapper).__name__}`')
-    # parts, and sets that mix, may be around another while nothing else is around them
-    outermost = wrapper is None and (mixes_images(dataset) or isinstance(dataset, DatasetPart))
+def _refuse_mixing_inside(dataset: Dataset) -> None:
+    """Refuse a wrapper of a set that mixes images: their partners may be of another part."""
     for child in inner_sets(dataset):
-        _refuse_mixing_inside(child, None if outermost else dataset)
+        if mixes_images(child):
+            raise ValueError(f'expected `{type(child).__name__}` as the outermost data set, so '
+                             'that images of one part mix with each other only, found it in a '
+                             f'`{type(dataset).__name__}`')
+        _refuse_mixing_inside(child)
 
 
 def class_labels(dataset: Dataset) -> np.ndarray:
-    """The class of every sample, (n,), int64.
-
-    Raises:
-        TypeError: A sample has no integer ``gt_label``, or several.
-    """
+    """The class of every sample, (n,), int64; refuses samples without one, or with several."""
     labels = [dataset.get_data_info(index).get('gt_label') for index in range(len(dataset))]
     wrong = [label for label in labels if not isinstance(label, (int, np.integer))]
     if wrong:
@@ -165,12 +162,9 @@ def class_labels(dataset: Dataset) -> np.ndarray:
 
 def sample_sources(dataset: Dataset) -> Sequence[int]:
     """Map every index of a data set to its original sample: ``RepeatDataset`` repeats samples."""
-    if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
+    if isinstance(dataset, _SELECTIONS):
         inner = sample_sources(dataset.dataset)
         return [inner[dataset._get_ori_dataset_idx(index)] for index in range(len(dataset))]
-    if isinstance(dataset, DatasetPart):
-        inner = sample_sources(dataset.dataset)
-        return [inner[index] for index in dataset.indices]
     if mixes_images(dataset):
         return sample_sources(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
@@ -182,9 +176,73 @@ def sample_sources(dataset: Dataset) -> Sequence[int]:
     return range(len(dataset))
 
 
-def count_sources(dataset: Dataset) -> int:
-    """Number of original samples of a data set, see :func:`sample_sources`."""
-    # to enumerate repeated samples takes a second a million
-    while isinstance(dataset, (RepeatDataset, ClassBalancedDataset)) or mixes_images(dataset):
-        dataset = dataset.dataset
-    return len(set(sample_sources(dataset)))
+@DATASETS.register_module()
+class ClassSubset(BaseDataset):
+    """Keeps the samples of some classes, drawn at random, and counts their labels from 0.
+
+    The search set of KCR-Transformer, section 4.1. The draw depends on the seed and the number of
+    classes alone; a smaller subset of a seed is contained in a larger one.
+
+    Args:
+        dataset (BaseDataset | dict): A data set with one integer ``gt_label`` per sample, such
+            as mmpretrain's ``ImageNet`` or ``CustomDataset``. It is not altered.
+        num_classes (int): Number of classes to keep. Defaults to 100.
+        seed (int): Seed of the draw. Defaults to 0.
+        lazy_init (bool): Whether to leave reading the annotations to ``full_init``.
+            Defaults to False.
+
+    Raises:
+        ValueError: There are fewer classes, or no sample is of a class that was drawn.
+        TypeError: A sample has more than one label, or the data set is of another sort.
+    """
+
+    def __init__(self, dataset: BaseDataset | dict[str, Any], num_classes: int = 100,
+                 seed: int = 0, lazy_init: bool = False) -> None:
+        # not as `dataset`: beside a `pipeline` that is a set that mixes images
+        self.whole = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
+        if not isinstance(self.whole, BaseDataset):
+            raise TypeError('expected a `BaseDataset` to take classes from, found a '
+                            f'`{type(self.whole).__name__}`')
+        self.num_classes = num_classes
+        self.seed = seed
+        super().__init__(serialize_data=self.whole.serialize_data, test_mode=self.whole.test_mode,
+                         lazy_init=lazy_init, max_refetch=self.whole.max_refetch)
+        self.pipeline = self.whole.pipeline
+
+    def load_data_list(self) -> list[dict[str, Any]]:
+        """Draw the classes; annotations of their samples, with labels within the subset."""
+        self.whole.full_init()  # which may find the names of its classes
+        self._metainfo = self.whole.metainfo
+        names = self._metainfo.get('classes')
+        labels = class_labels(self.whole)
+        total = len(names) if names is not None else int(labels.max(initial=-1)) + 1
+        if not 0 < self.num_classes <= total:
+            raise ValueError(f'expected `num_classes` of a class subset to be 1 to {total}, all '
+                             f'classes of the data set, found `{self.num_classes}`')
+        # the beginning of one permutation, so that smaller subsets lie within larger ones
+        drawn = np.random.default_rng(self.seed).permutation(total)[:self.num_classes]
+        self.source_classes = np.sort(drawn)
+        places = np.flatnonzero(np.isin(labels, drawn))
+        if not len(places):
+            raise ValueError(f'expected samples of the drawn classes '
+                             f'`{self.source_classes.tolist()}`, found none among '
+                             f'{len(labels)} samples')
+        self._metainfo['classes'] = tuple(names[i] if names is not None else str(i)
+                                          for i in self.source_classes)
+        places_of = np.searchsorted(self.source_classes, labels).tolist()
+        return [{**self.whole.get_data_info(place), 'gt_label': places_of[place]}
+                for place in places.tolist()]
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """Copy of the data set's meta information with the kept ``classes``."""
+        self.full_init()  # wrappers ask before it
+        return super().metainfo
+
+    def get_gt_labels(self) -> np.ndarray:
+        """Labels of all the samples, (len(self),), from 0 to ``num_classes - 1``."""
+        return class_labels(self)
+
+    def get_cat_ids(self, idx: int) -> list[int]:
+        """Label of a sample, as a list."""
+        return [self.get_data_info(idx)['gt_label']]

@@ -4,7 +4,7 @@ import copy
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,46 +19,29 @@ from mmkcr.lazy import is_of
 from mmkcr.models.tasks import is_dense_task, is_detector
 
 
-class EndToEnd(NamedTuple):
-    """A detector's or segmentor's file.
-
-    Args:
-        path (Path): The file. Outputs of a detector: ``dets`` (boxes and scores), ``labels`` and,
-            with a mask head, ``masks`` of the boxes; of a segmentor: ``labels``, the class of
-            every pixel, shape (B, 1, H, W).
-        timing (PairTiming): Another file, or this one again, and this one, in turns, an image each
-            in ONNX Runtime; CPU time on one thread, otherwise wall time.
-        metrics (dict[str, tuple[float, float]]): On the test set, of PyTorch and of the file;
-            empty if not requested.
-    """
-
-    path: Path
-    timing: PairTiming
-    metrics: dict[str, tuple[float, float]]
-
-
 def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
                       shape: Sequence[int], repeats: int = 20, evaluate: bool = False,
-                      threads: int = 1, against: str | Path | None = None) -> EndToEnd:
+                      threads: int = 1, against: str | Path | None = None) -> tuple[
+                          PairTiming, dict[str, tuple[float, float]]]:
     """Write a whole detector or segmentor as an ONNX file and time it in ONNX Runtime.
 
-    Batch, height and width are dynamic; a detector has the thresholds of its ``test_cfg``.
+    Batch, height and width are dynamic; a detector has the thresholds of its ``test_cfg``. Outputs
+    of a detector are ``dets`` (boxes and scores), ``labels`` and, with a mask head, ``masks`` of
+    the boxes; of a segmentor ``labels``, the class of every pixel, shape (B, 1, H, W).
 
     Args:
         config (Config): Config of the model, with its test set if it is to be evaluated.
         model (nn.Module): The model with its weights, on the CPU; it is not changed.
         path (str | Path): Output file.
-        shape (Sequence[int]): (C, H, W) of the image that is traced and timed.
-        repeats (int): Number of timed runs, at least one. Defaults to 20.
-        evaluate (bool): Compare metrics on the test set. Defaults to False.
-        threads (int): Threads of the timing. Defaults to 1.
+        shape (Sequence[int]): (C, H, W) of the image that is timed.
+        repeats, threads (int): See :func:`~mmkcr.deploy.latency.measure_pair`.
+        evaluate (bool): Compare metrics on the test set.
         against (str | Path, optional): File of another network, such as the dense one, made in the
-            same way: both are timed in turns. Defaults to None.
+            same way: both are timed in turns.
 
-    Raises:
-        FileNotFoundError: ``against`` is not there.
-        ImportError: mmdeploy is not there.
-        ValueError: Neither a detector nor a segmentor, or one that is tested in windows.
+    Returns:
+        tuple: Times of ``against``, or of this file again, and of this one, in turns, an image
+        each; metrics on the test set of PyTorch and of the file, empty if not requested.
     """
     if not is_dense_task(model):
         raise ValueError('expected a detector of mmdet or segmentor of mmseg, found '
@@ -76,14 +59,14 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
         raise ImportError(
             'expected `mmdeploy` for whole detectors and segmentors, found none: pip install '
             'onedl-mmdeploy (from its source where it has no wheel)') from error
-    path, outputs, image = Path(path), ['labels'], {0: 'batch', 2: 'height', 3: 'width'}
+    outputs, image = ['labels'], {0: 'batch', 2: 'height', 3: 'width'}
     axes = dict(input=image, labels=image)
     if is_detector(model):
         outputs = ['dets', 'labels']
         if getattr(getattr(model, 'roi_head', None), 'mask_head', None) is not None:
             outputs.append('masks')
         axes.update(dict.fromkeys(outputs, {0: 'batch', 1: 'count'}))
-    deploy = _deploy_config(model, outputs, axes)
+    deploy = _deploy_config(model, outputs)
     with tempfile.TemporaryDirectory() as work_dir, atomic_write(path) as target:
         config = copy.deepcopy(config)
         config.work_dir = work_dir
@@ -103,9 +86,15 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
         # in turns with itself where there is no other
         timing = measure_pair(against or file, file, torch.randn(1, *shape), repeats, 3,
                               'onnxruntime', threads)
-        metrics = _compared(config, model, task, file, work_dir) if evaluate else {}
+        metrics = {}
+        if evaluate:
+            backend = task.build_backend_model(
+                [str(file)], data_preprocessor_updater=task.update_data_preprocessor)
+            in_torch, by_file = (task.build_test_runner(tested, work_dir).test()
+                                 for tested in (model, backend))
+            metrics = {name: (value, by_file[name]) for name, value in in_torch.items()}
         target.write_bytes(file.read_bytes())
-    return EndToEnd(path, timing, metrics)
+    return timing, metrics
 
 
 def _propose_by_level(head: nn.Module) -> None:
@@ -150,8 +139,8 @@ def _samples(task: Any, model: nn.Module, height: int, width: int) -> list[Any]:
     return samples
 
 
-def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: dict[str, Any]) -> Config:
-    """The deployment config for mmdeploy."""
+def _deploy_config(model: nn.Module, outputs: Sequence[str]) -> Config:
+    """The deployment config for mmdeploy, whose export adds how it is called."""
     codebase = dict(type='mmseg', task='Segmentation', model_type='end2end', with_argmax=True)
     if is_detector(model):
         # two-stage detectors keep thresholds of the second stage below `rcnn`
@@ -163,18 +152,6 @@ def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: dict[str, Any
                 iou_threshold=test.get('nms', {}).get('iou_threshold', 0.5),
                 max_output_boxes_per_class=max(200, most), pre_top_k=5000, keep_top_k=most,
                 background_label_id=-1, export_postprocess_mask=False))
-    onnx = dict(type='onnx', export_params=True, keep_initializers_as_inputs=False,
-                opset_version=OPSET, save_file='end2end.onnx', input_names=['input'],
-                output_names=list(outputs), input_shape=None, optimize=False, dynamic_axes=axes)
-    return Config(dict(onnx_config=onnx, codebase_config=codebase,
+    names = dict(input_names=['input'], output_names=list(outputs), input_shape=None)
+    return Config(dict(ir_config=dict(type='onnx', **names), codebase_config=codebase,
                        backend_config=dict(type='onnxruntime')))
-
-
-def _compared(config: Config, model: nn.Module, task: Any, file: Path,
-              work_dir: str) -> dict[str, tuple[float, float]]:
-    """Metrics of PyTorch and of the file, by name."""
-    backend = task.build_backend_model([str(file)],
-                                       data_preprocessor_updater=task.update_data_preprocessor)
-    in_torch, by_file = (task.build_test_runner(tested, work_dir).test()
-                         for tested in (model, backend))
-    return {name: (value, by_file[name]) for name, value in in_torch.items()}

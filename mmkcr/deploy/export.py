@@ -1,17 +1,15 @@
 """Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
-import dataclasses
-import functools
 import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import atomic_write, eval_mode
+from mmkcr.core import atomic_write, count_params, eval_mode
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.macs import without_fast_path
 from mmkcr.core.sites import holders
@@ -26,24 +24,14 @@ _META = 'mmkcr'
 Shape = tuple[int, int, int, int]
 
 
-@dataclasses.dataclass
-class ExportReport:
-    """The written file and its distance from PyTorch.
-
-    Args:
-        path (Path): The ONNX file.
-        runtime (str): Where it was compared.
-        dynamic_size (bool): Whether height and width are dynamic; the batch always is.
-        errors (dict): Largest difference, relative to the largest output (at least 1), by input
-            shape.
-        notice (str): Why height and width are fixed although dynamic ones were requested, or ''.
-    """
+class ExportReport(NamedTuple):
+    """The written file and its distance from PyTorch."""
 
     path: Path
-    runtime: str
-    dynamic_size: bool
-    errors: dict[Shape, float]
-    notice: str = ''
+    runtime: str  # where it was compared
+    dynamic_size: bool  # whether height and width are dynamic; the batch always is
+    errors: dict[Shape, float]  # by input shape, relative to the largest output (at least 1)
+    notice: str  # why height and width are fixed although dynamic ones were requested, or ''
 
 
 class ExportMismatch(ValueError):
@@ -62,17 +50,15 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
     Args:
         model (nn.Module): A backbone or task model, on the CPU; it is not changed.
         path (str | Path): Output file; an existing one is replaced.
-        input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
+        input_shape (Sequence[int]): (C, H, W).
         dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
             that branches on the size of its feature maps (Swin without ``pad_small_map``), or that
             ONNX cannot express for others than its own (plain ViTs of timm's), is exported for
-            ``input_shape``, and the report says so. Defaults to None: only for ``runtime='any'``;
-            fixed sizes are faster.
-        batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 2, 5).
-        tolerance (float): Largest permitted difference. Defaults to 1e-4.
+            ``input_shape``, and the report says so. Defaults to None: for 'any'; fixed are faster.
+        batch_sizes (Sequence[int]): Compared at each.
+        tolerance (float): Largest permitted difference, see :class:`ExportReport`.
         runtime (str): ``'onnxruntime'``, ``'openvino'``, ``'tensorrt'`` or ``'any'``, which is
-            compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Every file runs
-            in every runtime. Defaults to ``'any'``.
+            compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Each runs any file.
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
@@ -93,38 +79,49 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
     if others := sorted(others - {'torch.float32 on cpu'}):
         raise ValueError('expected a model with weights of torch.float32 on the CPU to export, '
                          f'found {others[0]}: give `model.float().cpu()`')
-    size = sum(value.numel() * value.element_size() for value in model.parameters())
+    size = 4 * count_params(model)
     if size >= 2**31:  # bytes of one protobuf message
         raise ValueError('expected weights of less than 2 GiB, the most that one ONNX file holds, '
                          f'found {size / 2**30:.1f} GiB')
-    require_runtime('onnxruntime' if runtime == 'any' else runtime)
+    compared = 'onnxruntime' if runtime == 'any' else runtime
+    require_runtime(compared)
+    import onnx
+    path, shape, notice = Path(path), tuple(input_shape), ''
+
+    def export(dynamic: bool) -> ExportReport:
+        """Trace, write, compare; a file that differs is not kept."""
+        view = TensorModel(model)
+        shapes = [(batch, *shape) for batch in batch_sizes]
+        if dynamic:
+            channels, height, width = shape
+            # other sizes than the traced ones, and other aspect ratios
+            shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
+        graph = _traced(prepare(view.model, runtime, dynamic), shape, dynamic)
+        with atomic_write(path) as temporary:
+            # the file itself tells its MACs, and at which size, to whoever times it
+            graph.metadata_props.add(key=f'{_META}.macs', value=str(view.count_macs(shape)))
+            graph.metadata_props.add(key=f'{_META}.input_shape', value=_written(shape))
+            onnx.save(graph, temporary)
+            errors = compare_onnx(view, temporary, shapes, runtime=compared)
+            _check(errors, tolerance, compared)
+        return ExportReport(path, compared, dynamic, errors, notice)
+
     with eval_mode(model):
-        export = functools.partial(_export, TensorModel(model), Path(path), tuple(input_shape),
-                                   batch_sizes, tolerance, runtime)
-        notice = ''
         if dynamic_size or dynamic_size is None and runtime == 'any':
             try:
                 return export(True)
             except Exception as error:  # the exporter raises many kinds
                 notice = ('height and width are fixed, because an export for any size failed '
                           f'({_first_line(error)})')
-        return dataclasses.replace(export(False), notice=notice)
+        return export(False)
 
 
 def export_program(model: nn.Module, path: str | Path, input_shape: Sequence[int]) -> None:
     """Write a model as a program of ``torch.export``, which needs PyTorch alone, and compare it.
 
     ``torch.export.load(path).module()`` takes images of this shape (C, H, W), in any number, and
-    returns the tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`, within 1e-4 here.
-
-    Args:
-        model (nn.Module): Of any precision.
-        path (str | Path): Output file (.pt2).
-        input_shape (Sequence[int]): (C, H, W).
-
-    Raises:
-        ExportMismatch: The outputs differ; nothing is written.
-        ValueError: A model that cannot be traced.
+    returns the tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`, within 1e-4 here: else
+    there is an :class:`ExportMismatch`. A model that cannot be traced is a ``ValueError``.
     """
     with eval_mode(model), torch.no_grad(), atomic_write(path) as temporary:
         view = TensorModel(model)
@@ -156,28 +153,6 @@ def _first_line(error: Exception) -> str:
                 type(error).__name__)[:200]
 
 
-def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes: Sequence[int],
-            tolerance: float, runtime: str, dynamic: bool) -> ExportReport:
-    """Trace, write, compare; the file that differs is not kept."""
-    import onnx
-    shapes = [(batch, *shape) for batch in batch_sizes]
-    if dynamic:
-        channels, height, width = shape
-        # other sizes than the traced ones, and other aspect ratios
-        shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
-    prepared = prepare(model.model, runtime, dynamic)
-    compared = 'onnxruntime' if runtime == 'any' else runtime
-    graph = _traced(prepared, shape, dynamic)
-    with atomic_write(path) as temporary:
-        # the file itself tells its MACs, and at which size, to whoever times it
-        graph.metadata_props.add(key=f'{_META}.macs', value=str(model.count_macs(shape)))
-        graph.metadata_props.add(key=f'{_META}.input_shape', value=_written(shape))
-        onnx.save(graph, temporary)
-        errors = compare_onnx(model, temporary, shapes, runtime=compared)
-        _check(errors, tolerance, compared)
-    return ExportReport(path, compared, dynamic, errors)
-
-
 def _traced(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'object':
     """An ONNX graph from ``images`` to ``output``, or to ``output0`` and so on."""
     traced = padded_shape(prepared, shape) if dynamic else tuple(shape)
@@ -185,9 +160,9 @@ def _traced(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'obje
     images = torch.zeros(2, *traced)
     with torch.no_grad(), quiet(), without_fast_path(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'traced.onnx'
-        outputs = prepared(images)
-        count = 1 if isinstance(outputs, Tensor) else len(outputs)
-        outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]
+        result = prepared(images)
+        outputs = ['output'] if isinstance(result, Tensor) else \
+            [f'output{index}' for index in range(len(result))]
         try:
             torch.onnx.export(
                 prepared, (images, ), str(path), dynamo=False, opset_version=OPSET,
@@ -258,8 +233,7 @@ def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
                  runtime: str = 'onnxruntime') -> dict[Shape, float]:
     """Largest difference of a file in a runtime from PyTorch, on random images of some shapes.
 
-    It is relative to the largest output (at least 1); infinite where the runtime fails or gives
-    other shapes.
+    See :class:`ExportReport`; infinite where the runtime fails or gives other shapes.
     """
     session = open_onnx(path, runtime)
     generator = torch.Generator().manual_seed(0)
@@ -277,7 +251,6 @@ def _difference(model: nn.Module, other: Callable[[Tensor], Any], images: Tensor
         return float('inf')
     if [a.shape for a in expected] != [b.shape for b in outputs]:
         return float('inf')
-    # relative to the largest output, but never to less than 1
-    pairs = [(a.double(), b.double()) for a, b in zip(expected, outputs)]
-    errors = [float((a - b).abs().max()) / max(1., float(a.abs().max())) for a, b in pairs]
-    return max(error if error == error else float('inf') for error in errors)  # nan is a mismatch
+    # relative to the largest output, but never to less than 1; nan is a mismatch
+    return max(float(((a.double() - b.double()).abs().max() / a.double().abs().max().clamp(min=1.))
+                     .nan_to_num(math.inf, math.inf)) for a, b in zip(expected, outputs))

@@ -29,15 +29,8 @@ def quantize_onnx(source: str | Path, target: str | Path,
     Weights get one scale per output channel. Any runtime reads the file, with its quantise and
     dequantise nodes, but only the intended one runs it fast.
 
-    Args:
-        source (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`.
-        target (str | Path): Output file; an existing one is replaced.
-        images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
-        runtime (str): One of :data:`QUANTIZERS`. Defaults to ``'onnxruntime'``.
-
-    Raises:
-        ImportError: The library is not installed; the message says what to install.
-        ValueError: Another runtime, or no images.
+    Images are calibration batches (B, C, H, W), normalised; the runtime is one of
+    :data:`QUANTIZERS`, see :func:`require_quantizer`. An existing target is replaced.
     """
     require_quantizer(runtime)
     if not len(images):
@@ -48,7 +41,7 @@ def quantize_onnx(source: str | Path, target: str | Path,
 
 
 def require_quantizer(runtime: str) -> None:
-    """Check that a runtime of :data:`QUANTIZERS` and its quantiser are installed."""
+    """Refuse a runtime outside :data:`QUANTIZERS`, or that lacks its quantiser: what to install."""
     if runtime not in QUANTIZERS:
         raise ValueError(f'expected a runtime that int8 files are made for, of '
                          f'{sorted(QUANTIZERS)}, found {runtime!r}')
@@ -87,24 +80,14 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
 
 
 class DeployedFile(NamedTuple):
-    """One file and its measurements.
+    """One file, compared with the dense network's outputs in PyTorch on held-out images."""
 
-    Args:
-        name (str): ``'dense'``, ``'slim'``, ``'dense int8'`` or ``'slim int8'``.
-        path (Path): The file.
-        bytes (int): Its size.
-        ratio (float): Its time over that of the dense fp32 file.
-        error (float): Difference from the dense network's outputs in PyTorch on held-out images,
-            relative to their norm.
-        same (float, optional): Share of images with the same class as there; None for maps.
-    """
-
-    name: str
+    name: str  # 'dense', 'slim', 'dense int8' or 'slim int8'
     path: Path
     bytes: int
-    ratio: float
-    error: float
-    same: float | None
+    ratio: float  # its time over that of the dense fp32 file
+    error: float  # difference of the outputs, relative to their norm
+    same: float | None  # share of images with the same class; None for maps
 
 
 def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
@@ -113,36 +96,33 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
     """Export both networks for a runtime, quantise both, and measure the four files.
 
     Args:
-        dense (nn.Module): Task model or backbone.
-        slim (nn.Module): The compressed one.
+        dense, slim (nn.Module): Task models or backbones.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
         held_out (Sequence[np.ndarray]): Batches that outputs are compared on.
-        folder (Path): Where the files are written.
-        runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
-        repeats (int): Number of pairs that are timed, at batch 1 on one thread. Defaults to 15.
+        folder, runtime: Where the files are written; for one of :data:`QUANTIZERS`.
+        repeats (int): Pairs that are timed, at batch 1 on one thread.
     """
-    fp32, int8 = {}, {}
-    for name, model in (('dense', dense), ('slim', slim)):
-        fp32[name] = export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:],
-                                 False, (1, 2), runtime=runtime).path
-        int8[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
-        quantize_onnx(fp32[name], int8[f'{name} int8'], images, runtime)
+    files = {name: export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:], False,
+                               (1, 2), runtime=runtime).path
+             for name, model in (('dense', dense), ('slim', slim))}
+    for name, path in list(files.items()):
+        files[f'{name} int8'] = path.with_stem(f'{path.stem}_int8')
+        quantize_onnx(path, files[f'{name} int8'], images, runtime)
     with eval_mode(dense), torch.no_grad():
         view = TensorModel(dense)
         expected = np.concatenate([_last(dense, view(torch.from_numpy(batch)))
                                    for batch in held_out])
     rows = []
-    for name, path in {**fp32, **int8}.items():
+    for name, path in files.items():
         # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
-        timing = measure_pair(fp32['dense'], path, image, repeats, 3, runtime, 1)
+        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, 1)
         session = open_onnx(path, runtime)
         outputs = np.concatenate([_last(dense, session(batch)) for batch in held_out])
         error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
         same = float((outputs.argmax(1) == expected.argmax(1)).mean()) if expected.ndim == 2 \
             else None
-        rows.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error),
-                                 same))
+        rows.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error), same))
     return rows
 
 

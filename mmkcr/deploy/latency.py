@@ -1,7 +1,6 @@
 """Latency of two models in one runtime, measured in pairs."""
 
 import copy
-import math
 import statistics
 import tempfile
 import time
@@ -11,22 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmkcr.closed_form.kinds import default_kinds
-from mmkcr.closed_form.share_out import FILLED, fitted_sizes, uniform_sizes
-from mmkcr.core import MacsModel, Structure, eval_mode
-from mmkcr.core.budget import allowed_sizes
-from mmkcr.core.sites import Site
+from mmkcr.core import eval_mode
 from mmkcr.deploy.export import export_onnx, recorded
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.models.counting import count_macs, note_backbone_macs
-from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.tasks import counted_part, search_space, task_forward
-from mmkcr.visualization.progress import shown
+from mmkcr.visualization import shown
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 Side = nn.Module | str | Path
@@ -37,16 +29,18 @@ Clock = Callable[[], float]
 class PairTiming:
     """Seconds of both sides, pair by pair, and their MACs for one image.
 
-    Args:
-        dense (list[float]): Seconds of each forward of the first model.
-        slim (list[float]): The same for the second model, measured next to it.
-        macs_dense, macs_slim: None where a file does not say them, or those of another size.
+    MACs are None where a file does not say them, or those of another size.
     """
 
     dense: list[float]
     slim: list[float]
     macs_dense: int | None
     macs_slim: int | None
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Medians of both sides."""
+        return statistics.median(self.dense), statistics.median(self.slim)
 
     @property
     def ratios(self) -> list[float]:
@@ -57,6 +51,11 @@ class PairTiming:
     def ratio(self) -> float:
         """Median of :attr:`ratios`."""
         return statistics.median(self.ratios)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The first and third of :attr:`ratios`."""
+        return tuple(np.quantile(self.ratios, (0.25, 0.75), method='weibull').tolist())
 
     @property
     def macs_ratio(self) -> float | None:
@@ -73,17 +72,6 @@ class PairTiming:
         saved = 0. if self.macs_ratio is None else 1 - self.macs_ratio
         return (1 - (self.ratio if ratio is None else ratio)) / saved if saved > 0 else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Medians, ratio and share with quartiles, and every sample."""
-        quarters = statistics.quantiles(self.ratios, n=4) if len(self.ratios) > 1 else \
-            [self.ratio] * 3
-        return dict(
-            macs=dict(dense=self.macs_dense, slim=self.macs_slim, ratio=self.macs_ratio),
-            seconds=dict(dense=statistics.median(self.dense), slim=statistics.median(self.slim)),
-            ratio=self.ratio, ratio_quartiles=[quarters[0], quarters[2]], share=self.share(),
-            share_quartiles=[self.share(quarters[2]), self.share(quarters[0])],
-            samples=dict(dense=self.dense, slim=self.slim))
-
 
 def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, warmup: int = 3,
                  runtime: str = 'eager', threads: int | None = None, amp: str | None = None,
@@ -91,24 +79,15 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
     """Time two models in turns, in alternating order, so that other load affects both alike.
 
     Args:
-        dense (nn.Module | str | Path): A backbone or task model, see
-            :class:`~mmkcr.deploy.tensor_model.TensorModel`, which is timed in eval mode and gets
-            its own modes back; or an ONNX file.
-        slim (nn.Module | str | Path): Likewise.
+        dense, slim (nn.Module | str | Path): An ONNX file; or a backbone or task model, see
+            :class:`~mmkcr.deploy.tensor_model.TensorModel`, which is timed in eval mode, gets its
+            own modes back, and is exported for runtimes of ONNX files.
         inputs (Tensor): Images (B, C, H, W), on the device of both.
-        repeats (int): Pairs. Defaults to 20.
-        warmup (int): Uncounted pairs before these. Defaults to 3.
-        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`. Models are exported for
-            runtimes of ONNX files. Defaults to ``'eager'``.
-        threads (int, optional): CPU threads. Defaults to None: the runtime's own default.
+        repeats, warmup (int): Pairs, and uncounted pairs before these.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
+        threads (int, optional): See :func:`~mmkcr.deploy.runtimes.open_onnx`.
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
-            Defaults to None: the precision of the weights.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
-
-    Raises:
-        ImportError: The runtime is not installed.
-        ValueError: Fewer than one pair, a negative warm-up, another ``amp`` or runtime, or a file
-            for PyTorch.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f'expected at least one repeat and no negative warm-up, found '
@@ -192,90 +171,3 @@ def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
             torch.cuda.synchronize(inputs.device)
 
     return run
-
-
-def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
-    """The search space of a backbone or a task model's, for sizes and times; a new one if needed.
-
-    Without ``sites`` its kinds of site are those of the backbone's class, otherwise
-    :func:`~mmkcr.closed_form.kinds.default_kinds`.
-
-    Raises:
-        ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
-    """
-    backbone = getattr(model, 'backbone', model)
-    host = backbone if isinstance(backbone, nn.Module) else model
-    space = getattr(host, 'search_space', None)
-    if sites or space is None or not space.kinds:
-        return SearchSpace.of_dense(host, sites or default_kinds(host))
-    return space
-
-
-def random_subnet(model: nn.Module, target: str | int | float,
-                  input_shape: Sequence[int] = (3, 224, 224), part: str | None = None,
-                  divisor: int = 8, seed: int = 0, group: int = 1) -> tuple[nn.Module, Structure]:
-    """Slice a dense model or a supernet at one common keep ratio, with random, scattered units.
-
-    Sites whose gates have options take sizes among these.
-
-    Args:
-        model (nn.Module): Its backbone has a search space, dense or a supernet; it is sliced in
-            place.
-        target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`.
-        input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
-        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
-        divisor (int): Sizes of sites with at least four times as many units are multiples of it, or
-            full. Defaults to 8.
-        seed (int): Seed of the choice. Defaults to 0.
-        group (int): Consecutive units that are kept together, where it divides a site's units.
-            Defaults to 1.
-
-    Raises:
-        ValueError: The target is out of reach; the message gives the range.
-    """
-    space, counted = search_space(model), counted_part(model, part)
-    space.put_masks()  # they stay in the subnet, and their MACs count
-    macs = MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
-    offered = {name: _random_sizes(site, divisor, group) for name, site in space.sites.items()}
-    wanted = macs.parse_target(target)
-    macs.check_target(wanted, {name: sizes[0] for name, sizes in offered.items()})
-    generator = torch.Generator().manual_seed(seed)
-    sizes = uniform_sizes(offered, macs, wanted)
-    if macs(sizes) < FILLED * wanted:  # the next common ratio is above the target
-        # a convex loss for all sites: it fills the budget and keeps the ratios close
-        even = {name: (1 - torch.linspace(0., 1., site.total + 1))**2
-                for name, site in space.sites.items()}
-        sizes = fitted_sizes(sizes, offered, even, macs, wanted)
-    structure = space.structure_for({name: random_units(space.sites[name], size, generator, group)
-                                     for name, size in sizes.items()})
-    space.slice_to(structure)
-    structure.macs = dict(dense=macs.dense, subnet=count_macs(counted, input_shape),
-                          input_shape=list(input_shape))
-    note_backbone_macs(structure, model, part)
-    return model, structure
-
-
-def _random_sizes(site: Site, divisor: int, group: int) -> list[int]:
-    """Sizes of a random subnet's site: of every head equally many units."""
-    if site.gate is not None and (options := site.gate.options()) is not None:
-        counts = [site.group_counts(site.gate.selection(place)) for place in range(len(options))]
-        return sorted({int(units.sum()) for units in counts if site.rows in (1, len(units))})
-    step = math.lcm(divisor if site.total >= 4 * divisor else 1,
-                    site.rows * _together(site, group))
-    return allowed_sizes(site.total, 1, step)
-
-
-def _together(site: Site, group: int) -> int:
-    """Units that are kept together: ``group``, or 1 where it does not divide them."""
-    width = site.total // site.rows
-    return group if width % group == 0 and width > group else 1
-
-
-def random_units(site: Site, count: int, generator: torch.Generator, group: int = 1) -> Tensor:
-    """Random units of a site, int64, ascending; equally many of every head, in whole groups."""
-    heads, group = site.rows, _together(site, group)
-    groups = site.total // heads // group  # of a head
-    drawn = [head * groups + torch.randperm(groups, generator=generator)[
-        :count // heads // group].sort().values for head in range(heads)]
-    # (groups, 1) + (group,): the units of each
-    return (torch.cat(drawn)[:, None] * group + torch.arange(group)).flatten()

@@ -1,9 +1,8 @@
 """Tables of measured times by kept sizes, and timing of subnets against their predictions."""
 
+import bisect
 import copy
 import dataclasses
-import shlex
-import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,18 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmkcr.closed_form.options import CompressOptions
-from mmkcr.closed_form.share_out import size_options
+from mmkcr.closed_form.options import CompressOptions, default_kinds
+from mmkcr.closed_form.profiles import size_options
 from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.core.machine import hardware_name, this_machine
-from mmkcr.deploy.latency import Side, exported, measure_pair, random_units, searchable
+from mmkcr.deploy.latency import Side, exported, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.tasks import counted_part, search_space, task_forward
 
-#: Measured shares of the units, beside the largest size below the full one.
-SHARES = (0.05, 0.25, 0.5, 0.75)
+#: Measured shares of the units; the last stands for the largest size below the full one.
+SHARES = (0.05, 0.25, 0.5, 0.75, 1 - 1e-9)
 #: A prediction that is further off, as a share of itself, is warned of.
 MOST_OFF = 0.05
 #: Conditions of a table of which nothing else was said.
@@ -39,15 +39,9 @@ def table_path(config: str | Path, runtime: str, threads: int, batch: int) -> Pa
 def chosen_table(args: Any) -> Path | None:
     """The table of a target of time, checked against the conditions that were given.
 
-    Args:
-        args (Any): A :class:`~mmkcr.cli.shared.Timed` with ``target_latency``, ``config``,
-            ``sites`` (if the command has them), ``shape``, ``part`` and ``cfg_options``.
-
-    Raises:
-        FileNotFoundError: No table was given, and none is where it is looked for; the message has
-            the command that measures it.
-        ImportError: The runtime is not installed.
-        ValueError: The table is of other conditions, or as in :func:`~mmkcr.core.load_table`.
+    The arguments are a :class:`~mmkcr.cli.fields.Timed` with ``target_latency``, ``config``,
+    ``part``, ``shape`` and, if the command has them, ``sites``. Where there is no table, the error
+    has the command that measures it.
     """
     if args.target_latency is None:
         return None
@@ -56,35 +50,36 @@ def chosen_table(args: Any) -> Path | None:
     path = Path(args.latency_table or table_path(args.config, **wanted))
     if args.latency_table is None and not path.is_file():
         require_runtime(wanted['runtime'])  # no table is asked for that cannot be made
-        raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
-                                f'`{_command(args, wanted)}` measures it')
+        wanted.update(sites=getattr(args, 'sites', None), part=args.part, shape=args.shape)
+        options = [f'--{key} {" ".join(map(str, value)) if isinstance(value, list) else value}'
+                   for key, value in wanted.items() if value is not None]
+        raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: `mmkcr '
+                                f'latency-table {args.config} {" ".join(options)}` measures it '
+                                '(with the same `--cfg-options`)')
     usable_table(path, given, args.force_table)
     return path
 
 
 def usable_table(path: str | Path, settings: Mapping[str, Any] | None = None,
                  force: bool = False) -> LatencyTable:
-    """Load a table (:func:`~mmkcr.core.load_table`) whose runtime is installed.
-
-    Raises:
-        ImportError: The runtime is not installed: the built network will be timed in it.
-    """
+    """Load a table (:func:`~mmkcr.core.load_table`) whose runtime is installed."""
     table = load_table(path, settings, force)
-    require_runtime(table.settings['runtime'])
+    require_runtime(table.settings['runtime'])  # the built network will be timed in it
     return table
 
 
-def _command(args: Any, settings: dict[str, Any]) -> str:
-    """The command that measures the table which a target of time needs."""
-    options = [word for key, value in settings.items() for word in (f'--{key}', value)]
-    for key in ('sites', 'part', 'shape', 'cfg_options'):
-        value = getattr(args, key, None)
-        if isinstance(value, dict):
-            value = [f'{name}={entry}' for name, entry in value.items()]
-        if value is not None:
-            options += [f'--{key.replace("_", "-")}',
-                        *([value] if isinstance(value, str) else value)]
-    return shlex.join(map(str, ('mmkcr', 'latency-table', args.config, *options)))
+def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
+    """The search space of a backbone or a task model's, for sizes and times; a new one if needed.
+
+    Without ``sites`` its kinds of site are those of the backbone's class, otherwise
+    :func:`~mmkcr.closed_form.options.default_kinds`.
+    """
+    backbone = getattr(model, 'backbone', model)
+    host = backbone if isinstance(backbone, nn.Module) else model
+    space = getattr(host, 'search_space', None)
+    if sites or space is None or not space.kinds:
+        return SearchSpace(host, sites or default_kinds(host))
+    return space
 
 
 def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any],
@@ -92,22 +87,18 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                   repeats: int = 15) -> Iterator[str]:
     """Measure what the sites of a network contribute to its time at some sizes, line by line.
 
-    Sites of the same cost (kind, units, input, MACs) are measured together: all of them are cut
-    to one size while the rest stays dense, and the difference is divided among them. So the
-    figures include the effects of fusion and caches. The table is written after every
-    measurement; sizes that it already contains are not measured again.
+    Sites of the same cost (kind, units, input, MACs) are cut to one size together while the rest
+    stays dense, and the difference is divided among them. So fusion and caches have their effects.
+    The table is written after every measurement; sizes that it already contains are not measured
+    again. One of another machine or of other conditions is refused.
 
     Args:
         model (nn.Module): Dense model with a backbone that has sites; it is not changed.
         path (str | Path): File of the table.
-        settings (Mapping): Conditions of the measurement, see :class:`~mmkcr.core.LatencyTable`.
-        sites (Sequence[str | dict], optional): See :func:`~mmkcr.deploy.latency.searchable`.
-        divisor (int): Sizes are multiples of it. Defaults to 8.
-        repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`. Defaults to 15.
-
-    Raises:
-        ValueError: The path holds a table of another machine or other conditions, or no site has
-            sizes to choose from.
+        settings (Mapping): See :class:`~mmkcr.core.LatencyTable`.
+        sites (Sequence[str | dict], optional): See :func:`searchable`.
+        divisor (int): Sizes are multiples of it.
+        repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`.
     """
     dense = copy.deepcopy(model)
     searchable(dense, sites)
@@ -125,10 +116,10 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                 if str(size) in entry['changes']:
                     continue
                 subnet = copy.deepcopy(dense)
-                space, generator = search_space(subnet), torch.Generator().manual_seed(0)
-                space.slice_to(space.structure_for({
-                    name: random_units(space.sites[name], size, generator)
-                    for name in entry['sites']}))
+                space = search_space(subnet)
+                # scattered units, equally many of every head
+                kept = torch.arange(size) * entry['total'] // size
+                space.slice_to(space.structure_for(dict.fromkeys(entry['sites'], kept)))
                 dense_ns, ratio = time_against(side, subnet, settings, repeats)
                 # one dense time for the whole table: machines drift, ratios do not
                 table.dense = table.dense or round(dense_ns)
@@ -139,28 +130,24 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                        f'`{entry["sites"][0]}`: {ratio:.3f} of the dense time')
 
 
-def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any],
-           divisor: int) -> LatencyTable:
+def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any], divisor: int) -> LatencyTable:
     """The table as far as it exists, or an empty one."""
     space, counted = search_space(dense), counted_part(dense, settings['part'])
     macs = MacsModel(counted, space.host, space.sites,
                      task_forward(counted, settings['input_shape']))
     full = {name: site.total for name, site in space.sites.items()}
-    classes: dict[tuple, list[str]] = {}
+    entries: dict[tuple, dict[str, Any]] = {}
     for name, site in space.sites.items():
+        offered = size_options(site, CompressOptions(divisor, min_share=0.))
+        # for every share the largest size on offer below it, or the smallest
+        measured = {offered[max(bisect.bisect(offered, share * site.total), 1) - 1]
+                    for share in SHARES} - {site.total}
         # equal shapes and MACs: runtimes take the same time for these sites
         key = site.kind, site.total, macs.shapes[name], macs.site_macs(name, full)
-        classes.setdefault(key, []).append(name)
-    entries = []
-    for (_, total, *_), names in classes.items():
-        offered = size_options(space.sites[names[0]], CompressOptions(divisor, min_share=0.))
-        # for every share the largest size on offer below it, and the largest size that is not full
-        measured = {max(size for size in offered if size <= max(share * total, offered[0]))
-                    for share in SHARES} | set(offered[-2:-1])
-        entries.append(dict(sites=names, total=total, measured=sorted(measured - {total}),
-                            changes={}))
+        entries.setdefault(key, dict(sites=[], total=site.total, measured=sorted(measured),
+                                     changes={}))['sites'].append(name)
     conditions = dict(settings, input_shape=list(settings['input_shape']))  # as in a file
-    table = LatencyTable(this_machine(), conditions, classes=entries)
+    table = LatencyTable(this_machine(), conditions, classes=[*entries.values()])
     if not path.is_file():
         return table
     before = LatencyTable.load(path)
@@ -178,7 +165,7 @@ def time_against(dense: Side, subnet: nn.Module, settings: Mapping[str, Any],
     images = torch.randn(settings['batch'], *settings['input_shape'])
     timing = measure_pair(*(_timed(side, settings) for side in (dense, subnet)), images, repeats,
                           2, settings['runtime'], settings['threads'])
-    return statistics.median(timing.dense) * 1e9, timing.ratio
+    return timing.seconds[0] * 1e9, timing.ratio
 
 
 def _timed(side: Side, settings: Mapping[str, Any]) -> Side:

@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
@@ -16,15 +15,11 @@ PACKAGES: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
                                 tensorrt='onnxruntime-gpu tensorrt')
 #: PyTorch itself, and the runtimes of ONNX files.
 RUNTIMES = ('eager', 'compiled', *PACKAGES)
-_LACKS = [re.compile(text) for text in (
-    # ONNX Runtime: no kernel of a type of numbers, no such operator, none of another domain
-    r"for (?P<kinds>[A-Z]\w*)\(\d+\) node with name '(?P<name>[^']*)'",
-    r'In Node, \("(?P<name>[^"]*)", (?P<kinds>\w+), .*No Op registered',
-    r'error: (?:[\w.]+:)?(?P<kinds>\w+)\(-?\d+\) is not a registered',
-    # OpenVINO
-    r'(?:following (?:ONNX )?operations?(?: that are not supported)?:?|rule found for operations?:)'
-    r'\s*(?P<kinds>[\w., -]+)')]
-_NAMED = 3  # as many places are named
+#: What runtimes say of operators that they lack, or lack for a type of numbers.
+_LACKS = re.compile(
+    r'find an implementation for \S+|No Op registered for \S+|\S+ is not a registered|'
+    # of OpenVINO
+    r'(following (ONNX )?|rule found for )operations?[\w ]*:?[\w., -]*')
 Session = Callable[[np.ndarray], list[np.ndarray]]
 
 
@@ -45,14 +40,9 @@ def require_runtime(runtime: str) -> None:
     """Check that one of :data:`RUNTIMES` is installed, else say what to install."""
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
-    if runtime not in PACKAGES:
-        return
+    # that ONNX Runtime has TensorRT is checked where a file is opened
     package = 'onnxruntime' if runtime == 'tensorrt' else runtime
-    there = importlib.util.find_spec(package) is not None
-    if there and runtime == 'tensorrt':
-        import onnxruntime
-        there = 'TensorrtExecutionProvider' in onnxruntime.get_available_providers()
-    if not there:
+    if runtime in PACKAGES and importlib.util.find_spec(package) is None:
         raise ImportError(f'expected the runtime `{runtime}`, found that it is not installed: '
                           f'pip install {PACKAGES[runtime]}')
 
@@ -63,22 +53,20 @@ def open_onnx(path: str | Path, runtime: str = 'onnxruntime', threads: int | Non
 
     Args:
         path (str | Path): A file with one input, the images.
-        runtime (str): One of :data:`PACKAGES`. Defaults to ``'onnxruntime'``.
+        runtime (str): One of :data:`PACKAGES`.
         threads (int, optional): CPU threads. Defaults to None: the runtime's default.
         shape (Sequence[int], optional): (B, C, H, W) of all future images: free dimensions
-            are fixed to it, so that the runtime can plan. Defaults to None.
+            are fixed to it, so that the runtime can plan.
         device (str): ``'cpu'``, ``'cuda'`` or such as ``'cuda:1'``. TensorRT always uses a GPU,
-            OpenVINO the CPU. Defaults to ``'cpu'``.
+            OpenVINO the CPU.
 
     Returns:
         Callable: Takes images (B, C, H, W), returns the outputs, all fp32 arrays. OpenVINO's are
         only valid until the next call.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ImportError: The runtime is not installed, or not for this device.
-        ValueError: The runtime cannot read the file, or lacks an operator; or another device for
-            OpenVINO.
+        FileNotFoundError, ImportError: The file, or the runtime for this device, is missing.
+        ValueError: The runtime cannot read the file, or lacks an operator or device.
     """
     require_runtime(runtime)
     if runtime == 'openvino' and device != 'cpu':
@@ -91,41 +79,29 @@ def open_onnx(path: str | Path, runtime: str = 'onnxruntime', threads: int | Non
     except ImportError:
         raise
     except Exception as error:  # the runtimes' errors have no other common base
-        _refuse(path, runtime, error)
+        raise _refusal(path, runtime, error) from error
 
 
-def _refuse(path: str | Path, runtime: str, error: Exception) -> NoReturn:
-    """Report the error of a runtime in one sentence."""
+def _refusal(path: str | Path, runtime: str, error: Exception) -> ValueError:
+    """The error of a runtime in one sentence, with the places of operators that it lacks."""
     text = ' '.join(str(error).split())
-    match = next(filter(None, (pattern.search(text) for pattern in _LACKS)), None)
-    if match:
-        # 'own.domain.Kind-17 further words, Kind2'
-        kinds = [entry.split()[0].split('-')[0].rpartition('.')[2]
-                 for entry in match['kinds'].split(',') if entry.split()]
-        raise ValueError(f'expected a graph of operators that `{runtime}` has, found '
-                         f'{_places(path, kinds, match.groupdict().get("name"))} '
-                         f'of `{path}`') from error
-    raise ValueError(f'expected an ONNX file that `{runtime}` can read, found `{path}` '
-                     f'({text[:300]})') from error
-
-
-def _places(path: str | Path, kinds: Sequence[str], name: str | None) -> str:
-    """Operators and their blocks in a file: '`Erf` in `layers.3.ffn` and 2 others'."""
-    places: dict[str, list[str]] = {kind: [] for kind in kinds}
-    if name:
-        places[kinds[0]].append(module_path(name))
-    elif importlib.util.find_spec('onnx') is not None:
+    places: dict[str, dict[str, None]] = {}
+    if lacks := _LACKS.search(text):
         import onnx
+        name = re.search(r"node with name '([^']+)", text)  # others may have types that it knows
         for node in onnx.load(path, load_external_data=False).graph.node:
-            if node.op_type in places:
-                places[node.op_type].append(module_path(node.name or node.output[0]))
-    parts = []
-    for kind, blocks in places.items():
-        blocks = list(dict.fromkeys(blocks))
-        others = f' and {len(blocks) - _NAMED} others' if len(blocks) > _NAMED else ''
-        parts.append(f'`{kind}`' + (' in ' if blocks else '') + ', '.join(
-            f'`{block}`' for block in blocks[:_NAMED]) + others)
-    return ', '.join(parts)
+            if re.search(rf'\b{node.op_type}\b', lacks[0]) and (not name or node.name == name[1]):
+                place = module_path(node.name or node.output[0])
+                places.setdefault(node.op_type, {})[f'`{place}`'] = None
+    if not places:
+        return ValueError(f'expected an ONNX file that `{runtime}` can read, found `{path}` '
+                          f'({text[:300]})')
+    named = '; '.join(
+        f'`{kind}` in ' + ', '.join(list(blocks)[:3])
+        + (f' and {len(blocks) - 3} others' if len(blocks) > 3 else '')
+        for kind, blocks in places.items())
+    return ValueError(f'expected a graph of operators that `{runtime}` has, found {named} of '
+                      f'`{path}`')
 
 
 def module_path(name: str) -> str:

@@ -12,27 +12,18 @@ from mmengine.runner import Runner
 from torch import nn
 
 # F401: what commands take from here as well
-from mmkcr.core.checks import check_place, image_shape  # noqa: F401
-from mmkcr.core.weights import state_bytes  # noqa: F401
-from mmkcr.core.words import did_you_mean
+from mmkcr.core.checks import check_place, did_you_mean, image_shape  # noqa: F401
+from mmkcr.core.products import state_bytes  # noqa: F401
 from mmkcr.engine.compressed_config import compressed_config, image_size, task_config
 from mmkcr.models.building import build_model, load_weights, read_config  # noqa: F401
-from mmkcr.safe_load import read_checkpoint, read_config_text
 
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None,
                 compressed: bool = True) -> Config:
-    """Read a config file, or a config of an installed library by reference.
+    """Read a config as :func:`~mmkcr.models.building.read_config`, and take options into it.
 
-    Args:
-        path (str | Path): A file, or ``library::path`` such as
-            ``mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py``.
-        options (dict, optional): Entries to overwrite, as ``--cfg-options``.
-        compressed (bool): Expand ``compression``, if there is one. Defaults to True.
-
-    Raises:
-        FileNotFoundError: There is no such config.
-        ValueError: The file is no config, or see :func:`take_options`.
+    By default ``compression`` is expanded, if there is one. For errors see also
+    :func:`take_options`.
     """
     config = read_config(path)
     if options:
@@ -48,12 +39,9 @@ _ENTRIES = {*inspect.signature(Runner.__init__).parameters, 'auto_scale_lr', 'co
 
 
 def take_options(config: Config, options: Mapping[str, Any]) -> None:
-    """Overwrite entries, by dotted path as ``--cfg-options``, in place.
+    """Overwrite entries, by dotted path as ``--cfg-options``, in place; refuse slips.
 
-    MMEngine would add one that is a slip.
-
-    Raises:
-        ValueError: A path begins almost as an entry of the config does.
+    MMEngine would add a path that begins almost as an entry of the config does.
     """
     known = {*config, *_ENTRIES}
     for first in {path.split('.')[0] for path in options} - known:
@@ -72,13 +60,7 @@ def drop_idle_workers(config: Config) -> None:
 
 
 def run_folder(config: Config, name: str | Path) -> Path:
-    """Where the files of a config go unless the user says otherwise.
-
-    It is the config's ``work_dir``, else ``work_dirs/<config's name>``.
-
-    Raises:
-        OSError: Nothing can be written there.
-    """
+    """The config's ``work_dir``, else ``work_dirs/<config's name>``, if it can be written."""
     folder = Path(config.get('work_dir') or Path('work_dirs', Path(str(name)).stem))
     check_place(folder, '--out')
     return folder
@@ -123,13 +105,23 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float],
+                   key: str = 'expected') -> list[str]:
+    """One sentence for every metric that differs from what a config expects.
+
+    Under ``key`` the config holds value and tolerance by metric.
+    """
+    return [f'expected `{name}` of {value} +/- {tolerance}, found {metrics.get(name)}'
+            for name, (value, tolerance) in (config.get(key) or {}).items()
+            # not <=: also for nan
+            if not abs(metrics.get(name, float('nan')) - value) <= tolerance]
+
+
 def trained_weights(config: Config, given: str | None, what: str) -> str:
     """The checkpoint of a command that needs a trained network: the given one, or the config's.
 
-    Of the config it is ``load_from``, or the ``weights`` of its ``compression``.
-
-    Raises:
-        ValueError: There is neither; the message names the config as ``what``.
+    Of the config, which errors name as ``what``, it is ``load_from``, or the ``weights`` of its
+    ``compression``.
     """
     path = given or config.get('load_from') or (config.get('compression') or {}).get('weights')
     if not path:
@@ -139,11 +131,7 @@ def trained_weights(config: Config, given: str | None, what: str) -> str:
 
 
 def dense_config(config: Config) -> Config:
-    """A copy of a config with the bare task model alone, in the dense state.
-
-    Raises:
-        ValueError: There is no ``model`` with a ``backbone``.
-    """
+    """A copy of a config with the bare task model alone, in the dense state."""
     config = copy.deepcopy(config)
     model = task_config(config) if config.get('model') else {}
     if 'backbone' not in model:
@@ -153,17 +141,3 @@ def dense_config(config: Config) -> Config:
     for state in ('gates', 'structure'):
         backbone_config(config).pop(state, None)
     return config
-
-
-def recorded_config(path: str | Path) -> Config:
-    """The config that a checkpoint of MMEngine was trained with.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, or one without a config.
-    """
-    text = (read_checkpoint(path).get('meta') or {}).get('cfg')
-    if not isinstance(text, str):
-        raise ValueError(f'expected a checkpoint with the config of its training, found `{path}` '
-                         'without: give the config')
-    return compressed_config(read_config_text(text, path))

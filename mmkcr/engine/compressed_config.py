@@ -15,16 +15,18 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.registry import RUNNERS
-from .schedule import reached
 
 #: Keys of ``compression``, with their defaults.
 DEFAULTS: dict[str, Any] = dict(
     sites=None, gates=None, structure=None, weights=None, target=None, part=None,
-    input_shape=None, wrapper=None, price=None, entropy_weight=0., regularizers=None,
+    input_shape=None, wrapper=None, price=None, entropy_weight=None, regularizers=None,
     scores=None, feature_layer=None, loop='plain', fraction=0.3, split_seed=0, architecture=None,
     paramwise=None, hooks=(), scope='backbone')
-_CONSTRUCTORS = dict(bilevel='mmkcr.SearchOptimWrapperConstructor',
+#: Constructor of the optimizers, by loop.
+_CONSTRUCTORS = dict(plain=None, bilevel='mmkcr.SearchOptimWrapperConstructor',
                      joint='mmkcr.JointOptimWrapperConstructor')
+_CHOICES = dict(scope=['backbone', 'model'], loop=list(_CONSTRUCTORS))
+#: Entries of ``model`` that are the wrapper's.
 _OF_WRAPPER = ('architecture', 'price', 'regularizers', 'feature_layer', 'entropy_weight',
                'reconstruction', 'scores')
 
@@ -76,12 +78,23 @@ def compressed_config(config: Config) -> Config:
     if unknown:
         raise ValueError(f'expected keys of `compression` among {sorted(DEFAULTS)}, found '
                          f'{unknown}')
+    settings = ConfigDict({**DEFAULTS, **given})
+    for key, choices in _CHOICES.items():
+        if settings[key] not in choices:
+            raise ValueError(f'expected `{key}` of `compression` among {choices}, found '
+                             f'{settings[key]!r}')
+    if not isinstance(config.get('model'), Mapping) or 'backbone' not in config.model:
+        raise ValueError('expected a `model` with a `backbone` for `compression`, found the keys '
+                         f'{sorted(config.get("model") or config.keys())}')
+    # entries for the wrapper that inheriting configs or `--cfg-options` put into `model`
+    overrides = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
     # the order matters: the wrapper takes the wrapped backbone, the loop splits the optimizer, and
     # paramwise settings go to the weights' part
-    settings = ConfigDict({**DEFAULTS, **given})
     _wrap_backbone(config, settings)
     if settings.wrapper is not None:
         _wrap_model(config, settings)
+    # MMEngine's own merge, so that `_delete_` and nested dicts work as in any config
+    config.merge_from_dict(dict(model=overrides))
     if settings.loop != 'plain':
         _set_loop(config, settings)
     if settings.paramwise is not None:
@@ -109,27 +122,19 @@ def with_import(config: Config) -> dict[str, Any]:
     return dict(imports, imports=[*names, *({'mmkcr'} - set(names))])
 
 
+def _given(settings: ConfigDict, *keys: str) -> dict[str, Any]:
+    return {key: settings[key] for key in keys if settings[key] is not None}
+
+
 def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
     """Wrap the backbone, or the whole model, in ``mmkcr.Searchable``."""
-    if not isinstance(config.get('model'), Mapping) or 'backbone' not in config.model:
-        raise ValueError('expected a `model` with a `backbone` for `compression`, found the keys '
-                         f'{sorted(config.get("model") or config.keys())}')
-    if settings.gates is not None and settings.structure is not None and \
-            'type' in settings.gates:
-        raise ValueError('expected `gates` (a search) or `structure` (a subnet) in `compression`, '
-                         'found both')
-    if settings.scope not in ('backbone', 'model'):
-        raise ValueError("expected `scope` of `compression` 'backbone' or 'model', found "
-                         f'{settings.scope!r}')
-    given = {key: settings[key] for key in ('gates', 'structure') if settings[key] is not None}
+    given = _given(settings, 'gates', 'structure')
     if settings.scope == 'model':
         if not settings.sites or settings.sites == 'own':
             raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
                              f'{settings.sites!r}')
-        # the wrapper's entries stay outside
-        outside = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
         config.model = ConfigDict(type='mmkcr.Searchable', backbone=scoped(config.model, config),
-                                  sites=settings.sites, **given, **outside)
+                                  sites=settings.sites, **given)
         return
     backbone = config.model.backbone
     of_package = backbone.get('type', '').startswith('mmkcr.')
@@ -161,27 +166,16 @@ def scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
 
 def _wrap_model(config: Config, settings: ConfigDict) -> None:
     """Wrap the task model in the wrapper that adds price and regularisers."""
-    # entries for the wrapper that inheriting configs or `--cfg-options` put into `model`
-    overrides = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
     wrapper = settings.wrapper if isinstance(settings.wrapper, Mapping) else \
         dict(type=settings.wrapper)
     model = dict(wrapper, architecture=config.model)
     if settings.price is not None:
-        given = {key: settings[key] for key in ('part', 'target') if settings[key] is not None}
-        shape = settings.input_shape or image_size(config)
-        model['price'] = dict(settings.price, input_shape=shape, **given)
-        if settings.entropy_weight:
-            model['entropy_weight'] = settings.entropy_weight
+        model['price'] = dict(settings.price, input_shape=settings.input_shape
+                              or image_size(config), **_given(settings, 'part', 'target'))
+        model.update(_given(settings, 'entropy_weight'))
     if settings.regularizers is not None:
-        settings.regularizers = ConfigDict(
-            {name: term for name, term in settings.regularizers.items() if term is not None})
-    for key in ('regularizers', 'feature_layer', 'scores'):
-        if settings[key] is not None:
-            model[key] = settings[key]
-    # MMEngine's own merge, so that `_delete_` and nested dicts work as in any config
-    wrapped = Config(dict(model=model))
-    wrapped.merge_from_dict(dict(model=overrides))
-    config.model = wrapped.model
+        model['regularizers'] = _given(settings.regularizers, *settings.regularizers)
+    config.model = dict(model, **_given(settings, 'feature_layer', 'scores'))
     optimizer = config.get('optim_wrapper') or {}
     if not str(optimizer.get('constructor') or 'mmkcr.').startswith('mmkcr.'):
         # the hosts' read the task model's names and methods, which the wrapper hides
@@ -198,22 +192,17 @@ def task_config(config: Config) -> ConfigDict:
 
 
 def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]:
-    """The image size at which MACs are counted; it depends on the config alone.
+    """The image size (C, H, W) at which MACs are counted; it depends on the config alone.
 
-    Args:
-        config (Config): A config of mmpretrain, mmdet or mmseg.
-        scope (str, optional): The library. Defaults to None: the config's default scope.
-
-    Returns:
-        tuple[int, int, int]: (C, H, W). mmdet: the size that test images are resized to, at most
-        3 x 800 x 1280. mmseg: the data preprocessor's ``size``, or 3 x 512 x 512. Otherwise the
-        backbone's ``img_size``, or 3 x 224 x 224.
+    The library is ``scope``, by default the config's. mmdet: the size that test images are resized
+    to, at most 3 x 800 x 1280. mmseg: the data preprocessor's ``size``, or 3 x 512 x 512. Otherwise
+    the backbone's ``img_size``, or 3 x 224 x 224.
     """
     scope, model = scope or config.get('default_scope'), task_config(config)
     if model.get('type') == 'mmkcr.Searchable':  # around a whole model
         model = model.backbone
-    backbone = model.get('backbone') or {}
-    while isinstance(backbone.get('backbone'), Mapping):  # in `mmkcr.Searchable`, or in two
+    backbone = model
+    while isinstance(backbone.get('backbone'), Mapping):  # also in `mmkcr.Searchable`, or in two
         backbone = backbone['backbone']
     if scope == 'mmdet':
         pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
@@ -232,11 +221,7 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
 
 
 def run_length(config: Config) -> tuple[int, bool]:
-    """Length of a training, and whether it counts epochs.
-
-    Raises:
-        ValueError: There is no ``train_cfg`` with a length.
-    """
+    """Length of a training, and whether it counts epochs."""
     train = config.get('train_cfg') or {}
     for key, by_epoch in (('max_epochs', True), ('max_iters', False)):
         if train.get(key):
@@ -250,9 +235,6 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
     length, by_epoch = run_length(config)
     wrapper = config.optim_wrapper
     gates = ConfigDict(settings.architecture or {})
-    if settings.loop not in _CONSTRUCTORS:
-        raise ValueError("expected `loop` of `compression` 'bilevel', 'joint' or 'plain', found "
-                         f'{settings.loop!r}')
     # a config may hold both optimizers, and its loop, itself
     if wrapper.get('constructor') == _CONSTRUCTORS[settings.loop]:
         return  # split by the config itself
@@ -275,39 +257,33 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
     config.param_scheduler = ConfigDict(
         weights=schedulers if isinstance(schedulers, list) else [schedulers],
         architecture=[cosine])
-    # arguments that the bilevel loops share with the hosts' loops
-    kept = ('max_epochs', 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals')
-    unknown = set(config.train_cfg) - {*kept, 'type', 'by_epoch', '_scope_'}
-    if unknown:
-        raise ValueError(f'expected the keys {["type", "by_epoch", *kept]} in `train_cfg` of a '
-                         f'search in two levels, found {sorted(unknown)}')
+    # the loops take the arguments of the hosts' loops, and refuse others
     config.train_cfg = ConfigDict(
         type='mmkcr.BilevelTrainLoop' if by_epoch else 'mmkcr.IterBilevelTrainLoop',
         architecture_fraction=settings.fraction, split_seed=settings.split_seed,
-        **{key: value for key, value in config.train_cfg.items() if key in kept})
+        **{key: value for key, value in config.train_cfg.items()
+           if key not in ('type', 'by_epoch', '_scope_')})
 
 
 def _add_hooks(config: Config, settings: ConfigDict) -> None:
     """Add the method's hooks that the config lacks, and the one for exact resuming."""
     custom = list(config.get('custom_hooks') or [])
     types = {hook['type'] for hook in custom}
-    hooks = [ConfigDict(_resolved(hook, config)) for hook in settings.hooks
-             if hook['type'] not in types]
-    config.custom_hooks = [*custom, *hooks]
+    config.custom_hooks = [*custom, *(ConfigDict(_resolved(hook, config)) for hook in settings.hooks
+                                      if hook['type'] not in types)]
     config.setdefault('default_hooks', ConfigDict())
     config.default_hooks.setdefault('exact_resume', dict(type='mmkcr.ExactResumeHook'))
 
 
 def _resolved(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Turn a hook's shares of the run into numbers of epochs or iterations."""
-    settings = dict(hook)
-    for key, value in hook.items():
-        if isinstance(value, str) and value.endswith('%'):
-            length, by_epoch = run_length(config)
-            share = float(value[:-1]) / 100
-            settings[key] = max(1, round(share * length))
-            if key == 'begin' and share < 1:
-                settings[key] = reached(settings[key], length)
-            if not by_epoch:  # hooks count epochs by default
-                settings['by_epoch'] = False
-    return settings
+    shares = {key: float(value[:-1]) / 100 for key, value in hook.items()
+              if isinstance(value, str) and value.endswith('%')}
+    if not shares:
+        return dict(hook)
+    length, by_epoch = run_length(config)
+    counts = {key: max(1, round(share * length)) for key, share in shares.items()}
+    if shares.get('begin', 1) < 1:  # of a short run the last, which it reaches
+        counts['begin'] = min(counts['begin'], length - 1)
+    # hooks count epochs by default
+    return {**hook, **counts, **({} if by_epoch else dict(by_epoch=False))}

@@ -1,10 +1,16 @@
-"""Joining the processes that a launcher has started, with and without GPUs."""
+"""Processes of a run: joining those that a launcher has started, ending those that load data."""
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from mmengine.config import Config
+from mmengine.runner import Runner
+from mmengine.runner.base_loop import BaseLoop
+
+from mmkcr.engine.resume.batches import loaders_of
 
 #: Variables that each launcher sets, in PyTorch's order, and the command that starts processes.
 _VARIABLES = dict(
@@ -19,10 +25,6 @@ def join_processes(config: Config) -> None:
     """Prepare a config for its ``launcher``, in place; without a GPU, join the processes by gloo.
 
     The Runner joins processes itself, but only with GPUs.
-
-    Raises:
-        ValueError: A variable that the launcher sets is missing, or a process has no GPU of its
-            own.
     """
     if config.launcher == 'none':
         return
@@ -66,9 +68,26 @@ def _launched(launcher: str) -> dict[str, str]:
 def _first_host() -> str:
     nodes = os.environ['SLURM_NODELIST']
     try:
-        hosts = subprocess.run(['scontrol', 'show', 'hostnames', nodes], check=True,
-                               capture_output=True, text=True).stdout.split()
-        return hosts[0]
+        return subprocess.check_output(['scontrol', 'show', 'hostnames', nodes], text=True,
+                                       stderr=subprocess.DEVNULL).split()[0]
     except (OSError, subprocess.CalledProcessError, IndexError) as error:
         raise ValueError(f'expected the hosts of `SLURM_NODELIST={nodes}` from `scontrol show '
                          f'hostnames`, found none; set MASTER_ADDR ({error})') from error
+
+
+@contextmanager
+def no_workers_left(runner: Runner) -> Iterator[None]:
+    """End the workers of a run's loaders with the block, whatever ends it.
+
+    PyTorch ends persistent workers when the last reference to their iterator goes. A runner and its
+    loops refer to each other, so that comes too late, and five seconds a worker are lost. The
+    loaders start new ones when they are iterated again.
+    """
+    try:
+        yield
+    finally:
+        for loop in (value for value in vars(runner).values() if isinstance(value, BaseLoop)):
+            for loader in loaders_of(loop).values():
+                if loader._iterator is not None:
+                    loader._iterator._shutdown_workers()
+                    loader._iterator = None

@@ -17,18 +17,10 @@ def _all_schedulers(config: Config) -> list[ConfigDict]:
             for scheduler in (group if isinstance(group, (list, tuple)) else [group])]
 
 
-def reached(begin: int, length: int) -> int:
-    """A beginning that a run, however short, reaches: at most its last epoch or iteration.
-
-    Rounded shares of a short run may be the whole of it, so that what they begin never did.
-    """
-    return min(begin, length - 1)
-
-
 def stretch_schedule(config: Config, factor: float) -> None:
     """Scale the epochs, or iterations, of a schedule and of the hooks that follow it, in place.
 
-    What began before the end does so afterwards, see :func:`reached`.
+    What began before the end does so afterwards, at most in the last epoch or iteration.
     """
     def scale(entry: dict, *keys: str, end: int | None = None) -> None:
         for key in keys:
@@ -37,7 +29,7 @@ def stretch_schedule(config: Config, factor: float) -> None:
                 # a beginning may be 0, a length may not
                 entry[key] = max(round(given * factor), int(not key.startswith('begin')))
                 if end is not None and key.startswith('begin') and given < end:
-                    entry[key] = reached(entry[key], max(round(end * factor), 1))
+                    entry[key] = min(entry[key], max(round(end * factor), 1) - 1)
 
     if factor == 1:
         return
@@ -68,11 +60,7 @@ def stretch_schedule(config: Config, factor: float) -> None:
 
 
 def scale_rates(config: Config, factor: float) -> None:
-    """Scale a config's learning rates, including its schedulers' bounds, in place.
-
-    Raises:
-        ValueError: It has no ``optim_wrapper.optimizer.lr``.
-    """
+    """Scale a config's learning rates, including its schedulers' bounds, in place."""
     optimizer = (config.get('optim_wrapper') or {}).get('optimizer') or {}
     if 'lr' not in optimizer:
         raise ValueError('expected a config with `optim_wrapper.optimizer.lr` to scale, found none')

@@ -1,8 +1,4 @@
-"""Features of a data set under a model: eval mode, test transforms, no side effects.
-
-The package's ``__init__`` does not import it: it needs :mod:`mmkcr.models`, which needs
-:mod:`mmkcr.functional.kernel`.
-"""
+"""Features of a data set under a model: eval mode, test transforms, no side effects."""
 
 import copy
 import itertools
@@ -12,7 +8,6 @@ from typing import Any
 
 import torch
 from mmengine.dist import get_dist_info
-from mmengine.registry import TRANSFORMS
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
@@ -24,11 +19,7 @@ from mmkcr.models.tasks import find_task, is_self_supervised, kept_randomness, u
 
 
 def find_pipeline(dataset: Any) -> Any:
-    """The transforms of a data set, also inside its wrappers.
-
-    Raises:
-        ValueError: Neither the data set nor one that it wraps has a ``pipeline``.
-    """
+    """The transforms of a data set, also inside its wrappers; an error where there are none."""
     if hasattr(dataset, 'pipeline'):
         return dataset.pipeline
     for inner in inner_sets(dataset):
@@ -41,14 +32,8 @@ def plain_pipeline(pipeline: Any, size: tuple[int, int]) -> Any:
     """Deterministic transforms: images as a set loads them, resized and cropped in the centre.
 
     The shorter edge becomes 8/7 of the crop's longer one (256 for 224), as in mmpretrain's linear
-    evaluation.
-
-    Args:
-        pipeline (Compose): Transforms of a training set; the leading ``Load...`` ones are kept.
-        size (tuple[int, int]): Height and width of the crop.
-
-    Raises:
-        ValueError: It does not begin with loading.
+    evaluation; the crop has a height and width. Of a training set's ``Compose`` the leading
+    ``Load...`` transforms are kept; without any there is a ``ValueError``.
     """
     loads = list(itertools.takewhile(
         lambda transform: type(transform).__name__.startswith('Load'), pipeline.transforms))
@@ -56,11 +41,10 @@ def plain_pipeline(pipeline: Any, size: tuple[int, int]) -> Any:
         raise ValueError('expected transforms of the training set that begin with loading, found '
                          f'`{type(pipeline.transforms[0]).__name__}`: give `pipeline` of the '
                          'hook')
-    steps = [
-        dict(type='mmpretrain.ResizeEdge', scale=round(max(size) * 8 / 7), edge='short'),
+    return type(pipeline)([
+        *loads, dict(type='mmpretrain.ResizeEdge', scale=round(max(size) * 8 / 7), edge='short'),
         dict(type='mmpretrain.CenterCrop', crop_size=size[::-1]),
-        dict(type='mmpretrain.PackInputs')]
-    return type(pipeline)([*loads, *(TRANSFORMS.build(step) for step in steps)])
+        dict(type='mmpretrain.PackInputs')])
 
 
 def with_pipeline(dataset: Any, pipeline: Any) -> Any:
@@ -95,13 +79,10 @@ def draw_samples(total: int, number: int, seed: int) -> Tensor | None:
 
 def share_of_rank(dataset: Any, indices: Sequence[int] | None, like: DataLoader,
                   distributed: bool = True) -> DataLoader:
-    """A sequential loader of this rank's share of some samples, without padding.
+    """A sequential loader of some samples (None: all) of a map-style data set, without padding.
 
-    Args:
-        dataset (Dataset): Map-style.
-        indices (Sequence[int], optional): Samples to load. Defaults to all.
-        like (DataLoader): Provides batch size, workers and collate function.
-        distributed (bool): Whether to load only every world_size-th sample. Defaults to True.
+    Batch size, workers and collate function are those of ``like``. Unless ``distributed`` is False,
+    a rank loads every world_size-th sample.
     """
     rank, world = get_dist_info() if distributed else (0, 1)
     indices = range(len(dataset)) if indices is None else indices
@@ -116,10 +97,8 @@ def feature_layer_of(model: nn.Module) -> str:
     """The layer whose features a classifier's analysis uses, as FeatureTap takes it.
 
     It is the ``feature_layer`` of a model with regularisers if it differs from the default,
-    otherwise the input of the head's last linear layer (of the head itself if it is one).
-
-    Raises:
-        ValueError: The head has no linear layer.
+    otherwise the input of the head's last linear layer (of the head itself if it is one); a head
+    without any is a ``ValueError``.
     """
     model = unwrap(model)
     given = getattr(model, 'feature_layer', 'backbone')

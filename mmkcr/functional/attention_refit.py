@@ -7,8 +7,7 @@ from the truncated SVD ``Mq^(1/2) K^(1/2) = U S V^T`` (Eckart and Young); its er
 the squared singular values that are left out. In the bases ``Tk = S^(-1/2) U^T Mq^(1/2)`` and
 ``Tq = Tk^(-T)`` this P keeps the first r channels.
 
-A term that is the same for all keys cancels in the softmax. So keys may be centred, but queries
-may not.
+A term that is the same for all keys cancels in the softmax: keys may be centred, queries not.
 
 *Values.* The rows of an attention map sum to 1, so attention commutes with any affine map of a
 head's values. Hence values and output projection form one matrix product, whose rank is reduced.
@@ -31,14 +30,13 @@ def logit_bases(query_moment: Tensor, key_moment: Tensor,
                 rho: float = 1e-3) -> tuple[Tensor, Tensor, Tensor]:
     """Bases of queries and keys whose first r channels give the best rank-r logits, for every r.
 
-    With all channels the logits do not change: ``Tq^T Tk = I``. Both moments get a ridge, so that
-    they are invertible. The scale of the softmax stays that of the old width.
+    With all channels the logits do not change: ``Tq^T Tk = I``. The softmax keeps its old scale.
 
     Args:
-        query_moment (Tensor): ``E q q^T`` with biases, not centred, shape (H, d, d).
-        key_moment (Tensor): Covariance of the keys, best within images: keys less their mean
-            over the keys of the same softmax. (H, d, d).
-        rho (float): Relative ridge. Defaults to 1e-3.
+        query_moment (Tensor): ``E q q^T`` with biases, not centred, (H, d, d).
+        key_moment (Tensor): Covariance of the keys, (H, d, d), best within images: keys less
+            their mean over the keys of the same softmax.
+        rho (float): Relative ridge, so that both can be inverted. Defaults to 1e-3.
 
     Returns:
         tuple[Tensor, Tensor, Tensor]: Tq and Tk, (H, d, d), and all singular values, (H, d), fp64.
@@ -56,7 +54,7 @@ def value_bases(columns: Tensor, covariance: Tensor,
 
     Args:
         columns (Tensor): Columns of the output projection by head, (H, m, d) with m >= d.
-        covariance (Tensor): Covariance of every head's output, (H, d, d).
+        covariance (Tensor): Of every head's output, (H, d, d).
         rho (float): Relative ridge. Defaults to 1e-3.
 
     Returns:
@@ -83,14 +81,9 @@ def fold_heads(values: Tensor, mixing: Tensor) -> Tensor:
 
 
 def rotary_pairs(width: int, layout: str) -> Tensor:
-    """The two channels of every rotary pair of d channels, int64 (d / 2, 2).
+    """The two channels of every rotary pair of ``width`` d, int64 (d / 2, 2).
 
-    Args:
-        width (int): d.
-        layout (str): 'half' for pairs (i, i + d / 2), 'interleaved' for (2 i, 2 i + 1).
-
-    Raises:
-        ValueError: The width is odd, or the layout is unknown.
+    Pairs are (i, i + d / 2) in the layout 'half', (2 i, 2 i + 1) in 'interleaved'.
     """
     if layout not in ROTARY_LAYOUTS or width % 2:
         raise ValueError(f'expected an even head width and a layout of {ROTARY_LAYOUTS}, found '
@@ -116,13 +109,10 @@ def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
     The logit is the sum of the first parts over all pairs.
 
     Args:
-        query_moment (Tensor): ``E q q^T`` of the *rotated* queries, shape (H, d, d).
+        query_moment (Tensor): ``E q q^T`` of the *rotated* queries, (H, d, d).
         key_moment (Tensor): The same of the rotated keys, or their covariance.
         layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
         rho (float): Relative ridge. Defaults to 1e-3.
-
-    Returns:
-        UnitOrder: Order of the d / 2 pairs.
     """
     pairs = rotary_pairs(query_moment.shape[-1], layout).to(query_moment.device)
     n = len(pairs)

@@ -15,26 +15,18 @@ _ROWS = 8192  # of the distance matrix at a time: bounds its memory
 
 def fit_clusters(features: Tensor, clusters: int, seed: int = 0, normalize: bool = True,
                  start: Tensor | None = None) -> Tensor:
-    """Centroids of points, by k-means++ and at most 25 of Lloyd's iterations, on their device.
+    """Centroids (A, d), fp32, by k-means++ and at most 25 of Lloyd's iterations, on their device.
 
     Iterations end when the mean squared distance falls by less than a thousandth. No sum depends
-    on the order of threads, so a resumed run gives the same numbers to the last bit. A cluster
-    that loses all its points keeps its centroid.
+    on the order of threads: a resumed run gives the same bits. Empty clusters keep their centroids.
 
     Args:
         features (Tensor): (m, d).
-        clusters (int): A. If there are fewer distinct points, some centroids coincide and share
-            their points.
+        clusters (int): A. If there are fewer distinct points, some centroids coincide.
         seed (int): Seed of the first centroids. Defaults to 0.
         normalize (bool): Bring features and centroids to unit length. Defaults to True.
         start (Tensor, optional): First centroids (A, d), such as those of the previous epoch.
             Defaults to None: k-means++ on ten points per cluster.
-
-    Returns:
-        Tensor: (A, d), fp32, on the features' device.
-
-    Raises:
-        ValueError: There are no features, or some are not finite.
     """
     points = _points(features, normalize)
     if not len(points) or not torch.isfinite(points).all():
@@ -69,14 +61,9 @@ def _first_centroids(points: Tensor, clusters: int, seed: int) -> Tensor:
 
 
 def flat_inputs(inputs: Tensor | Sequence[Tensor]) -> Tensor:
-    """Images as points: larger ones averaged down to 32 x 32 pixels, flattened.
+    """Images (B, C, H, W), or B images (C, H, W), as points (B, C H' W') in fp32.
 
-    Args:
-        inputs (Tensor | Sequence[Tensor]): (B, C, H, W), or B images (C, H, W); other shapes are
-            flattened as they are.
-
-    Returns:
-        Tensor: (B, C H' W'), fp32.
+    Larger ones are averaged down to 32 x 32 pixels. Other shapes are flattened as they are.
     """
     inputs = (inputs if isinstance(inputs, Tensor) else torch.stack(list(inputs))).float()
     if inputs.ndim == 4:  # at 224 x 224, 1000 centroids would take 602 MB instead of 12

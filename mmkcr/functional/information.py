@@ -1,8 +1,7 @@
 """Mutual information of features with inputs and labels (DCS section 3.3).
 
 Features and inputs are assigned softly to clusters: ``phi(x, a) = softmax_a(-beta |x - c_a|^2)``.
-Everything here is a sum over samples in O(A B + A C) numbers: 16 MB at A = B = C = 1000. All values
-are in nats and in fp64.
+All are sums over samples, in nats, of O(A B + A C) numbers in fp64: 16 MB at A = B = C = 1000.
 
 Shapes: n samples, A clusters of features, B clusters of inputs, C classes, d feature width.
 """
@@ -15,7 +14,7 @@ from torch import Tensor
 
 def log_assignments(features: Tensor, centroids: Tensor, beta: float = 1.0,
                     normalize: bool = True) -> Tensor:
-    r"""``log phi``, stable for any distance (fact 3).
+    r"""``log phi`` (B, A), stable for any distance (fact 3); fp64 of fp64 features, else fp32.
 
     ``|x|^2`` is the same for every cluster and cancels. Raw distances of images are in the
     thousands, so that ``exp(-|x - c|^2)`` is 0 in every cluster.
@@ -25,9 +24,6 @@ def log_assignments(features: Tensor, centroids: Tensor, beta: float = 1.0,
         centroids (Tensor): (A, d).
         beta (float): Inverse temperature. Defaults to 1.
         normalize (bool): Bring the features to unit length first. Defaults to True.
-
-    Returns:
-        Tensor: (B, A), fp64 for fp64 features and fp32 otherwise.
     """
     with torch.autocast(features.device.type, enabled=False):
         features = features if features.dtype == torch.float64 else features.float()
@@ -39,29 +35,20 @@ def log_assignments(features: Tensor, centroids: Tensor, beta: float = 1.0,
 
 
 def one_hot_scores(labels: Tensor, num_classes: int) -> Tensor:
-    """Labels (B,) as one-hot scores (B, C) in fp64; scores (B, C) of mixed images stay.
-
-    Raises:
-        ValueError: The scores have another number of classes, or a label is out of range.
-    """
+    """Labels (B,) as one-hot scores (B, C) in fp64; scores (B, C) of mixed images stay."""
     if labels.ndim == 2 and labels.shape[1] == num_classes:
         return labels.double()
-    if labels.ndim != 1 or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max())
-                            < num_classes):
-        labelled = f'shape {tuple(labels.shape)}' if labels.ndim != 1 else \
-            f'{int(labels.min())} to {int(labels.max())}'
-        raise ValueError(f'expected labels of {num_classes} classes, found `{labelled}`')
+    if labels.ndim != 1 or labels.numel() and not 0 <= labels.min() <= labels.max() < num_classes:
+        what = f'{labels.min()} to {labels.max()}' if labels.ndim == 1 else \
+            f'shape {tuple(labels.shape)}'
+        raise ValueError(f'expected labels of {num_classes} classes, found `{what}`')
     return F.one_hot(labels.long(), num_classes).double()
 
 
 class InformationAccumulator:
-    """Joint probabilities of clusters of features, clusters of inputs and classes.
+    """Joint probabilities of A clusters of features, B clusters of inputs and C classes.
 
-    Args:
-        clusters (int): A.
-        num_classes (int): C.
-        input_clusters (int): B; 0 leaves the inputs out. Defaults to 0.
-        device (str | torch.device): Where the sums are kept. Defaults to 'cpu'.
+    A is ``clusters``, C ``num_classes``, and B ``input_clusters``, of which 0 leave the inputs out.
     """
 
     def __init__(self, clusters: int, num_classes: int, input_clusters: int = 0,
@@ -80,12 +67,10 @@ class InformationAccumulator:
             log_phi_inputs: Tensor | None = None) -> 'InformationAccumulator':
         """Add a batch; returns itself.
 
-        Args:
-            log_phi (Tensor): :func:`log_assignments` of the features, (samples, A).
-            labels (Tensor): (samples,), or scores (samples, C).
-            log_phi_inputs (Tensor, optional): Log assignments of the inputs, (samples, B).
+        Features (samples, A) and inputs (samples, B) come as their :func:`log_assignments`, labels
+        as (samples,), or as scores (samples, C).
         """
-        phi = log_phi.to(self.labels).exp()  # (samples, A), fp64
+        phi = log_phi.to(self.labels).exp()  # fp64
         self.labels += phi.T @ one_hot_scores(labels, self.labels.shape[1]).to(phi)
         self.count += len(phi)
         if self.inputs.shape[1]:
@@ -106,9 +91,8 @@ class InformationAccumulator:
 
         Args:
             smoothing (float): Pseudo-count s of every (a, y):
-                ``Q(a | y) = (sum_i phi(X~_i, a) 1[y_i = y] + s) / (n_y + s A)``. A class without
-                samples gets the uniform distribution. With s = 0 the log of an empty (a, y) is
-                -inf. Defaults to 1e-3.
+                ``Q(a | y) = (sum_i phi(X~_i, a) 1[y_i = y] + s) / (n_y + s A)``, uniform for a
+                class without samples. With 0 the log of an empty (a, y) is -inf. Defaults to 1e-3.
         """
         counts = self.labels.T + smoothing  # (C, A)
         return (counts / counts.sum(1, keepdim=True)).log()
@@ -125,9 +109,6 @@ class InformationAccumulator:
             ``i_inputs``, which is I(X~, X); ``ib``, which is I(X~, X) - I(X~, Y);
             ``ibb_printed``, theorem 3.1 as printed, which is no bound; and ``ibb``, which adds
             the lemma's term that the theorem drops (fact 2).
-
-        Raises:
-            ValueError: Nothing was added, or the features were not finite.
         """
         if not self.count or not torch.isfinite(self.labels).all():
             what = 'nan` or `inf' if self.count else '0'

@@ -1,10 +1,9 @@
 """Kernel complexity of a set of features, exact and streaming (KCR section 3.2).
 
-The kernel of the KCR paper is linear: ``K = F F^T`` for features ``F`` (n, d). So the
-non-zero eigenvalues of ``K / n`` are those of the second moment ``S = F^T F / n``
-(d, d), and the Nystrom eigenvectors from landmarks ``F_I`` are ``F V``, where V are the
-eigenvectors of ``F_I^T F_I``. Nothing here is larger than (d, d), whatever n and m are.
-Everything is computed in fp64.
+The kernel of the KCR paper is linear: ``K = F F^T`` for features ``F`` (n, d). So the non-zero
+eigenvalues of ``K / n`` are those of the second moment ``S = F^T F / n`` (d, d), and the Nystrom
+eigenvectors from landmarks ``F_I`` are ``F V``, where V are the eigenvectors of ``F_I^T F_I``.
+Nothing here is larger than (d, d), whatever n and m are. Everything is computed in fp64.
 
 Shapes: n samples, m landmarks, d feature width, r rank of the truncation.
 """
@@ -23,12 +22,7 @@ DEFAULT_LANDMARKS = 50000
 
 
 class MomentAccumulator:
-    """Sum of ``f f^T`` over a stream of features: O(d^2) memory, summed over ranks.
-
-    Args:
-        num_features (int): Feature width d.
-        device (str | torch.device): Where the (d, d) sum lives. Defaults to 'cpu'.
-    """
+    """Sum of ``f f^T`` over a stream of features of width d, summed over ranks."""
 
     def __init__(self, num_features: int, device: str | torch.device = 'cpu') -> None:
         self.total = torch.zeros(num_features, num_features, dtype=torch.float64, device=device)
@@ -36,11 +30,7 @@ class MomentAccumulator:
 
     @torch.no_grad()
     def add(self, features: Tensor) -> 'MomentAccumulator':
-        """Add a batch (B, d) of any floating dtype and device; returns itself.
-
-        Raises:
-            ValueError: The features are not (B, d).
-        """
+        """Add a batch (B, d) of any floating dtype and device; returns itself."""
         if features.ndim != 2 or features.shape[1] != len(self.total):
             raise ValueError(f'expected features of shape (B, {len(self.total)}), found '
                              f'`{tuple(features.shape)}` in MomentAccumulator.add')
@@ -60,17 +50,11 @@ class MomentAccumulator:
         return self
 
     def moment(self) -> Tensor:
-        """Tensor: ``S = F^T F / n`` (d, d), fp64.
-
-        Raises:
-            ValueError: Nothing was added, or the features are not finite.
-        """
-        if self.count == 0:
-            raise ValueError('expected features of at least one sample, found `0` in the '
-                             'second-moment accumulator')
-        if not torch.isfinite(self.total).all():
-            raise ValueError('expected finite features, found `nan` or `inf` in the '
-                             'second-moment accumulator')
+        """``S = F^T F / n`` (d, d), fp64."""
+        if not self.count or not torch.isfinite(self.total).all():
+            what = 'nan` or `inf' if self.count else '0'
+            raise ValueError('expected finite features of at least one sample, found '
+                             f'`{what}` in the second-moment accumulator')
         return self.total / self.count
 
 
@@ -80,11 +64,7 @@ def moment_of(features: Tensor) -> Tensor:
 
 
 def truncation_rank(n: int, d: int, ratio: float) -> int:
-    """Rank of the truncation, ``ceil(ratio * min(n, d))`` (gamma0 of KCR section 3.2).
-
-    Raises:
-        ValueError: The ratio asks for a rank of zero or above ``min(n, d)``.
-    """
+    """Rank of the truncation, ``ceil(ratio * min(n, d))`` (gamma0 of KCR section 3.2)."""
     if not 0 < ratio <= 1:
         raise ValueError(f'expected a rank ratio in (0, 1], found `{ratio}`: the rank would '
                          f'be outside 1 to min(n, d) = `{min(n, d)}`')
@@ -108,13 +88,7 @@ def leading_basis(moment: Tensor, rank: int) -> Tensor:
     """The r leading eigenvectors (d, r) of a second moment (d, d), orthonormal, fp64.
 
     The scale of the moment does not matter; that of the landmarks gives the V of fact 1.
-
-    Raises:
-        ValueError: The rank is not within 1 to d.
     """
-    if not 1 <= rank <= len(moment):
-        raise ValueError(f'expected a rank from 1 to the feature width `{len(moment)}`, found '
-                         f'`{rank}` in leading_basis')
     return spectrum(moment)[1][:, :rank]
 
 
@@ -141,15 +115,12 @@ def approximate_tnn(moment: Tensor, landmark_moment: Tensor, form: str = 'projec
     'projection' is ``tr S - tr(V_h^T S V_h)``, which the loss minimises. 'sample' is the
     paper's ``tr K_n - tr(U_h^T K_n U_h)`` with ``U_h = F V_h`` made orthonormal. The bases
     of both forms nest (those of the second by Gram-Schmidt, a QR decomposition). So one
-    cumulative sum gives all d + 1 values. Both are upper bounds of the TNN (Ky Fan).
+    cumulative sum gives all d + 1 values, in fp64. Both are upper bounds of the TNN (Ky Fan).
 
     Args:
         moment (Tensor): ``F^T F / n`` (d, d) of all samples.
         landmark_moment (Tensor): ``F_I^T F_I`` (d, d) of the landmarks, any scale.
-        form (str): 'projection' or 'sample'. Defaults to 'projection'.
-
-    Returns:
-        Tensor: (d + 1,), fp64, non-increasing.
+        form (str): See above. Defaults to 'projection'.
     """
     basis = spectrum(landmark_moment)[1]
     moment = moment.double()
@@ -164,20 +135,18 @@ def approximate_tnn(moment: Tensor, landmark_moment: Tensor, form: str = 'projec
     return tails(((moment @ basis) * basis).sum(0).clamp(min=0))  # energies v_i^T S v_i, (d,)
 
 
-def kernel_complexity(tail_sums: Tensor, n: int, r0: int | None = None) -> tuple[float, int]:
-    """KC, or A-KC: ``min_{h in [0, r0]} h / n + sqrt(tail_h / n)`` (KCR section 3.2, 4.6).
+def kernel_complexity(tail_sums: Tensor, n: int) -> tuple[float, int]:
+    """KC, or A-KC: ``min_h h / n + sqrt(tail_h / n)``, and the h that attains it.
+
+    The h are 0 … min(n, d) (KCR sections 3.2 and 4.6, with r0 = min(n, d)).
 
     Args:
         tail_sums (Tensor): (d + 1,) TNN at every h: ``tails(eigenvalues)`` for KC,
             :func:`approximate_tnn` for A-KC.
         n (int): Number of samples.
-        r0 (int, optional): Largest h. Defaults to ``min(n, d)``.
-
-    Returns:
-        tuple[float, int]: The value, and the h that attains it.
     """
-    r0 = min(n, len(tail_sums) - 1) if r0 is None else r0
-    h = torch.arange(r0 + 1, dtype=torch.float64, device=tail_sums.device)
-    values = h / n + (tail_sums[:r0 + 1].double() / n).sqrt()
+    tail_sums = tail_sums[:n + 1].double()
+    h = torch.arange(len(tail_sums), dtype=torch.float64, device=tail_sums.device)
+    values = h / n + (tail_sums / n).sqrt()
     best = int(values.argmin())
     return float(values[best]), best

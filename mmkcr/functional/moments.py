@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmkcr.core.finite import all_finite
+from mmkcr.core.checks import all_finite
 
 CHUNK = 2048
 """Rows converted to fp64 at a time: 50 MB of them at d = 3072."""
@@ -21,15 +21,12 @@ class Moments:
     """Streaming mean and covariance of features, and their cross-covariance with targets.
 
     Every chunk is centred on its own mean and then merged by the formula of Chan, Golub and
-    LeVeque. So a large mean costs no digits. Memory is O(d (d + p)), whatever the length of the
-    stream.
+    LeVeque. So a large mean costs no digits. Memory is O(d (d + p)) for streams of any length.
 
     Args:
         num_features (int): d.
-        num_targets (int): p, the width of a second stream that comes row by row with the first.
-            Defaults to 0: none.
-        batch (Sequence[int]): Leading shape of independent streams, such as the heads. Defaults to
-            ().
+        num_targets (int): p, the width of a second stream, row by row with it. Defaults to 0: none.
+        batch (Sequence[int]): Leading shape of independent streams (heads). Defaults to ().
         device (str | torch.device): Where sums live. Defaults to 'cpu'.
         name (str): For error messages. Defaults to 'Moments'.
 
@@ -56,17 +53,13 @@ class Moments:
 
     @torch.no_grad()
     def add(self, features: Tensor, targets: Tensor | None = None) -> 'Moments':
-        """Add some rows; returns itself.
+        """Add some rows; returns itself. Nothing is added if a value is not finite.
 
         Args:
-            features (Tensor): Shape (*batch, n, d). Without ``batch`` any (..., d), whose leading
-                axes are all rows. Any floating dtype and device.
+            features (Tensor): (*batch, n, d). Without ``batch`` any (..., d), whose leading axes
+                are all rows. Any floating dtype and device.
             targets (Tensor, optional): The same with p in the place of d, if there are targets.
-
-        Raises:
-            ValueError: A width is wrong, or a value is not finite. Then nothing was added.
         """
-        # all checks come before anything is added
         targets = features[..., :0] if targets is None else targets
         features, targets = (self._rows(*given) for given in (
             (features, self.num_features, 'features'), (targets, self.num_targets, 'targets')))
@@ -122,43 +115,39 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """Tensor: Shape (*batch, d), fp64."""
-        self._check_not_empty()
-        return self._mean
+        """Shape (*batch, d), fp64."""
+        return self._not_empty(self._mean)
 
     @property
     def covariance(self) -> Tensor:
-        """Tensor: ``E[(h - mean)(h - mean)^T]``, shape (*batch, d, d), fp64, symmetric."""
-        self._check_not_empty()
-        lower = self._scatter.tril() / self.count
+        """``E[(h - mean)(h - mean)^T]``, shape (*batch, d, d), fp64, symmetric."""
+        lower = self._not_empty(self._scatter).tril() / self.count
         return lower + lower.tril(-1).mT
 
     @property
     def variance(self) -> float:
-        """float: Sum of the features' variances, over all streams."""
-        self._check_not_empty()
-        return float(self._scatter.diagonal(dim1=-2, dim2=-1).sum()) / self.count
+        """Sum of the features' variances, over all streams."""
+        return float(self._not_empty(self._scatter).diagonal(dim1=-2, dim2=-1).sum()) / self.count
 
     @property
     def second_moment(self) -> Tensor:
-        """Tensor: ``E[h h^T]``, shape (*batch, d, d), fp64."""
+        """``E[h h^T]``, shape (*batch, d, d), fp64."""
         return self.covariance + self._mean.unsqueeze(-1) * self._mean.unsqueeze(-2)
 
     @property
     def target_mean(self) -> Tensor:
-        """Tensor: Shape (*batch, p), fp64."""
-        self._check_not_empty()
-        return self._target_mean
+        """Shape (*batch, p), fp64."""
+        return self._not_empty(self._target_mean)
 
     @property
     def cross_covariance(self) -> Tensor:
-        """Tensor: ``E[(y - mean)(h - mean)^T]``, shape (*batch, p, d), fp64."""
-        self._check_not_empty()
-        return self._cross_scatter / self.count
+        """``E[(y - mean)(h - mean)^T]``, shape (*batch, p, d), fp64."""
+        return self._not_empty(self._cross_scatter) / self.count
 
-    def _check_not_empty(self) -> None:
+    def _not_empty(self, total: Tensor) -> Tensor:
         if self.count == 0:
             raise ValueError(f'expected at least one row of `{self.name}`, found 0')
+        return total
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Which units of a site to keep: greedy orders and their error curves.
+"""Which units of a site to keep: a greedy order and its error curve.
 
 A consumer reads units h with covariance C through W. A ridge of rho means that every unit also
 carries independent noise of variance rho: ``C' = C + rho I``. The units K are kept, and the others
@@ -9,12 +9,10 @@ are reconstructed from them. The squared error of the outputs is then
 where R is the Schur complement of the kept units. The error is 0 if all units are kept, never
 grows when a unit is added, and bounds the error without the noise from above.
 
-*Forward selection* adds the unit that removes most of the error: with ``Q = R G R`` unit j removes
-``Q_jj / R_jj``. It is pivoted Cholesky, weighted by G.
-*Backward elimination* drops the unit that adds least: with ``P = C'[K, K]^-1`` and G the Gram
-matrix of the refitted weights, unit j adds ``G_jj / P_jj``. It is Optimal Brain Surgeon with a
-refit after every step. Both look at all units in every step. They cost O(d^3) in total and O(d^2)
-memory (:mod:`mmkcr.functional.sweep`). For units of several channels the scalars become blocks.
+Each step drops the unit that adds least: with ``P = C'[K, K]^-1`` and G the Gram matrix of the
+refitted weights, unit j adds ``G_jj / P_jj``. It is Optimal Brain Surgeon with a refit after every
+step. All steps together cost O(d^3) and O(d^2) memory (:mod:`mmkcr.functional.sweep`). For units of
+several channels the scalars become blocks.
 
 Shapes: L consumers that share the units, d channels, n units of s channels.
 """
@@ -25,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .kernel import tails
-from .sweep import Sweep, after_choosing, after_dropping
+from .sweep import Sweep
 
 MIN_RHO = 1e-8
 """Least relative ridge of an order: gains of dependent units are exact to eps / MIN_RHO."""
@@ -35,9 +33,6 @@ def ridge(covariance: Tensor, rho: float) -> Tensor:
     """Absolute ridge: ``rho`` times the mean of the diagonal of (*batch, d, d), (*batch,), fp64.
 
     Where all variances are 0, the mean counts as 1, so that the ridge is not 0.
-
-    Raises:
-        ValueError: ``rho`` is negative or not finite.
     """
     if not 0 <= rho < float('inf'):
         raise ValueError(f'expected a finite `rho` that is not negative, found `{rho}`')
@@ -50,8 +45,7 @@ class UnitOrder(NamedTuple):
 
     Args:
         order (Tensor): Units, the most important first, int64 (n,).
-        errors (Tensor): Error with the first k units kept, k = 0 … n, fp64 (n + 1,). It never
-            grows with k and ends with 0.
+        errors (Tensor): Error with the first k units, k = 0 … n, fp64 (n + 1,); it falls to 0.
     """
 
     order: Tensor
@@ -59,8 +53,8 @@ class UnitOrder(NamedTuple):
 
 
 def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 1e-3,
-                extra: Tensor | None = None, method: str = 'backward') -> UnitOrder:
-    """Order units by the error that the consumers' outputs would have without them.
+                extra: Tensor | None = None) -> UnitOrder:
+    """Order units, on C's device, by the error that the consumers' outputs would have without them.
 
     Args:
         covariance (Tensor): C of the units' channels, shape (d, d); or (L, d, d), one for each of
@@ -69,17 +63,7 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
         groups (int): s, the number of contiguous channels that make a unit. Defaults to 1.
         rho (float): Ridge, see :func:`ridge`; at least :data:`MIN_RHO`. Defaults to 1e-3.
         extra (Tensor, optional): Additional error of losing a unit, (n,). Defaults to none.
-        method (str): 'forward' or 'backward'. Defaults to 'backward'.
-
-    Returns:
-        UnitOrder: On the device of C.
-
-    Raises:
-        ValueError: An unknown method, channels that are not whole units, or values that are not
-            finite.
     """
-    if method not in ('forward', 'backward'):
-        raise ValueError(f"expected method 'forward' or 'backward', found `{method}`")
     if covariance.shape[-1] % groups:
         raise ValueError(f'expected channels that are units of {groups}, found '
                          f'{covariance.shape[-1]}')
@@ -91,14 +75,9 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
     # (L,) on the diagonals: C + rho I
     noisy.diagonal(dim1=-2, dim2=-1).add_(ridge(noisy, max(rho, MIN_RHO)).unsqueeze(-1))
     extra = noisy.new_zeros(noisy.shape[-1] // groups) if extra is None else extra.to(noisy)
-    forward = method == 'forward'
-    sweep = Sweep(after_choosing(noisy, gram) if forward else after_dropping(noisy, gram),
-                  groups, extra, -1. if forward else 1.)
-    units, changes = sweep.run()
-    if not forward:  # the unit that was dropped last is the most important
-        units, changes = units[::-1], changes.flip(0)
-    # error(k) is the sum of the changes from unit k on
-    return UnitOrder(torch.tensor(units, device=noisy.device), tails(changes))
+    units, changes = Sweep(noisy, gram, groups, extra).run()
+    # the unit that was dropped last is the most important; error(k) sums the changes from k on
+    return UnitOrder(torch.tensor(units[::-1], device=noisy.device), tails(changes.flip(0)))
 
 
 def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:

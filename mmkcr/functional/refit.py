@@ -9,9 +9,8 @@ the old ones and should reproduce the targets y:
 At W0 the ridge costs nothing, so **the refit's error is never above that of the prior with its
 best bias, for any rho**. The prior is plain selection, or the weights from before: directions
 without data keep their old weights. The usual ``W' = W A`` is this regression with ``y = W h`` and
-the prior W[:, K]. Its A has ``C[:, K] (C[K, K] + rho I)^-1`` in the rows of the removed units and
-the identity in the rows of the kept units, which are known exactly. So a layer that keeps all
-units does not change.
+the prior W[:, K]. Its A has ``C[:, K] (C[K, K] + rho I)^-1`` in the rows of the removed units, and
+the identity in those of the kept units: a layer that keeps all units does not change.
 
 Shapes: d old units, k new ones, m outputs; ``*batch`` independent problems.
 """
@@ -36,10 +35,10 @@ def refit(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor,
     absorbs the means. Nothing is lost where removed units depend linearly on kept ones (rho 0).
 
     Args:
-        weight (Tensor): W, shape (m, d).
-        bias (Tensor, optional): b, shape (m,).
-        covariance (Tensor): C of the units, shape (d, d).
-        mean (Tensor): mu of the units, shape (d,).
+        weight (Tensor): W, (m, d).
+        bias (Tensor, optional): b, (m,).
+        covariance (Tensor): C of the units, (d, d).
+        mean (Tensor): mu of the units, (d,).
         kept (Tensor): Indices of the kept units, (k,).
         rho (float): See :func:`~mmkcr.functional.pivots.ridge`. Defaults to 1e-3.
 
@@ -64,15 +63,13 @@ def refit_output(moments: Moments, prior: Tensor, rho: float = 1e-3,
     """Weights that map new inputs closest to given targets, such as the dense layer's outputs.
 
     Args:
-        moments (Moments): Moments of the new inputs, (*batch, k), with the targets, (*batch, m).
-        prior (Tensor): W0, shape (*batch, m, k): the old weights of the inputs that are left.
+        moments (Moments): Of the new inputs, (*batch, k), with the targets, (*batch, m).
+        prior (Tensor): W0, (*batch, m, k): the old weights of the inputs that are left.
         rho (float): See :func:`~mmkcr.functional.pivots.ridge`. Defaults to 1e-3.
-        biased (bool): Whether there is a bias. Without one, moments about 0 are used, and b' is 0.
-            Defaults to True.
+        biased (bool): If False, moments about 0 are used, and b' is 0. Defaults to True.
 
     Returns:
-        tuple[Tensor, Tensor]: W' (*batch, m, k) and b' (*batch, m), of the prior's dtype and
-        device.
+        tuple[Tensor, Tensor]: W' and b' (*batch, m), of the prior's dtype and device.
     """
     covariance, cross = moments.covariance, moments.cross_covariance
     if not biased:  # moments about 0: E h h^T (k, k) and E y h^T (m, k)
@@ -90,11 +87,8 @@ def patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0
 
     Flattened, they are rows for :class:`Moments`, with the taps of a channel side by side: a unit
     of ``pivot_order(..., groups=kh * kw)`` is an input channel. Arguments are those of
-    ``nn.Conv2d`` with zero padding.
-
-    Returns:
-        Tensor: Shape (B, rows, columns, C, kh, kw). It is a view: nothing is computed or kept but
-        the padded inputs.
+    ``nn.Conv2d`` with zero padding. The result, (B, rows, columns, C, kh, kw), is a view: nothing
+    is computed or kept but the padded inputs.
     """
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = (
         (size, size) if isinstance(size, int) else tuple(size)

@@ -1,19 +1,17 @@
-"""Greedy choice of units, one after the other, on a pair of symmetric matrices.
+"""Dropping units greedily, one after the other, on a pair of symmetric matrices.
 
-Both orders of :mod:`mmkcr.functional.pivots` are this sweep over a pair (A, B): forward selection
-over (R, Q), backward elimination over (P, G). A step chooses a unit S, with the Cholesky factor
-``A_SS = T T^T``, ``u = T^-1 A_S:`` and ``v = T^-1 B_S:``. The pair becomes
+The order of :mod:`mmkcr.functional.pivots` is this sweep over the pair (A, B) = (P, G). A step
+drops a unit S, with the Cholesky factor ``A_SS = T T^T``, ``u = T^-1 A_S:`` and ``v = T^-1 B_S:``.
+The pair becomes
 
     A <- A - u^T u,   B <- B - u^T w - w^T u,   w = v - (v_S T^-T) u / 2
 
-and the summed error changes by ``tr(A_SS^-1 B_SS)``. A step needs only the rows of the chosen
-unit. So the updates u and w are collected in a panel and applied by one matrix product, and chosen
-units are removed from the matrices from time to time.
+and the summed error grows by ``tr(A_SS^-1 B_SS)``. A step needs only the rows of the dropped unit.
+So the updates u and w are collected in a panel and applied by one matrix product, and dropped units
+are removed from the matrices from time to time.
 
 Shapes: L pairs that share the units, m channels left, units of s channels.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,69 +21,47 @@ PANEL = 64
 LOST = 1e-6
 """The sweep starts afresh from exact matrices when diagonals have fallen by this factor."""
 
-# exact matrices of the channels that are left, given those and the chosen ones
-Restart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def after_choosing(noisy: Tensor, gram: Tensor) -> Restart:
-    """(R, Q) of the channels that are left when others were chosen, exact."""
-    def restart(left: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        residual = _block(noisy, left, left)
-        if len(chosen):  # R: the Schur complement C'[l, l] - C'[l, K] C'[K, K]^-1 C'[K, l]
-            factor = torch.linalg.cholesky(_block(noisy, chosen, chosen))
-            half = torch.linalg.solve_triangular(factor, _block(noisy, chosen, left), upper=False)
-            residual = residual - half.mT @ half
-        return residual, residual @ _block(gram, left, left) @ residual
-    return restart
-
-
-def after_dropping(noisy: Tensor, gram: Tensor) -> Restart:
-    """(P, G) of the channels that are left when others were dropped, exact."""
-    def restart(left: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(_block(noisy, left, left)))
-        refitted = _block(gram, left, left)
-        if len(chosen):  # E^T G E with E = [I; shares], which reconstructs the dropped channels
-            shares = _block(noisy, chosen, left) @ inverse
-            mixed = _block(gram, left, chosen) @ shares
-            refitted = refitted + mixed + mixed.mT + \
-                shares.mT @ _block(gram, chosen, chosen) @ shares
-        return inverse, refitted
-    return restart
-
 
 class Sweep:
-    """Chooses units greedily by the smallest ``sign * (tr(A_SS^-1 B_SS) + extra)``.
+    """Drops units greedily by the smallest ``tr(A_SS^-1 B_SS) + extra``.
 
-    ``first`` and ``second`` are A and B (L, m, m) as of the last flush, for the units in
-    ``alive``, of which those that were not chosen since are ``open``. ``panel`` (L, about 2 PANEL,
-    m) holds the updates since, alternately s rows of u and s rows of w. ``a`` and ``b``
-    (L, m / s, s, s) are the diagonal blocks, always up to date.
+    ``noisy`` and ``gram`` are C' and G of all channels, (L, d, d). ``first`` and ``second`` are A
+    and B (L, m, m) as of the last flush, for the units in ``alive``, of which those that were not
+    dropped since are ``open``. ``panel`` (L, about 2 PANEL, m) holds the updates since, alternately
+    s rows of u and of w. ``a`` and ``b`` (L, m / s, s, s) are the diagonal blocks as of now.
     """
 
-    def __init__(self, restart: Restart, size: int, extra: Tensor, sign: float) -> None:
-        self.restart, self.size, self.extra, self.sign = restart, size, extra, sign
+    def __init__(self, noisy: Tensor, gram: Tensor, size: int, extra: Tensor) -> None:
+        self.noisy, self.gram, self.size, self.extra = noisy, gram, size, extra
         self.alive = torch.arange(len(extra), device=extra.device)
         self.open = torch.ones_like(self.alive, dtype=torch.bool)
-        self.chosen: list[int] = []
+        self.dropped: list[int] = []
         self.changes: list[Tensor] = []
 
     def run(self) -> tuple[list[int], Tensor]:
-        """Units in the order of choice, and the change of error by each, (n,)."""
+        """Units in the order in which they are dropped, and the error that each adds, (n,)."""
         self._start()
-        while len(self.chosen) < len(self.extra):
+        while len(self.dropped) < len(self.extra):
             # the downdates cancel digits as the diagonals shrink; exact matrices restore them
             if (self._largest() < LOST * self.scales).any():
                 self._start()
             self._step()
             if self.rows == self.panel.shape[1]:
                 self._flush()
-        return self.chosen, torch.stack(self.changes)
+        return self.dropped, torch.stack(self.changes)
 
     def _start(self) -> None:
-        """Compute the exact matrices of the units that are left."""
+        """Compute the exact matrices (P, G) of the units that are left."""
         self.alive, self.open = self.alive[self.open], self.open[self.open]
-        chosen = torch.tensor(self.chosen, dtype=torch.int64, device=self.alive.device)
-        self.first, self.second = self.restart(self._channels(self.alive), self._channels(chosen))
+        left, gone = map(self._channels, (self.alive, torch.tensor(
+            self.dropped, dtype=torch.int64, device=self.alive.device)))
+        self.first = torch.cholesky_inverse(torch.linalg.cholesky(_block(self.noisy, left, left)))
+        self.second = _block(self.gram, left, left)
+        if len(gone):  # E^T G E with E = [I; shares], which reconstructs the dropped channels
+            shares = _block(self.noisy, gone, left) @ self.first
+            mixed = _block(self.gram, left, gone) @ shares
+            self.second = self.second + mixed + mixed.mT + \
+                shares.mT @ _block(self.gram, gone, gone) @ shares
         self._new_panel()
         self.scales = self._largest()
 
@@ -100,7 +76,7 @@ class Sweep:
         self.rows = 0  # of the panel that are in use
 
     def _close(self, units: Tensor | int) -> None:
-        """Neutralise the blocks of chosen units, so that batched operations stay finite."""
+        """Neutralise the blocks of dropped units, so that batched operations stay finite."""
         self.a[:, units] = torch.eye(self.size).to(self.a)
         self.b[:, units] = 0
 
@@ -111,7 +87,7 @@ class Sweep:
             for blocks in (self.a, self.b)])
 
     def _changes_now(self) -> Tensor:
-        """Change of error by every unit, ``tr(A_SS^-1 B_SS) + extra``, (units alive,)."""
+        """Error that every unit adds, ``tr(A_SS^-1 B_SS) + extra``, (units alive,)."""
         if self.size == 1:
             change = (self.b / self.a).sum(0)[:, 0, 0]  # summed over the L pairs
         else:
@@ -120,15 +96,14 @@ class Sweep:
         return change.clamp(min=0) + self.extra[self.alive]
 
     def _step(self) -> None:
-        """Choose one unit, and append its update to the panel."""
+        """Drop one unit, and append its update to the panel."""
         s, change = self.size, self._changes_now()
-        at = int((self.sign * change).masked_fill(~self.open, float('inf')).argmin())
-        self.chosen.append(int(self.alive[at]))
+        at = int(change.masked_fill(~self.open, float('inf')).argmin())
+        self.dropped.append(int(self.alive[at]))
         self.changes.append(change[at])
         self.open[at] = False
 
-        # rows A_S: and B_S: as of now, which are those of the last flush minus the panel's part,
-        # u_S^T u and w_S^T u + u_S^T w
+        # rows A_S: and B_S: of the last flush minus the panel's u_S^T u and w_S^T u + u_S^T w
         here = slice(at * s, at * s + s)
         panel = self.panel[:, :self.rows]  # (L, rows, m)
         swapped = _swap(panel[:, :, here], s)
@@ -159,7 +134,7 @@ class Sweep:
         us = panel.unflatten(1, (-1, 2, self.size))[:, :, 0].flatten(1, 2)
         self.first.baddbmm_(us.mT, us, alpha=-1)
         self.second.baddbmm_(panel.mT, _swap(panel, self.size), alpha=-1)  # u^T w + w^T u
-        # chosen units are removed once they are a tenth of all: the copy costs O(m^2)
+        # dropped units are removed once they are a tenth of all: the copy costs O(m^2)
         left = self.open.nonzero()[:, 0]
         if len(left) < 0.9 * len(self.alive):
             places = self._channels(left)

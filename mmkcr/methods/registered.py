@@ -2,26 +2,11 @@
 # ruff: noqa: F401
 
 from mmkcr import registry  # before any host library
-from .dcs import bottleneck, information_bottleneck, metric, qk_mask
+from .dcs import information_bottleneck, metric, qk_mask
 from .dwconv import top_k
-from .kcr import kernel_complexity, nystrom_refresh
+from .kcr import kernel_complexity
 from .kcr import metric as kernel_metric
-from .kcr.selfsup import codebook, moca, moca_heads
-from .kcr.vqa import flava, questions
-from .ofb import (
-    adaptive_one_hot,
-    bimask,
-    masked_image_head,
-    masked_search,
-    progressive_pruning,
-)
-from .search import (
-    bilevel,
-    constructors,
-    feature_tap_hook,
-    gumbel,
-    price,
-    regularized,
-    schedules,
-    search_model,
-)
+from .kcr.selfsup import moca, moca_heads
+from .kcr.vqa import questions
+from .ofb import adaptive_one_hot, masked_search, progressive_pruning
+from .search import bilevel, gumbel, price, refresh, search_model

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import KEPT, check_finite_state
-from mmkcr.core.added import added_layers
+from mmkcr.core.products import added_layers
 from mmkcr.safe_load import read_checkpoint
 from .layers.operator_attention import dense_places
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 BACKBONE = 'backbone.'
 #: Buffers that hosts compute anew and take out of what they load.
 RECOMPUTED = re.compile(r'(.*\.)?(relative_position_index|relative_coords_table|attn_mask)$')
+#: As `optional_keys` of a host that says nothing.
+NO_KEY = r'$^'
 InitCfg = Mapping[str, Any] | list[Mapping[str, Any]] | None
 
 
@@ -33,20 +35,27 @@ def split_pretrained(init_cfg: InitCfg) -> tuple[dict[str, Any] | None, list[dic
     return arguments, [config for config in configs if config not in chosen]
 
 
-def read_backbone(checkpoint: str, prefix: str | None = None,
-                  map_location: str = 'cpu') -> dict[str, Tensor]:
-    """Read the backbone's part of a checkpoint of a classifier, detector or segmentor.
+def load_named(module: nn.Module, state: Mapping[str, Tensor],
+               path: str) -> tuple[list[str], list[str]]:
+    """Load what fits of a file's state, all of it finite; return missing and surplus names."""
+    check_finite_state(state, path, module.state_dict())
+    try:
+        return module.load_state_dict(dict(state), strict=False)
+    except ValueError as error:
+        error.args = (f'{error} of `{path}`', )
+        raise
 
-    Args:
-        checkpoint (str): A file or URL. One of MMEngine's ``EMAHook`` holds the averaged weights.
-        prefix (str, optional): Where the backbone's keys start, which are returned without it.
-            Defaults to None: ``'backbone.'`` if there are such keys, else all keys.
-        map_location (str): See ``torch.load``. Defaults to ``'cpu'``.
 
-    Raises:
-        ValueError: It is no checkpoint, or has no key with the prefix.
+def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = None,
+                    map_location: str = 'cpu') -> None:
+    """Load the backbone of another model's checkpoint, whole or not at all.
+
+    It is a file or URL, of a classifier, detector or segmentor; one of MMEngine's ``EMAHook`` holds
+    the averaged weights. The backbone's keys start with the prefix, by default with ``'backbone.'``
+    if there are such keys, else all keys are its. The backbone has a search space, which refuses
+    what does not fit.
     """
-    content = read_checkpoint(checkpoint, map_location)
+    content = read_checkpoint(str(checkpoint), map_location)
     state = content.get('state_dict', content)
     if prefix is None:
         prefix = BACKBONE if any(key.startswith(BACKBONE) for key in state) else ''
@@ -55,26 +64,7 @@ def read_backbone(checkpoint: str, prefix: str | None = None,
     if not part:
         raise ValueError(f'expected keys that start with `{prefix}` in the checkpoint '
                          f'`{checkpoint}`, found {", ".join(list(state)[:3]) or "no key"}')
-    return part
-
-
-def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = None,
-                    map_location: str = 'cpu') -> None:
-    """Load the backbone of another model's checkpoint, whole or not at all.
-
-    Arguments are those of :func:`read_backbone`.
-
-    Raises:
-        ValueError: As there, or the keys are not those of the backbone, in any of its states;
-            missing, unexpected and mis-shaped ones are listed.
-    """
-    state = read_backbone(str(checkpoint), prefix, map_location)
-    check_finite_state(state, str(checkpoint), backbone.state_dict())
-    try:
-        backbone.load_state_dict(state, strict=False)  # a search space refuses what does not fit
-    except ValueError as error:
-        error.args = (f'{error} of `{checkpoint}`', )
-        raise
+    load_named(backbone, part, str(checkpoint))
     if hasattr(backbone, '_params_init_info'):
         from mmengine.model import update_init_info
         update_init_info(backbone, f'loaded from {checkpoint}')
@@ -83,8 +73,7 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
 def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Let heads that a config chose by blocks or scores start from a dense network's weights.
 
-    The entries of dense layers are cut in place; operators keep their values. Arguments are those
-    of :func:`check_state`.
+    The entries of dense layers are cut in place; operators keep their values.
     """
     inherited = False
     for site in space.sites.values():
@@ -110,8 +99,7 @@ def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: s
 def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
 
-    A file without a record of its units, that of an ordinary network, gets ours. Arguments are
-    those of :func:`check_state`.
+    A file without a record of its units, that of an ordinary network, gets ours.
     """
     ours = getattr(space.host, KEPT, None)
     if ours is None:
@@ -126,14 +114,8 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     """Refuse a state_dict that would load only in part.
 
     A supernet may be loaded from a dense checkpoint: it keeps its gates and the layers that it
-    has in excess. Optional entries that are missing or surplus are logged.
-
-    Args:
-        space (SearchSpace): Search space of the backbone that loads.
-        state_dict, prefix: The backbone's keys begin with the prefix.
-
-    Raises:
-        ValueError: Missing, unexpected or mis-shaped keys.
+    has in excess. Optional entries that are missing or surplus are logged. The backbone's keys
+    begin with the prefix.
     """
     host = space.host
     given_shapes = {key[len(prefix):]: value.shape for key, value in state_dict.items()
@@ -150,30 +132,35 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
                and not key.startswith(gates)]
     surplus = [key for key in given_shapes if key not in expected]
     # allowed, but said: they are new, or the network does not use them
-    optional = re.compile(space.optional_keys)
+    optional = re.compile(getattr(host, 'optional_keys', NO_KEY))
     new, unused = (list(filter(optional.match, keys)) for keys in (missing, surplus))
-    wrong = dict(missing=[key for key in missing if key not in new],
-                 unexpected=[key for key in surplus if key not in unused])
     shapes = {key: (tuple(given_shapes[key]), tuple(shape)) for key, shape in expected.items()
               if key in given_shapes and given_shapes[key] != shape}
-    as_dense = space.structure is not None and not any(wrong.values()) and all(
+    wrong = {'missing': [key for key in missing if key not in new],
+             'unexpected': [key for key in surplus if key not in unused],
+             'mis-shaped': [f'{key} {there} for {here}' for key, (there, here) in shapes.items()]}
+    as_dense = space.structure is not None and not wrong['missing'] + wrong['unexpected'] and all(
         there >= here for both in shapes.values() for there, here in zip(*both))
-    wrong['mis-shaped'] = [f'{key} {there} for {here}' for key, (there, here) in shapes.items()]
-    if any(wrong.values()):
-        listed = [_listing(kind, keys) for kind, keys in wrong.items()]
-        error = ValueError(
-            f'expected a checkpoint of the {space.state_name()} `{space.type_name}`'
-            f'{", which is beside its structure" if as_dense else ""}, found '
-            f'{"another, as of the dense network: " if as_dense else ""}'
-            f'{listed[0]}, {listed[1]} and {listed[2]} keys below `{prefix or "."}`')
-        # all of them, with --debug; `add_note` is of Python 3.11
-        error.__notes__ = ['\n'.join([f'{kind}:', *keys]) for kind, keys in wrong.items()]
-        raise error
+    refuse(f'a checkpoint of the {space.state_name()} `{space.type_name}`'
+           f'{", which is beside its structure" if as_dense else ""}, found '
+           f'{"another, as of the dense network: " if as_dense else ""}', wrong,
+           f' below `{prefix or "."}`')
     if new or unused:
         from mmengine.logging import print_log
         print_log(f'Expected a checkpoint with all entries of the `{space.type_name}` and no '
                   f'others, found {_listing("missing", new)}, which keep their initial values, and '
                   f'{_listing("surplus", unused)}, which are not used', 'current', logging.WARNING)
+
+
+def refuse(expected: str, wrong: Mapping[str, list[str]], where: str = '') -> None:
+    """Raise a ``ValueError`` if there are wrong keys, which are listed by what is wrong with them.
+    """
+    if any(wrong.values()):
+        *listed, last = (_listing(kind, keys) for kind, keys in wrong.items())
+        error = ValueError(f'expected {expected}{", ".join(listed)} and {last} keys{where}')
+        # all of them, with --debug; `add_note` is of Python 3.11
+        error.__notes__ = ['\n'.join([f'{kind}:', *keys]) for kind, keys in wrong.items()]
+        raise error
 
 
 def _listing(kind: str, keys: list[str]) -> str:

@@ -12,9 +12,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
-from mmkcr.core.words import did_you_mean
+from mmkcr.core.checks import did_you_mean
 from mmkcr.hosts import ensure_torchvision, prepare_hosts
-from mmkcr.safe_load import read_checkpoint
+from mmkcr.safe_load import is_trusted, read_checkpoint
 from .loading import load_task, weights_of
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
@@ -28,14 +28,10 @@ HOSTS = ('mmpretrain', 'mmdet', 'mmseg')
 
 
 def read_config(path: str | Path) -> Config:
-    """Read a config file, or a config of an installed library by reference.
+    """Read a config: a file, ``library::path`` of an installed library, or a trusted checkpoint.
 
     A config without a ``default_scope`` (mmpretrain's ``*_headless.py``) gets that of its library.
     Classes in a config of MMEngine's pure Python style become their names.
-
-    Args:
-        path (str | Path): A file, or ``library::path`` such as
-            ``mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py``.
 
     Raises:
         FileNotFoundError: There is no such config.
@@ -47,8 +43,12 @@ def read_config(path: str | Path) -> Config:
         others = [str(file.with_name(other.name)) for other in file.parent.glob('*.py')]
         raise FileNotFoundError(f'expected a config file at `{path}`, found none'
                                 f'{did_you_mean(str(file), others)}')
+    if file.suffix == '.pth' and is_trusted():  # its config is Python, which is run
+        meta = read_checkpoint(file).get('meta') or {}
+        return Config.fromstring(meta.get('cfg', ''), '.py')
     if file.suffix not in ('.py', '.json', '.yaml', '.yml'):
-        raise ValueError(f'expected a config file (.py, .json or .yaml), found `{path}`')
+        raise ValueError(f'expected a config file (.py, .json or .yaml), or a checkpoint with its '
+                         f'config and `--trust-checkpoint`, found `{path}`')
     try:
         if file.suffix in ('.yaml', '.yml'):  # MMEngine's own reader of YAML makes any object
             yaml.safe_load(file.read_text(encoding='utf8'))
@@ -138,14 +138,7 @@ def build_model(config: Config) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
-    """Load the task model's weights of any checkpoint: searched, retrained or published.
-
-    The checkpoint is returned.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is none, or does not fit, see :func:`~mmkcr.models.loading.load_task`.
-    """
+    """Load the task model's weights of any checkpoint, which is returned, by :func:`.load_task`."""
     checkpoint = read_checkpoint(path)
     load_task(model, weights_of(checkpoint, str(path)), str(path))
     return checkpoint

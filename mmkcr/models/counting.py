@@ -1,4 +1,4 @@
-"""MACs and parameters of any model of the three task families."""
+"""MACs, parameters and bytes of any model of the three task families."""
 
 import warnings
 from collections.abc import Sequence
@@ -6,8 +6,18 @@ from contextlib import suppress
 
 from torch import nn
 
-from mmkcr.core import CostModel, MacsReport, Structure, count_forward_macs, count_params
-from mmkcr.core.weights import state_bytes
+from mmkcr.core import (
+    COUNTED,
+    CostModel,
+    LatencyModel,
+    LatencyTable,
+    MacsModel,
+    MacsReport,
+    Structure,
+    count_forward_macs,
+    count_params,
+)
+from mmkcr.core.products import state_bytes
 from .head_choice import is_choice
 from .search_space import StructureLike
 from .tasks import (
@@ -28,9 +38,8 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
     """Count the MACs of one image in total, by module and by operator, attention products included.
 
     Args:
-        model (nn.Module): A backbone, or a classifier, detector or segmentor. A task
-            model is counted with its head, a two-stage detector with its maximum number of
-            proposals.
+        model (nn.Module): A backbone, or a classifier, detector or segmentor. A task model is
+            counted with its head, a two-stage detector with its maximum number of proposals.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
 
     Raises:
@@ -48,16 +57,27 @@ def count_macs(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> 
     return macs_report(model, input_shape).total
 
 
+def cost_model(cost: str, macs: MacsModel, table: LatencyTable | None = None) -> CostModel:
+    """Build the cost model of a budget: ``'macs'``, ``'params'`` or ``'bytes'``.
+
+    With a ``table`` of the network, ``'macs'`` means time; a table of another network is refused.
+    """
+    if cost not in COUNTED or table is not None and cost != 'macs':
+        raise ValueError(f'expected a budget of {list(COUNTED)} or, with a table of latencies, of '
+                         f'time, found {cost!r}{" with a table" if table is not None else ""}')
+    if table is not None:
+        return LatencyModel(macs, table)
+    if cost == 'macs':
+        return macs
+    return COUNTED[cost](macs.model, macs.sites, momentum_copies(macs.model))
+
+
 def check_built(promises: Sequence[CostModel], promised: Sequence[int],
                 input_shape: Sequence[int]) -> None:
     """Refuse a built network that costs more than was promised of it.
 
-    Args:
-        promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network that was
-            sliced since.
-        promised (Sequence[int]): What each said of the chosen sizes before the slicing: some count
-            on the layers themselves.
-        input_shape (Sequence[int]): (C, H, W).
+    The promises are MACs, then parameters and bytes, of the network that was sliced since;
+    ``promised`` is what each said of the chosen sizes before: some count on the layers themselves.
     """
     model = promises[0].model
     copies = sum(map(state_bytes, momentum_copies(model)))
@@ -73,12 +93,10 @@ Parts = dict[str, tuple[int, int]]
 
 
 def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
-    """Split the count of a model, possibly wrapped, by part; parts without MACs are left out.
+    """Split the count of a model, possibly wrapped, by the path of the part.
 
-    Returns:
-        dict[str, int]: MACs by path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
-        ``'roi_head.bbox_head'``, ``'decode_head'`` ...), in the order of the modules. ``'rest'``
-        counts what belongs to no part. The sum is the model's count.
+    Parts (``'backbone'``, ``'neck'``, ``'roi_head.bbox_head'`` ...) are in the modules' order, and
+    those without MACs left out. ``'rest'`` counts what belongs to none. The sum is the model's.
     """
     task = find_task(model)
     prefix = next(f'{path}.' for path, module in model.named_modules() if module is task)
@@ -146,14 +164,8 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None
 def dense_counts(host: nn.Module, structure: StructureLike) -> tuple[int | None, int] | None:
     """MACs and parameters of a host that a structure is about to slice, for :func:`check_recorded`.
 
-    Args:
-        host (nn.Module): The dense backbone.
-        structure (str | dict | Structure, optional): As given. None, or heads to replace, records
-            nothing.
-
-    Returns:
-        tuple[int | None, int], optional: MACs are None where they are not recorded, or where the
-        host does not run on one image of the recorded shape.
+    None without a structure, or with heads to replace, which record nothing. MACs are None where
+    they are not recorded, or where the host does not run on one image of the recorded shape.
     """
     if structure is None or is_choice(structure):
         return None
@@ -165,48 +177,42 @@ def dense_counts(host: nn.Module, structure: StructureLike) -> tuple[int | None,
 
 def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Module | None = None,
                    dense: tuple[int | None, int] | None = None) -> None:
-    """Compare the MACs and parameters that a structure records with those of the built network.
+    """Refuse a built network whose MACs or parameters are not those that its structure records.
 
-    Args:
-        host (nn.Module): The subnet: a backbone, or a whole model that was compressed as one.
-        structure (Structure, optional): One without ``macs`` and ``params``, or None, is not
-            compared.
-        model (nn.Module, optional): The network around the host, or the host itself, that was
-            compressed. Defaults to None: it is not known.
-        dense (tuple, optional): :func:`dense_counts`: what was saved is compared, too. Defaults to
-            None.
-
-    Raises:
-        ValueError: They differ: the structure or the backbone's arguments were altered.
+    The host is a backbone, or a whole model that was compressed as one; ``model`` is the network
+    around it, or the host itself, that was compressed, if it is known. With ``dense``, its
+    :func:`dense_counts`, what was saved is compared, too. A structure without ``macs`` and
+    ``params`` is not compared.
     """
     if structure is None:
         return
-    macs, params, counts, built = structure.macs, structure.params, [], None
-    promised = macs.get('subnet' if 'part' in macs or model is host else 'backbone')
-    if promised is not None:
-        try:
-            with kept_randomness():
-                built = count_macs(host, macs['input_shape'])
-            counts.append((f'MACs at {tuple(macs["input_shape"])}', promised, built))
-        except ValueError:
-            if 'part' in macs or 'backbone' in macs:
-                raise  # it was counted like this; otherwise only a `forward` of its own runs it
-    if params and model is not None:
-        counts.append(('parameters', params['subnet'], count_params(model)))
-    # of a search from a subnet, or with replaced heads, the dense counts are what it began with
-    begun = 'start' in structure.provenance or any(
-        entry.operator for entry in structure.sites.values())
-    if dense is not None and not begun:
-        before, weights = dense
-        if None not in (before, built):
-            counts.append(('MACs when dense', macs['dense'], macs['subnet'] - built + before))
-        if params:
-            counts.append(('parameters when dense', params['dense'],
-                           params['subnet'] - count_params(host) + weights))
-    for what, promised, count in counts:
+    macs, params, built = structure.macs, structure.params, None
+
+    def compare(what: str, promised: int, count: int) -> None:
         if promised != count:
             raise ValueError(
                 f'expected a `{type(host).__name__}` of {promised} {what}, as its structure says, '
                 f'found one of {count}: the structure or the arguments of the backbone were '
                 'altered since it was searched (a structure without `macs` and `params` is not '
                 'compared)')
+
+    promised = macs.get('subnet' if 'part' in macs or model is host else 'backbone')
+    if promised is not None:
+        # one that was not counted like this may run by a `forward` of its own alone
+        unknown = [] if {'part', 'backbone'} & {*macs} else [ValueError]
+        with suppress(*unknown), kept_randomness():
+            built = count_macs(host, macs['input_shape'])
+    if built is not None:
+        compare(f'MACs at {tuple(macs["input_shape"])}', promised, built)
+    if params and model is not None:
+        compare('parameters', params['subnet'], count_params(model))
+    # of a search from a subnet, or with replaced heads, the dense counts are what it began with
+    begun = 'start' in structure.provenance or any(
+        entry.operator for entry in structure.sites.values())
+    if dense is not None and not begun:
+        before, weights = dense
+        if None not in (before, built):
+            compare('MACs when dense', macs['dense'], macs['subnet'] - built + before)
+        if params:
+            compare('parameters when dense', params['dense'],
+                    params['subnet'] - count_params(host) + weights)

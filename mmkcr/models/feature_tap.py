@@ -14,34 +14,24 @@ from mmkcr.models.tasks import find_task, task_forward, unwrap
 def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
     """Pool a layer's output to one vector per sample, (B, d).
 
-    Args:
-        output (Tensor | Sequence): (B, C) as it is, (B, N, C) averaged over tokens, (B, C, H, W)
-            averaged over positions. Of a tuple or list the last item: the last stage, or of patch
-            tokens and a class token the latter.
-        layer (str): The layer's path, for the message. Defaults to 'backbone'.
-
-    Raises:
-        TypeError: The output holds no such tensor.
+    It is (B, C) as it is, (B, N, C) averaged over tokens, (B, C, H, W) averaged over positions; of
+    a tuple or list the last item: the last stage, or of patch tokens and a class token the latter.
+    Anything else is refused.
     """
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]
-    if isinstance(output, Tensor) and not output.is_floating_point():
-        raise TypeError(f'expected features from the tapped layer `{layer}`, found a tensor of '
-                        f'{output.dtype}: name the layer that gives them (`feature_layer`; of '
-                        'MAE `backbone.ln1`)')
-    if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
-        return output if output.ndim == 2 else output.mean((2, 3) if output.ndim == 4 else 1)
-    form = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    raise TypeError('expected a tensor of shape (B, C), (B, N, C) or (B, C, H, W) from the tapped '
-                    f'layer, found `{form}`')
+    form = f'{tuple(output.shape)}` of `{output.dtype}' if isinstance(output, Tensor) else \
+        type(output).__name__
+    if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim not in (
+            2, 3, 4):
+        raise TypeError('expected features of shape (B, C), (B, N, C) or (B, C, H, W) from the '
+                        f'tapped layer `{layer}`, found `{form}`: name the layer that gives them '
+                        '(`feature_layer`; of MAE `backbone.ln1`)')
+    return output if output.ndim == 2 else output.mean((2, 3) if output.ndim == 4 else 1)
 
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:
-    """Find a sub-module of a task model, also inside wrappers, by its path ('head.layers.head').
-
-    Raises:
-        ValueError: No such layer.
-    """
+    """A sub-module of a task model, also inside wrappers, by its path ('head.layers.head')."""
     for root in (unwrap(model), find_task(model)):
         modules = dict(root.named_modules())
         if layer in modules:
@@ -52,9 +42,8 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
 
 
 class FeatureTap:
-    """Captures the pooled output, or input, of one layer during the ``with`` block.
+    """Captures the pooled output, or input, of one layer during the block, with its gradients.
 
-    Gradients flow through the captured features.
 
     Args:
         model (nn.Module): As in :func:`find_layer`.
@@ -62,11 +51,6 @@ class FeatureTap:
             captured instead of its output. Defaults to 'backbone'.
         every (bool): Concatenate the features of all runs, such as those of the views of
             self-supervised training. Defaults to False: the last run counts.
-
-    Examples:
-        >>> with FeatureTap(model, 'head.fc:input') as tap:
-        ...     model(inputs)
-        >>> tap.features.shape  # (B, d)
     """
 
     def __init__(self, model: nn.Module, layer: str = 'backbone', every: bool = False) -> None:
@@ -86,7 +70,6 @@ class FeatureTap:
         return self._runs[0] if len(self._runs) == 1 else torch.cat(self._runs)
 
     def __enter__(self) -> 'FeatureTap':
-        self._runs = []
         self._handle = self._module.register_forward_hook(self._capture)
         return self
 
@@ -116,15 +99,9 @@ def feature_width(model: nn.Module, layer: str = 'backbone') -> int:
 @contextmanager
 def features_on_samples(model: nn.Module, layer: str = 'backbone',
                         key: str = 'features') -> Iterator[None]:
-    """Within the block the model's predicted data samples carry a layer's features (d,).
+    """Within the block the model's predicted data samples carry a layer's features (d,) as ``key``.
 
-    Args:
-        model (nn.Module): Its 'predict' mode returns one data sample an image.
-        layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
-        key (str): Their field of the data samples. Defaults to 'features'.
-
-    Raises:
-        TypeError: A forward pass inside the block returns something else.
+    A forward pass that does not return one data sample an image is refused.
     """
     def attach(module: nn.Module, args: tuple, outputs: Any) -> None:
         features = tap.features

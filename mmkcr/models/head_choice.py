@@ -39,18 +39,11 @@ def set_operator(space: 'SearchSpace', operator: str) -> None:
 
 def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowest',
                  blockwise: bool = True, seed: int = 0) -> dict[str, Tensor]:
-    """Heads that stay attention when so many blocks, or single heads, are replaced.
+    """Heads that stay attention, by site, int64, ascending, when so many others are replaced.
 
-    Args:
-        scores (Mapping[str, Tensor]): By site, shape (H,).
-        count (int | float): Blocks, or heads, to replace; a float between 0 and 1 is a share of
-            all, rounded.
-        which (str): ``'lowest'`` scores, ``'highest'`` or ``'random'``. Defaults to ``'lowest'``.
-        blockwise (bool): A block's score is its heads' mean. Defaults to True.
-        seed (int): Of ``'random'``. Defaults to 0.
-
-    Returns:
-        dict[str, Tensor]: Kept heads by site, int64, ascending.
+    ``count`` is of single heads, or if ``blockwise`` of blocks, whose score is the mean of their
+    heads' ``scores`` (H,); a float between 0 and 1 is a share of all, rounded. ``which`` is one of
+    :data:`SELECTIONS`; ``seed`` is of ``'random'``.
     """
     if which not in SELECTIONS:
         raise ValueError(f'expected a selection among {SELECTIONS}, found {which!r}')
@@ -90,12 +83,8 @@ def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
             and optionally ``operator`` (str), which takes their place. Defaults to that of the
             backbone.
 
-    Sites other than heads are whole.
-
-    Raises:
-        FileNotFoundError: There are no scores at that place.
-        ValueError: Other keys, blocks that do not exist or come twice, or scores of another
-            network.
+    Sites other than heads are whole. Other keys, blocks that do not exist or come twice, and scores
+    of another network are refused.
     """
     sites, given = head_sites(space), sorted({*_KEYS} & {*choice})
     if not sites:
@@ -104,18 +93,15 @@ def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
     if len(given) > 1 or set(choice) - {given[0], *_KEYS[given[0]]}:
         raise ValueError(f'expected a structure with `blocks` and {list(_KEYS["blocks"])}, or with '
                          f'`scores` and {list(_KEYS["scores"])}, found {sorted(choice)}')
-    options = {key: value for key, value in choice.items() if key not in (*given, 'operator')}
-    if given == ['blocks']:
-        kept = _of_blocks(sites, choice['blocks'])
-    else:
-        if 'replace' not in options:
-            raise ValueError('expected `replace`, a number of blocks or heads, beside `scores`, '
-                             f'found {sorted(choice)}')
-        kept = select_heads(_read_scores(sites, choice['scores']), options.pop('replace'),
-                            blockwise=not options.pop('scattered', False), **options)
-    if choice.get('operator') is not None:
-        set_operator(space, choice['operator'])
-    return space.structure_for(kept)
+    options = dict(choice)
+    operator = options.pop('operator', None)
+    if operator is not None:
+        set_operator(space, operator)
+    if 'blocks' in options:
+        return space.structure_for(_of_blocks(sites, options['blocks']))
+    return space.structure_for(select_heads(
+        _read_scores(sites, options.pop('scores')), options.pop('replace', None),
+        blockwise=not options.pop('scattered', False), **options))
 
 
 def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> dict[str, Tensor]:
@@ -131,15 +117,12 @@ def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> dict[str, Ten
 def _read_scores(sites: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     content = read_json(Path(path), 'a scores')
     try:
-        scores = {name: torch.tensor(content['scores'][name], dtype=torch.float64)
-                  for name in content['scores']}
-    except (KeyError, TypeError, ValueError):
+        scores = {name: torch.tensor(values, dtype=torch.float64)
+                  for name, values in content['scores'].items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
         scores = {}
-    wrong = [f'{site.total} numbers at site `{name}`' for name, site in sites.items()
-             if name not in scores or scores[name].shape != (site.total, )]
-    if len(scores) > len(sites):
-        wrong.append(f'{len(sites)} sites only')
-    if wrong:
-        raise ValueError(f'expected `scores` of the heads of this network, {wrong[0]}, found '
-                         f'others in `{path}`')
+    for name, site in sites.items():
+        if name not in scores or scores[name].shape != (site.total, ) or len(scores) > len(sites):
+            raise ValueError(f'expected `scores` of {len(sites)} sites as of this network, with '
+                             f'{site.total} numbers at site `{name}`, found others in `{path}`')
     return {name: scores[name] for name in sites}

@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 from mmkcr import registry  # before any host library
-from .backbones.efficientvit import EfficientViT
+from .backbones.efficientvit import EfficientViT, EfficientViTClsHead
 from .backbones.named import (
     DCSEfficientViT,
     DCSMobileViT,
@@ -16,8 +16,6 @@ from .backbones.named import (
     OFBVisionTransformer,
 )
 from .backbones.register_vit import RegisterVisionTransformer
-from .heads.efficientvit_head import EfficientViTClsHead
-from .losses.distillation import DistillationLoss
-from .losses.feature_distillation import FeatureDistillationLoss
+from .losses import DistillationLoss, FeatureDistillationLoss
 from .search_space import SearchSpace
 from .searchable import Searchable, SearchableBackbone

@@ -1,15 +1,9 @@
-"""The three states of any backbone: dense, supernet, subnet.
-
-A host network keeps its class, its keys and its methods. Its :class:`SearchSpace`, the attribute
-``search_space``, holds the sites that some kinds found in it. It puts gates there (supernet) or
-slices them (subnet).
-"""
+"""The three states of any backbone: dense, supernet, subnet."""
 
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,14 +32,18 @@ StructureLike = str | Mapping[str, Any] | Structure | None
 
 
 class SearchSpace:
-    """Sites of a host network, with their gates or their kept units.
+    """Sites of a host network, with their gates (supernet) or their kept units (subnet).
+
+    The host keeps its class, its keys and its methods; this is its attribute ``search_space``.
 
     Args:
-        host (nn.Module): The network; changed in place.
-        kinds (Sequence[str | dict]): Kinds of site, see
-            :func:`~mmkcr.models.sites.find_sites`.
+        host (nn.Module): The network; changed in place. Its attribute ``optional_keys``, if it has
+            one, is a regular expression of the keys that a checkpoint may lack or have in excess,
+            which is then logged: output norms, which depend on ``out_indices``.
+        kinds (Sequence[str | dict]): Kinds of site, see :func:`~mmkcr.models.sites.find_sites`.
         backbone (dict, optional): Registered ``type`` and arguments that build the host, for
-            structure files. Defaults to the host's class, without arguments.
+            structure files. Defaults to :func:`Searchable` of the host as its former search space
+            describes it, or of its class without arguments.
         gates (dict, optional): Config of the gates without ``total``; or one config per kind, such
             as ``dict(heads=dict(type=...))``. Sites of kinds without a config are sliced as in
             ``structure``, or stay whole.
@@ -54,21 +52,27 @@ class SearchSpace:
             :func:`~mmkcr.models.head_choice.choose_heads`, and then dense weights can be loaded.
         method (str): Name of the method, for structure files. Defaults to ``''``: those of the
             kinds.
-        optional_keys (str): Regular expression of the keys that a checkpoint may lack or have in
-            excess, which is then logged: output norms, which depend on ``out_indices``. Defaults
-            to none.
 
     Raises:
-        ValueError: A kind that the host does not have, ``gates`` and ``structure`` for one site,
-            or a structure of another backbone.
+        ValueError: A kind that the host does not have, ``gates`` and ``structure`` for one site, a
+            structure of another backbone, or without ``backbone`` a host that is not dense.
     """
 
     def __init__(self, host: nn.Module, kinds: Sequence[KindConfig] = (),
                  backbone: Mapping[str, Any] | None = None,
                  gates: Mapping[str, Any] | None = None, structure: StructureLike = None,
-                 method: str = '', optional_keys: str = r'$^') -> None:
+                 method: str = '') -> None:
+        former: SearchSpace | None = getattr(host, 'search_space', None)
+        if backbone is None:
+            inner = dict(type=f'{type(host).__module__}.{type(host).__qualname__}')
+            if former is not None:
+                if former.state_name() != 'dense':
+                    raise ValueError(f'expected a dense backbone, found a {former.state_name()}')
+                # a `Searchable` describes its host below `backbone`, a named class itself
+                inner = former.backbone.get('backbone', former.backbone)
+            backbone = dict(type='mmkcr.Searchable', sites=list(kinds), backbone=inner)
         self.host, self.kinds = host, tuple(kinds)
-        self.backbone, self.optional_keys = dict(backbone or class_of(host)), optional_keys
+        self.backbone = copy.deepcopy(dict(backbone))
         self.structure: Structure | None = None
         #: Entries of the sites that are sliced for good: all of a subnet's.
         self.fixed: dict[str, SiteEntry] = {}
@@ -77,65 +81,29 @@ class SearchSpace:
         #: Sites without gates, masks on queries and keys, that are not applied yet.
         self._waiting: list[HostSite] = []
         self._dense_params = count_params(host)
-        # before the gates: they are built with the number of units that the kinds find
         for name, site in find_sites(host, kinds).items():
             if site.gated:
                 site.open()
                 self._sites[name] = site
             else:
                 self._waiting.append(site)
-        self.method = method or '+'.join(map(kind_name, kinds))
+        self.method = method or '+'.join(map(kind_name, kinds))  # all of which exist
         if gates is not None or structure is not None or not self._sites:
             self.put_masks()
-        builders = {} if gates is None else self._gate_builders(gates)
         #: Whether heads were chosen without a file: they may start from a dense network's weights.
         self.chosen = is_choice(structure)
-        if self.chosen:
-            structure = choose_heads(self, structure)
         if structure is not None:
-            self._take_structure(Structure.load(structure), builders)
-        for name, build in builders.items():
-            site = self.sites[name]
-            # gates live where their site's weights do
-            site.attach(build().to(next(site.owner.parameters()).device))
-        together = list(self.gates().values())
-        for gate in together:  # some choose together, such as the k best of all
-            gate.join(together)
+            self.slice_to(choose_heads(self, structure) if self.chosen else
+                          Structure.load(structure), gates or ())
+        if gates is not None:
+            self._attach_gates(gates)
         # a former space, as of the host's own class, would check and rename what this one loads
-        for handle in getattr(getattr(host, 'search_space', None), '_handles', ()):
+        for handle in getattr(former, '_handles', ()):
             handle.remove()
         host.search_space = self
         self._handles = [host.register_load_state_dict_pre_hook(self._before_loading),
                          host.register_forward_pre_hook(self._begin),
                          host.register_forward_hook(self._finish)]
-
-    @classmethod
-    def of_dense(cls, host: nn.Module, kinds: Sequence[KindConfig]) -> 'SearchSpace':
-        """Give a dense host a search space with some kinds, in place of one that it may have.
-
-        Raises:
-            ValueError: The host is a supernet or a subnet, or does not have a kind.
-        """
-        before: SearchSpace | None = getattr(host, 'search_space', None)
-        if before is None:
-            return cls(host, kinds, described(class_of(host), kinds))
-        if before.state_name() != 'dense':
-            raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
-        # a `Searchable` describes its host below `backbone`, a named class itself
-        backbone = before.backbone.get('backbone', before.backbone)
-        return cls(host, kinds, described(backbone, kinds), optional_keys=before.optional_keys)
-
-    def leave(self) -> None:
-        """Take the search space and its hooks off the host; see :func:`leave_ordinary`."""
-        kinds = {site.kind for site in self._sites.values()
-                 if site.kind != 'embedding' or site.present < site.total}
-        if kinds & {'head_operator', 'embedding'} or QKMaskSite.masks(self.host):
-            return
-        for handle in self._handles:
-            handle.remove()
-        del self.host.search_space
-        self.host._buffers.pop(KEPT, None)
-        make_plain(self.host)
 
     # ---- sites ----------------------------------------------------------------------------------
 
@@ -146,11 +114,7 @@ class SearchSpace:
 
     @property
     def sites(self) -> dict[str, HostSite]:
-        """The sites by name, in forward order.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """The sites by name, in forward order; a host without any is refused."""
         if not self._sites:
             raise ValueError(f'expected a `{type(self.host).__name__}` with searchable layers, '
                              f'found none with the arguments {self.backbone}')
@@ -176,23 +140,21 @@ class SearchSpace:
 
     # ---- gates ----------------------------------------------------------------------------------
 
-    def _gate_builders(self, gates: Mapping[str, Any]) -> dict[str, Callable[[], BaseGate]]:
-        """What builds the gate of every site that has one."""
+    def _attach_gates(self, gates: Mapping[str, Any]) -> None:
+        """Put gates on the sites of all kinds that have a config."""
         from mmkcr.registry import MODELS  # of MMEngine, which only a search needs
         kinds = {site.kind for site in self.sites.values()}
         # one config for all, one per kind, or both: then a kind's entries override the common ones
-        given = {key: value for key, value in gates.items() if key in KINDS}
         common = {key: value for key, value in gates.items() if key not in KINDS}
         # without a common `type` any other key could only be the name of a kind
-        unknown = sorted((set(given) if 'type' in common else set(gates)) - kinds)
+        unknown = {*gates} - kinds - ({*common} if 'type' in common else set())
         if unknown or not gates:
             raise ValueError(f'expected `gates` with a `type`, or by kind among {sorted(kinds)}, '
                              f'found {sorted(gates)}')
-        builders = {}
-        for name, site in self.sites.items():
-            if 'type' not in common and site.kind not in given:
+        for site in self.sites.values():
+            if not _has_config(site, gates):
                 continue
-            config = {**common, **given.get(site.kind, {})}
+            config = {**common, **gates.get(site.kind, {})}
             cls = MODELS.get(config['type'])
             # the gate class's own search space for this kind, such as the steps of its options
             defaults = getattr(cls, 'space', {}).get(site.kind, {})
@@ -203,26 +165,14 @@ class SearchSpace:
                     'expected gates that keep equally many units of every head at sites of '
                     f'kind `{site.kind}`, such as `mmkcr.BiMaskGate`, found '
                     f'`{config["type"]}`; sites of kind `heads` take any gate')
-            builders[name] = partial(MODELS.build,
-                                     {**defaults, **config, **grouped, 'total': site.total})
-        return builders
+            gate = MODELS.build({**defaults, **config, **grouped, 'total': site.total})
+            # gates live where their site's weights do
+            site.attach(gate.to(next(site.owner.parameters()).device))
+        together = list(self.gates().values())
+        for gate in together:  # some choose together, such as the k best of all
+            gate.join(together)
 
     # ---- structures -----------------------------------------------------------------------------
-
-    def _take_structure(self, structure: Structure, gated: Mapping[str, Any]) -> None:
-        """Become the subnet, or fix the sites without gates beside those with gates."""
-        if not gated:
-            self.slice_to(structure)
-            return
-        if set(gated) == set(self.sites):
-            raise ValueError('expected `gates` (supernet) or `structure` (subnet) of '
-                             f'`{self.type_name}`, found both')
-        fixed = {name: entry for name, entry in structure.sites.items() if name not in gated}
-        # only the part of the structure that is fixed has to fit
-        dataclasses.replace(structure, sites=fixed).validate(
-            {name: total for name, total in self.totals().items() if name not in gated},
-            self._accepted_type(structure))
-        self._slice_all(fixed)
 
     @property
     def type_name(self) -> str:
@@ -242,29 +192,30 @@ class SearchSpace:
             return name
         return self.type_name
 
-    def slice_to(self, structure: Structure) -> None:
+    def slice_to(self, structure: Structure, gates: Collection[str] = ()) -> None:
         """Slice the dense network or the supernet to a structure, in place, with its weights.
 
-        Raises:
-            ValueError: The structure belongs to another backbone, or this one is a subnet already.
+        A digest of the kept units is put into the state, for strict loading. ``gates`` are the keys
+        of a config of gates that are to follow: sites that get one stay whole, and only the rest of
+        the structure has to fit. A subnet, and the structure of another backbone, are refused.
         """
         if self.structure is not None:
             raise ValueError('expected a dense backbone or a supernet to slice, found a subnet of '
                              f'`{self.type_name}`')
-        structure.validate(self.totals(), self._accepted_type(structure))
-        other = next((name for name, entry in self.fixed.items()
-                      if entry != structure.sites[name]), None)
-        if other is not None:
-            raise ValueError(f'expected site `{other}` as the supernet has it, found another in '
-                             'the structure')
-        self._slice_all(structure.sites)
-        self.structure = structure
-
-    def _slice_all(self, sites: Mapping[str, SiteEntry]) -> None:
-        """Slice sites, and put a digest of the kept units into the state, for strict loading."""
+        gated = {name for name, site in self.sites.items() if _has_config(site, gates)}
+        if gated == set(self.sites):
+            raise ValueError('expected `gates` (supernet) or `structure` (subnet) of '
+                             f'`{self.type_name}`, found both')
+        entries = {name: entry for name, entry in structure.sites.items() if name not in gated}
+        dataclasses.replace(structure, sites=entries).validate(
+            {name: total for name, total in self.totals().items() if name not in gated},
+            self._accepted_type(structure))
         device = next(self.host.parameters()).device
-        for name, entry in sites.items():
+        for name, entry in entries.items():
             if name in self.fixed:
+                if entry != self.fixed[name]:
+                    raise ValueError(f'expected site `{name}` as the supernet has it, found '
+                                     'another in the structure')
                 continue
             site, operators = self.sites[name], self.sites[name].operators()
             if entry.operator is not None and entry.operator not in operators:
@@ -274,23 +225,22 @@ class SearchSpace:
             site.check(kept)
             # a bi-mask is part of the weights from now on: what is left of it differs from 1
             if site.gate is not None and hasattr(site.gate, 'folded'):
-                self._follow(name, kept, True)
+                self.slice_units(name, kept, True)
             site.slice_to(kept, entry.operator)
-        self.fixed = dict(sites)
-        if sites:
-            self.host.register_buffer(KEPT, digest(sites).to(device))
+        self.fixed = entries
+        self.host.register_buffer(KEPT, digest(entries).to(device))
+        if not gated:
+            self.structure = structure
 
     def structure_for(self, kept: Mapping[str, Tensor]) -> Structure:
         """Structure of this backbone with the given units; sites not given keep all of theirs."""
-        sites = {}
+        entries = {}
         for name, site in self.sites.items():
             units = kept[name].tolist() if name in kept else list(range(site.total))
-            replaced = len(units) < site.total and site.operators()
-            sites[name] = dict(total=site.total, kept=units,
-                               operator=replaced[0] if replaced else None)
-        sites.update({name: entry.to_dict() for name, entry in self.fixed.items()})
-        return Structure.load(dict(format_version=1, method=self.method,
-                                   backbone=copy.deepcopy(self.backbone), sites=sites))
+            operator = next(iter(site.operators()), None) if len(units) < site.total else None
+            entries[name] = SiteEntry.from_dict(
+                name, dict(total=site.total, kept=units, operator=operator))
+        return Structure(copy.deepcopy(self.backbone), entries | self.fixed, self.method)
 
     def fold_fixed(self) -> None:
         """Give heads that a structure replaced, beside sites with gates, plain weights."""
@@ -302,26 +252,6 @@ class SearchSpace:
     def attach_axis(self, name: str, axis: Axis) -> None:
         """Let a parameter outside the host, such as a mask token, be sliced with a gated site."""
         self._attached.setdefault(name, []).append(axis)
-
-    def slice_units(self, name: str, kept: Tensor, optimizer: Optimizer | None = None) -> bool:
-        """Slice a site of a supernet and its gate, see :meth:`~mmkcr.core.Site.slice_units`.
-
-        Returns whether anything changed.
-        """
-        site, gate = self.sites[name], self.sites[name].gate
-        if len(kept) == gate.present:
-            return False
-        units = site.slice_units(kept, optimizer)
-        # axes along the units of the gate's own parameters and buffers, and attached axes
-        slice_axes([Axis(gate, 'importance'), Axis(gate, 'kept'), *self._attached.get(name, ())],
-                   units, optimizer)
-        return True
-
-    def fold(self, name: str, optimizer: Optimizer | None = None) -> None:
-        """Multiply the mask of a decided site into its weights permanently."""
-        site = self.sites[name]
-        scale_axes([*site.axes(), *self._attached.get(name, ())], site.gate.scale(), optimizer)
-        site.gate.fold()
 
     def apply_decisions(self, optimizer: Optimizer | None = None) -> bool:
         """Slice units that no option can keep and fold decided masks; outputs do not change.
@@ -335,31 +265,38 @@ class SearchSpace:
             supported = gate.supported()
             gate.training = mode
             kept = gate.kept if supported is None else gate.kept[supported]
-            changed |= self._follow(name, kept, gate.decided, optimizer)
+            changed |= self.slice_units(name, kept, gate.decided, optimizer)
         return changed
 
     def apply_decisions_of(self, other: 'SearchSpace') -> None:
         """Slice and fold what another copy of this supernet has sliced and folded."""
         for name, gate in other._sliceable():
             self.sites[name].gate.alive.copy_(gate.alive)
-            self._follow(name, gate.kept, bool(gate.folded))
+            self.slice_units(name, gate.kept, bool(gate.folded))
 
-    def _follow(self, name: str, kept: Tensor, decided: bool,
-                optimizer: Optimizer | None = None) -> bool:
-        """Slice a site, and fold its mask once it is decided; returns whether anything changed."""
-        changed = self.slice_units(name, kept, optimizer)
-        if decided and not self.sites[name].gate.folded:
-            self.fold(name, optimizer)
-            changed = True
-        return changed
+    def slice_units(self, name: str, kept: Tensor, decided: bool = False,
+                    optimizer: Optimizer | None = None) -> bool:
+        """Slice a site and its gate, and fold its mask into the weights once it is decided.
+
+        Returns whether anything changed; see :meth:`~mmkcr.core.Site.slice_units`.
+        """
+        site, attached = self.sites[name], self._attached.get(name, ())
+        sliced, folds = len(kept) < site.gate.present, decided and not site.gate.folded
+        if sliced:
+            units = site.slice_units(kept, optimizer)
+            # axes along the units of the gate's own parameters and buffers, and attached axes
+            slice_axes([Axis(site.gate, 'importance'), Axis(site.gate, 'kept'), *attached],
+                       units, optimizer)
+        if folds:
+            scale_axes([*site.axes(), *attached], site.gate.scale(), optimizer)
+            site.gate.fold()
+        return sliced or folds
 
     def mask_like(self, other: 'SearchSpace') -> None:
         """Take the masks, noise included, from the gates of another supernet of the same sites.
 
-        So a momentum copy averages the weights of a network, and has that network's channels.
-
-        Raises:
-            ValueError: Gates slice the network while it trains.
+        So a momentum copy has the channels of the network that it averages. Gates that slice the
+        network while it trains are refused.
         """
         if self._sliceable():
             raise ValueError('expected gates that leave the tensors whole while they train (such '
@@ -385,7 +322,7 @@ class SearchSpace:
             # a state that cannot be reached by slicing is left as it is: `check_state` refuses it
             counts = self.sites[name].group_counts(kept)
             if torch.isin(kept, gate.kept).all() and len(counts) and (counts == counts[0]).all():
-                changed |= self.slice_units(name, kept, optimizer)
+                changed |= self.slice_units(name, kept, optimizer=optimizer)
             # the mask is in the weights that follow, so here only the gate is told
             if state[f'{prefix}{name}.gate.folded'] and not gate.folded:
                 gate.fold()
@@ -432,14 +369,9 @@ class SearchSpace:
         check_state(self, state_dict, prefix)
 
 
-def class_of(host: nn.Module) -> dict[str, str]:
-    """What structure files say of a host that no config describes."""
-    return dict(type=f'{type(host).__module__}.{type(host).__qualname__}')
-
-
-def described(backbone: Mapping[str, Any], kinds: Sequence[KindConfig]) -> dict[str, Any]:
-    """What structure files say of a host, with its config, that has some kinds of site."""
-    return copy.deepcopy(dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone))
+def _has_config(site: HostSite, gates: Collection[str]) -> bool:
+    """Whether a config of gates, here its keys, has one for a site."""
+    return 'type' in gates or site.kind in gates
 
 
 def _channels_first(outs: Any) -> Any:
@@ -460,8 +392,16 @@ def leave_ordinary(model: nn.Module) -> None:
     queries and keys.
     """
     for space in search_spaces(model):
-        if not is_of(space.host, 'mmkcr.models.searchable.SearchableBackbone'):
-            space.leave()
+        host, sites = space.host, space._sites.values()  # none, of masks alone
+        if is_of(host, 'mmkcr.models.searchable.SearchableBackbone') or QKMaskSite.masks(host) or \
+                any(site.kind == 'head_operator' or site.kind == 'embedding' and
+                    site.present < site.total for site in sites):
+            continue
+        for handle in space._handles:
+            handle.remove()
+        del host.search_space
+        host._buffers.pop(KEPT, None)
+        make_plain(host)
 
 
 def search_spaces(model: nn.Module) -> list[SearchSpace]:

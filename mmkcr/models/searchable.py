@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmengine.registry import MODELS as ROOT_MODELS
-from torch import Tensor, nn
+from torch import nn
 
-from mmkcr.core import BaseGate, Structure
+from mmkcr.core import BaseGate
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
 from .counting import check_recorded, dense_counts
-from .search_space import SearchSpace, StructureLike, class_of, described
-from .sites import QKMaskSite
+from .search_space import SearchSpace, StructureLike
 from .sites.base import KindConfig
 
 
@@ -35,8 +34,6 @@ class SearchableBackbone:
     kinds: Sequence[KindConfig] = ()
     #: Name of the method, written to structure files.
     method: str = ''
-    #: See :class:`~mmkcr.models.search_space.SearchSpace`.
-    optional_keys: str = r'$^'
     #: Gates that have learned nothing, for sizes before a search.
     unlearned_gates: Mapping[str, Any] = dict(type='mmkcr.GumbelChannelGate')
 
@@ -51,12 +48,8 @@ class SearchableBackbone:
             raise ValueError(f'expected `arch` of `{type(self).__name__}` among '
                              f'{sorted(self.arch_zoo)}, found {arch!r}')
         super().__init__(*args, **kwargs)
-        plain_drop_rates(self)
         registered = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
-        dense = None if gates else dense_counts(self, structure)
-        space = SearchSpace(self, self.kinds, registered, gates, structure, self.method,
-                            self.optional_keys)
-        check_recorded(self, space.structure, dense=dense)
+        _take_sites(self, self.kinds, registered, gates, structure, self.method)
 
     def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The host's arguments by name."""
@@ -74,32 +67,9 @@ class SearchableBackbone:
         """Arguments that the host does not have, if they differ from their defaults."""
         return {}
 
-    # ---- shorthands of the search space ---------------------------------------------------------
-
-    @property
-    def structure(self) -> Structure | None:
-        """The structure of a subnet."""
-        return self.search_space.structure
-
-    def sites(self) -> dict[str, int]:
-        """Units of every site of the dense backbone, by name."""
-        return self.search_space.totals()
-
     def gates(self) -> dict[str, BaseGate]:
         """The gates of a supernet, by site."""
         return self.search_space.gates()
-
-    def slice_to(self, structure: Structure) -> None:
-        """See :meth:`SearchSpace.slice_to`."""
-        self.search_space.slice_to(structure)
-
-    def structure_for(self, kept: Mapping[str, Tensor]) -> Structure:
-        """See :meth:`SearchSpace.structure_for`."""
-        return self.search_space.structure_for(kept)
-
-    def masks(self) -> Mapping[str, nn.Module]:
-        """The masks on queries and keys by module path."""
-        return QKMaskSite.masks(self)
 
     def init_weights(self) -> None:
         """Initialise as the host does, but load a ``Pretrained`` checkpoint strictly.
@@ -123,7 +93,7 @@ class SearchableBackbone:
 @MODELS.register_module()
 def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConfig],
                gates: Mapping[str, Any] | None = None, structure: StructureLike = None,
-               optional_keys: str = r'$^', **arguments: Any) -> nn.Module:
+               **arguments: Any) -> nn.Module:
     """Give any backbone of the host libraries kinds of site: dense, supernet or subnet.
 
     The returned module is the host's own, with an attribute ``search_space``.
@@ -132,7 +102,7 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
         backbone (dict | nn.Module): Config of the backbone, or the module itself.
         sites (Sequence[str | dict]): Kinds of site, such as ``('mlp_channels', 'heads')``, see
             :func:`~mmkcr.models.sites.find_sites`.
-        gates, structure, optional_keys: See :class:`~mmkcr.models.search_space.SearchSpace`.
+        gates, structure: See :class:`~mmkcr.models.search_space.SearchSpace`.
         **arguments: Merged into the backbone's config. Inheriting configs can so change single
             arguments, such as ``out_indices``. A ``data_preprocessor`` of the config stays, as the
             runner passes the run's.
@@ -140,24 +110,25 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
     Raises:
         ValueError: As in :class:`SearchSpace`.
     """
-    if isinstance(backbone, nn.Module):
-        recorded = class_of(backbone)
-    else:
+    described = None  # a module describes itself
+    if not isinstance(backbone, nn.Module):
         if 'data_preprocessor' in backbone:
             arguments.pop('data_preprocessor', None)
         config = dict(backbone, **arguments)
         recorded = {key: value for key, value in config.items() if key != 'init_cfg'}
+        described = dict(type='mmkcr.Searchable', sites=list(sites), backbone=recorded)
         backbone = ROOT_MODELS.build(config)
-    plain_drop_rates(backbone)
-    dense = None if gates else dense_counts(backbone, structure)
-    space = SearchSpace(backbone, sites, described(recorded, sites), gates, structure,
-                        optional_keys=optional_keys)
-    check_recorded(backbone, space.structure, dense=dense)
+    _take_sites(backbone, sites, described, gates, structure)
     return backbone
 
 
-def plain_drop_rates(host: nn.Module) -> None:
-    """Replace NumPy numbers by Python's, as the former break the graph of ``torch.compile``."""
-    for module in host.modules():
+def _take_sites(host: nn.Module, kinds: Sequence[KindConfig], described: Mapping[str, Any] | None,
+                gates: Mapping[str, Any] | None, structure: StructureLike,
+                method: str = '') -> None:
+    """Give a host its search space, and compare what its structure records."""
+    for module in host.modules():  # numbers of NumPy break the graph of `torch.compile`
         if hasattr(module, 'drop_prob') and isinstance(module.drop_prob, (int, float)):
             module.drop_prob = float(module.drop_prob)
+    dense = None if gates else dense_counts(host, structure)
+    space = SearchSpace(host, kinds, described, gates, structure, method)
+    check_recorded(host, space.structure, dense=dense)

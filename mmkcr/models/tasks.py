@@ -96,10 +96,7 @@ def held_copies(model: nn.Module) -> Iterator[None]:
 def search_space(model: nn.Module) -> SearchSpace:
     """The search space of the one searchable backbone of a model, or of the whole model.
 
-    Momentum copies are ignored.
-
-    Raises:
-        ValueError: There is none, or more than one side by side.
+    Momentum copies are ignored; none, or more than one side by side, is refused.
     """
     copied = copied_spaces(model)
     hosts = [space for space in search_spaces(model) if space not in copied]
@@ -169,12 +166,10 @@ def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[
 
 def tensor_outputs(model: nn.Module, inputs: Tensor,
                    samples: Sequence[Any] | None = None) -> Any:
-    """Outputs of a task model in mode ``'tensor'``.
+    """Outputs of a task model in mode ``'tensor'``, of preprocessed images (B, C, H, W).
 
     The heads of Mask2Former and MaskFormer read the images' sizes from samples, which mmseg does
     not give them in this mode.
-
-    Inputs are images (B, C, H, W), as the data preprocessor gives them.
     """
     task = find_task(model)
     head = getattr(task, 'decode_head', None)
@@ -187,10 +182,9 @@ def tensor_outputs(model: nn.Module, inputs: Tensor,
 
 
 def deciding_scores(task: nn.Module, outputs: Any) -> Any:
-    """What a classifier decides by, of the outputs of its head: its predictions are their argmax.
+    """The scores whose argmax a classifier predicts, of its head's outputs.
 
-    They are the outputs themselves, except for a Conformer: its head gives the scores of both
-    branches, and adds them up to predict.
+    The head of a Conformer gives those of both branches, and adds them up to predict.
     """
     summed = is_of(getattr(task, 'head', None), 'mmpretrain.models.ConformerHead')
     return sum(outputs) if summed else outputs
@@ -227,21 +221,13 @@ def is_dense_task(task: nn.Module) -> bool:
 
 
 def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
-    """The module whose MACs a budget counts.
+    """The module whose MACs a budget counts: ``'model'``, with its heads, or ``'backbone'``.
 
-    Args:
-        task (nn.Module): A backbone or a task model with one.
-        part (str, optional): ``'model'``, the task model with its heads, or ``'backbone'``.
-            Defaults to None: the backbone of a detector, whose heads run on as many proposals as
-            the weights happen to give, and of a model that says so (``counts_backbone``);
-            otherwise the model.
-
-    Raises:
-        ValueError: Another ``part``.
+    Without a ``part`` it is the backbone of a detector, whose heads run on as many proposals as its
+    weights give, and of a model that says so (``counts_backbone``); otherwise the model.
     """
     if part not in (None, 'model', 'backbone'):
         raise ValueError(f'expected `part` of the MACs to be `model` or `backbone`, found {part!r}')
     counts_model = part == 'model' or part is None and not (
         is_detector(task) or getattr(task, 'counts_backbone', False))
     return task if counts_model else find_backbone(task)
-

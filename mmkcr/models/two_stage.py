@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mmkcr.lazy import is_of
+
 #: mmdet computes the masks of at most so many regions.
 MASKS = 100
 
@@ -15,8 +17,8 @@ def most_proposals(task: nn.Module) -> int | None:
     It is ``test_cfg.rpn.max_per_img``, 1000 in mmdet's configs; None if no region proposal network
     feeds a second stage.
     """
-    known = {cls.__name__ for cls in type(getattr(task, 'rpn_head', None)).__mro__}
-    if 'RPNHead' not in known or getattr(task, 'roi_head', None) is None:
+    if not is_of(getattr(task, 'rpn_head', None), 'mmdet.models.RPNHead') or \
+            getattr(task, 'roi_head', None) is None:
         return None
     return int(task.rpn_head.test_cfg['max_per_img'])
 
@@ -31,21 +33,16 @@ def cascade_stages(task: nn.Module) -> int:
 
 def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
                       boxes: Sequence[Sequence[Tensor]]) -> tuple[Any, Any]:
-    """Run both stages of a detector on given proposals.
+    """Outputs of both stages of a detector of mmdet, on given proposals.
 
+    Masks are of the last stage's first :data:`MASKS` proposals.
     The stages of a cascade are run one by one, each on its own proposals: mmdet's own forward
     makes them of the outputs before, gives the boxes of the last stage alone, and detaches masks.
 
     Args:
-        task (nn.Module): Two-stage detector of mmdet.
-        inputs (Tensor): Images (N, 3, H, W).
-        samples (Sequence): Their data samples.
+        task, inputs, samples: The detector, images (N, 3, H, W) and their data samples.
         boxes (Sequence[Sequence[Tensor]]): Proposals of every image, (P, 4) each: x1, y1, x2, y2
             in pixels; of every stage of a cascade, or once for all stages.
-
-    Returns:
-        tuple: Outputs of the region proposal network, and of the heads on regions; masks of the
-        first 100 proposals (of the last stage), as in mmdet.
     """
     from mmengine.structures import InstanceData
     features, stages = task.extract_feat(inputs), cascade_stages(task)
@@ -73,8 +70,7 @@ def refined_boxes(task: nn.Module, features: Sequence[Tensor], boxes: Sequence[T
                   samples: Sequence[Any]) -> list[list[Tensor]]:
     """Proposals of all stages of a detector, as its weights refine them, by stage and image.
 
-    A detector that is no cascade has one stage. Features are of :meth:`extract_feat`; ``boxes`` are
-    the first stage's, (P, 4) for every image.
+    One that is no cascade has one stage. ``boxes`` are the first stage's, (P, 4) for every image.
     """
     from mmdet.structures.bbox import get_box_tensor
     stages, head = [list(boxes)], task.roi_head

@@ -1,7 +1,6 @@
 """Batches of images of several sizes, as data sets of scenes have them."""
 
 import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,8 +81,7 @@ def test_files_for_a_runtime_take_one_size(monkeypatch, tmp_path):
     monkeypatch.setattr(compress_files, 'deploy_int8', lambda *args: given.extend(args[2:4]))
     batches = [dict(inputs=torch.full((2, 3, *size), float(place)))
                for place, size in enumerate(SIZES)]
-    task = SimpleNamespace(model=nn.Identity(), batches=batches, folder=tmp_path)
-    compress_files._int8_files(task, nn.Identity(), 'onnxruntime')
+    compress_files.int8_files(nn.Identity(), nn.Identity(), batches, tmp_path, 'onnxruntime')
     assert [len(part) for part in given] == [3, 1]
     for place, images in enumerate([*given[0], *given[1]]):
         assert images.shape == (2, 3, 24, 40) and (images.round(3) == place).all()

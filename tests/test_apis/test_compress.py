@@ -19,15 +19,14 @@ from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.batches import split_batches
-from mmkcr.closed_form.compression import macs_model
-from mmkcr.closed_form.head_rotation import width_order
-from mmkcr.closed_form.kinds import searched
-from mmkcr.closed_form.options import CompressOptions
+from mmkcr.closed_form.compression import macs_model, refit_structure
+from mmkcr.closed_form.heads import width_order
+from mmkcr.closed_form.options import CompressOptions, searched
+from mmkcr.closed_form.profiles import size_options
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.readers import input_rows, output_rows, weight_matrix
-from mmkcr.closed_form.share_out import size_options
 from mmkcr.core import count_params
-from mmkcr.core.allocation import Curve, allocate
+from mmkcr.core.budget import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
 from mmkcr.models import KCRVisionTransformer, Searchable
 from mmkcr.models.layers.lite_mla import LiteMLA
@@ -226,19 +225,18 @@ def test_meets_its_budgets_and_reloads(build, sites, tmp_path):
         assert torch.equal(found, expected)
 
 
-def at_random(site, moments, generator):
-    return torch.randperm(site.total, generator=generator)
-
-
 dinov3 = partial(eva, 'vit_small_patch16_dinov3')
-SHIFTED, SELECTED = dict(refit='mean'), dict(refit='none')
-FIRST_PAIRS = dict(choose=lambda site, *_: torch.arange(site.total))
+SHIFTED, SELECTED = dict(rho=1e6), dict(refit='none')
+#: Units of a structure, as many as the closed form keeps.
+AT_RANDOM = dict(refit='none', choose=lambda site: torch.randperm(
+    site.total, generator=torch.Generator().manual_seed(0)))
+FIRST_PAIRS = dict(choose=lambda site: torch.arange(site.total))
 #: Those of every head as they are, which are not rotated.
-FIRST_CHANNELS = dict(choose=lambda site, *_: torch.tensor(width_order(site)))
+FIRST_CHANNELS = dict(choose=lambda site: torch.tensor(width_order(site)))
 
 
 @pytest.mark.parametrize('build, kind, target, controls', [
-    *((build, 'mlp_hidden', 0.6, (SHIFTED, SELECTED, dict(refit='none', choose=at_random)))
+    *((build, 'mlp_hidden', 0.6, (SHIFTED, SELECTED, AT_RANDOM))
       for build in (vit, swin)),
     *((build, 'head_channels', 0.88, controls) for build in (eva, dinov3)
       for controls in ((SHIFTED, SELECTED), (FIRST_PAIRS, ))),
@@ -253,18 +251,29 @@ def test_controls_of_equal_sizes_are_further_away(build, kind, target, controls)
     On the calibration images, at the outputs of the whole network. Those of necks and heads,
     `channels`: tests/test_models/test_whole.
     """
+    model, images, forward = network(build)
+
     def found(**control):
-        model, images, forward = network(build)
         return compress(model, images, target, [kind], held_out=images, uniform=True,
                         forward=forward, **dict(OPTIONS, input_shape=images.shape[1:], divisor=1),
                         **control)
 
+    def chosen(choose, **control):
+        space = searched(copy.deepcopy(model), [kind])
+        structure = space.structure_for({
+            name: choose(site)[:len(results[0].structure.sites[name].kept)].sort().values
+            for name, site in space.sites.items()})
+        return refit_structure(model, structure, images, held_out=images, forward=forward,
+                               **dict(OPTIONS, input_shape=images.shape[1:]), **control)
+
     results = [found()]
     assert any(len(site.kept) < site.total for site in results[0].structure.sites.values())
     for control in controls:
-        chosen = 'choose' in control
-        results.append(found(**control, profiles=None if chosen else results[0].profiles))
-        assert chosen or results[-1].structure.sites == results[0].structure.sites
+        if 'choose' in control:
+            results.append(chosen(**control))
+        else:
+            results.append(found(**control, profiles=results[0].profiles))
+            assert results[-1].structure.sites == results[0].structure.sites
     errors = [result.agreement['error'] for result in results]
     assert errors == sorted(set(errors))
 
@@ -543,12 +552,10 @@ def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, targe
             assert torch.equal(again.model.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize('choose, sites', [(None, None), (at_random, ['mlp_hidden'])])
-def test_sites_that_are_profiled_in_groups(choose, sites, tmp_path, monkeypatch):
+def test_sites_that_are_profiled_in_groups(tmp_path, monkeypatch):
     """As in one pass; a killed call goes on behind the last group that was finished."""
     module = import_module('mmkcr.closed_form.profiles')
-    options = dict(OPTIONS, sites=sites, choose=choose)
-    whole = compress(vit(), IMAGES, '70%', **options)
+    whole = compress(vit(), IMAGES, '70%', **OPTIONS)
     monkeypatch.setattr(module, 'STATISTICS', 0)  # every site is a group
     profiled, seen, groups = module._profile_group, [], []
 
@@ -564,7 +571,7 @@ def test_sites_that_are_profiled_in_groups(choose, sites, tmp_path, monkeypatch)
     monkeypatch.setattr(module, '_profile_group', counted)
 
     def run():
-        return compress(vit(), IMAGES, '70%', **options,
+        return compress(vit(), IMAGES, '70%', **OPTIONS,
                         done=CompressProgress(tmp_path / 'out', dict(target='70%')))
 
     with pytest.raises(KeyboardInterrupt):

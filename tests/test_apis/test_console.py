@@ -9,7 +9,7 @@ import pytest
 from mmengine.config import Config
 
 from lab.commands import file_of, load_tool
-from mmkcr.apis.shipped import shipped_root
+from mmkcr.apis.inference import shipped_root
 from mmkcr.cli import console
 from mmkcr.cli.command import COMMANDS, command, reader_is_gone
 from mmkcr.engine.build import build_model

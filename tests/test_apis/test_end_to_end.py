@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from lab.random_subnets import random_subnet
 from mmkcr.deploy.end_to_end import export_end_to_end
-from mmkcr.deploy.latency import random_subnet, searchable
+from mmkcr.deploy.latency_table import searchable
 from mmkcr.engine.build import build_model, load_config
 
 CONFIGS = Path(__file__).parents[2] / 'configs/kcr'
@@ -44,8 +45,9 @@ def test_the_boxes_are_those_of_pytorch(tmp_path):
         layer.weight.data = torch.randn(layer.weight.shape, generator=generator) * 0.05
     model.rpn_head.rpn_cls.bias.data.fill_(-4.)  # scores of about 0.02
     model.eval()
-    found = export_end_to_end(config, model, tmp_path / 'detector.onnx', SHAPE, 1)
-    session = onnxruntime.InferenceSession(str(found.path), providers=['CPUExecutionProvider'])
+    path = tmp_path / 'detector.onnx'
+    export_end_to_end(config, model, path, SHAPE, 1)
+    session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
     for height, width in ((64, 64), (96, 128)):
         images = torch.randn(1, 3, height, width, generator=generator)
         sample = DetDataSample(metainfo=dict(dict.fromkeys(
@@ -74,9 +76,10 @@ def test_the_classes_of_pixels_are_those_of_pytorch(slim, tmp_path):
         model, structure = random_subnet(model, 0.6, (3, 128, 128), 'backbone')
         assert structure.macs['subnet'] < 0.6 * structure.macs['dense']
     model.eval()
-    found = export_end_to_end(config, model, tmp_path / 'segmentor.onnx', (3, 128, 128), 1)
-    assert min(found.timing.slim) > 0 and not found.metrics
-    session = onnxruntime.InferenceSession(str(found.path), providers=['CPUExecutionProvider'])
+    path = tmp_path / 'segmentor.onnx'
+    timing, metrics = export_end_to_end(config, model, path, (3, 128, 128), 1)
+    assert min(timing.slim) > 0 and not metrics
+    session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
     for batch, height, width in ((1, 128, 128), (2, 96, 160)):
         images = torch.randn(batch, 3, height, width)
         labels, = session.run(None, dict(input=images.numpy()))
@@ -94,15 +97,15 @@ def test_two_networks_are_timed_in_turns(tmp_path, monkeypatch):
     pytest.importorskip('mmdeploy')
     from mmkcr.deploy import end_to_end
     config, model = detector()
-    first = export_end_to_end(config, model, tmp_path / 'first.onnx', SHAPE, 1)
+    first, second = tmp_path / 'first.onnx', tmp_path / 'second.onnx'
+    export_end_to_end(config, model, first, SHAPE, 1)
     given, whole = [], end_to_end.measure_pair
     monkeypatch.setattr(end_to_end, 'measure_pair', lambda dense, slim, *args, **kwargs: (
         given.append((Path(dense).read_bytes(), Path(slim).read_bytes())),
         whole(dense, slim, *args, **kwargs))[1])
-    found = export_end_to_end(config, model, tmp_path / 'second.onnx', SHAPE, 2,
-                              against=first.path)
-    assert given == [(first.path.read_bytes(), found.path.read_bytes())]
-    assert len(found.timing.dense) == len(found.timing.slim) == 2
+    timing, _ = export_end_to_end(config, model, second, SHAPE, 2, against=first)
+    assert given == [(first.read_bytes(), second.read_bytes())]
+    assert len(timing.dense) == len(timing.slim) == 2
 
 
 def test_without_mmdeploy(monkeypatch, tmp_path):

@@ -23,7 +23,7 @@ from mmkcr import models
 from mmkcr.apis import count_macs, slim
 from mmkcr.deploy import export
 from mmkcr.deploy.export import compare_onnx, export_onnx
-from mmkcr.deploy.layers import MASKED, attention_mask, traceable, window_reverse
+from mmkcr.deploy.prepare import MASKED, attention_mask, traceable, window_reverse
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.engine.build import build_model, load_config
@@ -57,7 +57,6 @@ def subnet(cls, seed=0, target=0.8, shape=SHAPE, gates=GATES, **kwargs):
     (models.KCRVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), GATES),
     (models.OFBVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), OPTIONS),
     (models.KCRSwinTransformer, dict(SWIN, **PADDED), GATES),
-    (models.KCRSwinTransformer, dict(SWIN, **PADDED, fused_attention=True), GATES),
     (models.OFBSwinTransformer, dict(SWIN, **PADDED), OPTIONS), (models.OFBResNet, RESNET, OPTIONS),
     (models.DCSMobileViT, MOBILE, GATES), (models.KCREfficientViT, EFFICIENT, GATES),
     (models.DCSEfficientViT, dict(EFFICIENT, local=True), GATES)])
@@ -374,7 +373,7 @@ def test_a_layer_of_torch_with_its_fast_path(tmp_path):
 def test_files_of_subnets_and_dense_networks(family, tmp_path):
     """At other batches and sizes than the traced one; the network is not changed."""
     dense = randomise(FAMILIES[family].build())
-    space = SearchSpace.of_dense(copy.deepcopy(dense), ['heads'])
+    space = SearchSpace(copy.deepcopy(dense), ['heads'])
     space.slice_to(space.structure_for({  # without the first of every layer
         name: torch.arange(1, total) for name, total in space.totals().items()}))
     size = FAMILIES[family].size
@@ -395,10 +394,10 @@ def test_heads_with_a_scale_of_their_own(tmp_path):
     assert 'Dropout' not in {node.op_type for node in onnx.load(report.path).graph.node}
 
 
-def test_embedding_of_fused_window_attention(tmp_path):
+def test_embedding_of_window_attention(tmp_path):
     torch.manual_seed(0)
-    model = models.KCRSwinTransformer(**SWIN, out_indices=(1, ), fused_attention=True)
-    space = SearchSpace.of_dense(model, ['embedding'])
+    model = models.KCRSwinTransformer(**SWIN, out_indices=(1, ))
+    space = SearchSpace(model, ['embedding'])
     space.slice_to(space.structure_for({
         name: torch.arange(total // 2) for name, total in space.totals().items()}))
     report = export_onnx(space.host, tmp_path / 'net.onnx', (3, 56, 56))

@@ -14,9 +14,9 @@ from torch import nn
 from lab.kind_coverage import FAMILIES, installed, randomise
 from long_form import LONG
 from mmkcr.apis import compress, count_macs, slim
-from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.closed_form.compression import refit_structure
 from mmkcr.core import parse_target
-from mmkcr.core.weights import state_bytes
+from mmkcr.core.products import state_bytes
 from mmkcr.models import Searchable
 from mmkcr.models.sites import why_not
 

@@ -11,10 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lab.random_subnets import random_subnet
 from mmkcr import models
 from mmkcr.apis import count_macs
 from mmkcr.deploy.export import export_onnx, recorded
-from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair, random_subnet
+from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES, open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.search_space import SearchSpace
@@ -86,9 +87,9 @@ def test_share_is_of_the_median_ratio(samples, slim_macs):
     middle = (ratios[len(ratios) // 2] + ratios[(len(ratios) - 1) // 2]) / 2
     assert timing.ratio == pytest.approx(middle)
     assert timing.share() == pytest.approx((1 - middle) / (1 - slim_macs / 100))
-    content = timing.to_dict()
-    assert content['ratio_quartiles'][0] <= timing.ratio + 1e-9
-    assert content['share_quartiles'][0] <= timing.share() + 1e-9
+    first, third = timing.quartiles
+    assert first <= timing.ratio + 1e-9
+    assert timing.share(third) <= timing.share() + 1e-9
     assert all(PairTiming([1.], [1.], 5, macs).share() is None for macs in (5, 9))  # not fewer
 
 
@@ -142,7 +143,7 @@ def test_macs_of_a_file_are_those_of_its_size(tmp_path):
             (without_shape(dynamic), 8, None), (without_shape(fixed), 8, macs)):
         timing = measure_pair(path, path, torch.randn(1, 3, size, size), 2, 0, 'onnxruntime', 1)
         assert (timing.macs_dense, timing.macs_slim) == (expected, expected)
-        assert timing.to_dict()['macs']['ratio'] == (None if expected is None else 1.)
+        assert timing.macs_ratio == (None if expected is None else 1.)
         assert timing.share() is None
 
 
@@ -194,7 +195,7 @@ def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs):
 def test_random_subnets_of_groups(group):
     """Whole groups of neighbours, of every head equally many."""
     model = models.KCRVisionTransformer(**VIT)
-    SearchSpace.of_dense(model, ['mlp_channels', 'head_channels'])
+    SearchSpace(model, ['mlp_channels', 'head_channels'])
     _, structure = random_subnet(model, 0.75, SHAPE, divisor=1, group=group)
     for site in structure.sites.values():
         blocks = torch.tensor(site.kept).view(-1, group)

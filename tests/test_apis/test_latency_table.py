@@ -10,8 +10,7 @@ from mmkcr.apis import count_macs
 from mmkcr.closed_form.compression import compress
 from mmkcr.core import LatencyModel, LatencyTable, MacsModel, load_table
 from mmkcr.deploy import latency_table
-from mmkcr.deploy.latency import searchable
-from mmkcr.deploy.latency_table import check_prediction, measure_table
+from mmkcr.deploy.latency_table import check_prediction, measure_table, searchable
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.tasks import task_forward
 
@@ -83,6 +82,8 @@ def test_a_stopped_measurement_goes_on(measured, tmp_path):
     with pytest.raises(ValueError, match='a finished table in .*, found sizes that were not'):
         load_table(path)
     list(measure_table(KCRVisionTransformer(**VIT), path, SETTINGS, ['mlp_hidden']))
+    again = dict(SETTINGS, input_shape=SHAPE)
+    assert not list(measure_table(KCRVisionTransformer(**VIT), path, again, ['mlp_hidden']))
     table = load_table(path)
     assert len(measured) == sum(len(entry['measured']) for entry in table.classes)
     with pytest.raises(ValueError, match='same machine, settings and sites at .*, found another'):
@@ -134,7 +135,7 @@ def test_tables_of_others_are_refused(measured, tmp_path):
     content = json.loads(path.read_text())
     content['machine']['hardware'] = 'another-64-cores'
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match='a table of this machine .*, found one of another-64-co'):
+    with pytest.raises(ValueError, match="a table about .*, found {'hardware': 'another-64-co"):
         load_table(path)
     assert load_table(path, force=True) == LatencyTable.load(path)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from mmkcr.apis.compress_files import enough_images
 from mmkcr.closed_form.compression import compress
-from mmkcr.closed_form.survey import BATCH, Survey, survey
+from mmkcr.closed_form.given import BATCH, Survey, survey
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 OPTIONS = dict(input_shape=(3, 32, 32), progress=False)

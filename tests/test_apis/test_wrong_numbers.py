@@ -13,7 +13,7 @@ from torch import nn
 from mmkcr.apis import compress
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.closed_form.progress import CompressProgress
-from mmkcr.methods.search.start import load_scores
+from mmkcr.methods.search.search_model import load_scores
 
 
 @given(st.data())

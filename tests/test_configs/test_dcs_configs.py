@@ -113,7 +113,7 @@ def test_detector_builds_and_steps(path, prepared):
     runs.check_run(runner)
     backbone = find_backbone(runner.model)
     runs.check_state(path, runner.model)
-    assert bool(backbone.masks()) == ('_dense_' not in path)
+    assert bool(QKMaskSite.masks(backbone)) == ('_dense_' not in path)
     assert backbone.init_cfg['type'] == 'Pretrained'
     model, classes = runs.ready_to_train(runner), 10 if 'digit-scenes' in path else 80
     if masked:

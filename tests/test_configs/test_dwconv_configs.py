@@ -15,7 +15,7 @@ from lab.grids import with_values
 from lab.model_zoo import uninitialized
 from lab.study import Study
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.engine.hooks.class_check import check_classes
+from mmkcr.engine.checks import check_classes
 from mmkcr.models.head_choice import choose_heads
 from mmkcr.models.layers.head_operators import OPERATORS
 from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention

@@ -16,8 +16,12 @@ COSTS = {'a': 7, 'b': 3, 'c': 11}
 FIXED = 100
 
 
-def macs(sizes):
-    return FIXED + sum(COSTS[site] * size for site, size in sizes.items())
+class Macs(CostModel):
+    def __call__(self, sizes):
+        return FIXED + sum(COSTS[site] * size for site, size in sizes.items())
+
+
+macs = Macs()
 
 
 @st.composite
@@ -79,7 +83,12 @@ def test_without_target_keeps_open_gates():
 
 def test_one_threshold_over_all_sites():
     scores = dict(a=torch.linspace(0, 1, 20), b=torch.linspace(0, 0.5, 20))
-    kept = solve_budget(scores, lambda s: s['a'] + s['b'], 20)
+
+    class Sum(CostModel):
+        def __call__(self, sizes):
+            return sizes['a'] + sizes['b']
+
+    kept = solve_budget(scores, Sum(), 20)
     chosen = torch.cat([scores[s][kept[s]] for s in scores])
     rest = torch.cat([scores[s][[i for i in range(20) if i not in kept[s]]] for s in scores])
     assert chosen.min() >= rest.max()

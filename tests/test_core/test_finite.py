@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.core.finite import all_finite
+from mmkcr.core.checks import all_finite
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16, torch.float64,

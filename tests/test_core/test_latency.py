@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.closed_form.share_out import shared_sizes
+from mmkcr.closed_form.profiles import shared_sizes
 from mmkcr.core import (
     LatencyModel,
     LatencyTable,
@@ -28,7 +28,7 @@ DENSE = 10_000_000
 def macs_model(kinds=('mlp_hidden', ), width=16, hidden=32, layers=2):
     arch = dict(embed_dims=width, num_layers=layers, num_heads=2, feedforward_channels=hidden)
     model = KCRVisionTransformer(arch=arch, img_size=16, patch_size=8)
-    space = SearchSpace.of_dense(model, list(kinds))
+    space = SearchSpace(model, list(kinds))
     return MacsModel(model, space.host, space.sites, task_forward(model, SHAPE))
 
 
@@ -100,7 +100,7 @@ def test_what_is_out_of_reach_gives_the_range():
 def test_sites_that_the_table_lacks_are_refused():
     table = table_of(MACS)
     table.classes.pop()
-    with pytest.raises(ValueError, match='of 32 units in the table of latencies, found none: '
+    with pytest.raises(ValueError, match='of 32 units in the table of latencies, found 0 units: '
                        'measure one with `--sites mlp_hidden`'):
         LatencyModel(MACS, table)
     table = table_of(MACS)

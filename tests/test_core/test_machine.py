@@ -46,6 +46,8 @@ def test_a_table_of_a_processor_that_only_looks_the_same_is_refused(other, gpu, 
     with pytest.raises(ValueError) as error:
         load_table(path)
     # what differs is named, what does not is not
-    assert f'({machine.hardware_name()}) in' in str(error.value)
-    assert f'found one of {table.machine["hardware"]}: measure another' in str(error.value)
+    this, other = (dict(hardware=name) for name in (machine.hardware_name(),
+                                                    table.machine['hardware']))
+    assert f'a table about {this} in' in str(error.value)
+    assert f'found {other}: measure another' in str(error.value)
     assert load_table(path, force=True) == table

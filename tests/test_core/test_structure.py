@@ -79,22 +79,28 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize('change, message', [
-    (dict(format_version=2), '`format_version` 1, found 2'),
-    (dict(format_version=None), '`format_version` 1'),
+    (dict(format_version=2), '`format_version` of a structure to be 1, found 2'),
+    (dict(format_version=None), '`format_version` of a structure to be 1'),
     (dict(unknown=1), 'found .*unknown'),
     (dict(orders={}), 'found an order in .*is no longer read: compress the dense checkpoint'),
     (dict(masks={}), 'folded ones in .*are no longer read: take the structure and weights from'),
     (dict(sites={}), 'at least one site'),
     (dict(sites=[1]), '`sites` of a structure to be a dict'),
-    (dict(backbone=dict(arch='base')), 'a backbone `type`'),
+    (dict(backbone=dict(arch='base')), '`backbone` of a structure to be a dict with a `type`'),
     (dict(macs=3), '`macs` of a structure to be a dict'),
-    (dict(format_version=True), '`format_version` 1, found True'),
-    *((dict(macs=dict(GOOD['macs'], **wrong)), '`macs` of a structure with counts as .*found ')
-      for wrong in (dict(dense=1e30), dict(subnet=-1), dict(input_shape=[3, 2**40, 2]),
-                    dict(part='neck'), dict(bakbone=3), dict(backbone=6), dict(dense=True))),
-    (dict(macs=dict(dense=10, subnet=5)), r"`macs` .* as \['dense', 'input_shape', 'subnet'\]"),
-    (dict(params=dict(dense=3, subnet=True)), '`params` of a structure with counts'),
-    (dict(params=dict(dense=3)), r"`params` .* as \['dense', 'subnet'\], or none"),
+    (dict(format_version=True), '`format_version` of a structure to be 1, found True'),
+    *((dict(macs=dict(GOOD['macs'], **{key: wrong})),
+       f'`{key}` of `macs` of a structure to be {words}, found ')
+      for key, wrong, words in (
+          ('dense', 1e30, 'a count'), ('subnet', -1, 'a count'), ('dense', True, 'a count'),
+          ('input_shape', [3, 2**40, 2], 'three sizes of an image'),
+          ('part', 'neck', '`model` or `backbone`'), ('backbone', 6.5, 'a count'))),
+    (dict(macs=dict(GOOD['macs'], bakbone=3)), r"`macs` of a structure with the keys .*'bakbone'"),
+    (dict(macs=dict(dense=10, subnet=5)), r"`macs` .*keys \['dense', 'input_shape', 'subnet'\]"),
+    (dict(macs=dict(GOOD['macs'], backbone=6)), 'within those of its subnet, found '),
+    (dict(params=dict(dense=3, subnet=True)), '`subnet` of `params` of a structure to be a count'),
+    *((dict(params=wrong), r"`params` .*keys \['dense', 'subnet'\]")
+      for wrong in (dict(dense=3), dict(dense=3, subnet=2, part='model'))),
     (dict(sites={'a': dict(total=5 * 10**9, kept=5 * 10**9)}), 'at most in all.*found 5000000000'),
     (dict(sites={f's{n}': dict(total=2**20, kept=2**20) for n in range(9)}),
      '4194304 units at most in all sites of a structure, found 9437184'),
@@ -108,7 +114,7 @@ def test_wrong_keys(change, message):
 @pytest.mark.parametrize('text, message', [
     ('[' * 5000 + ']' * 5000, 'recursion'),
     ('{"format_version": 1' + '0' * 5000 + '}', 'Exceeds the limit'), ('\xff', 'does not parse'),
-    ('[1]', r'found \[\] in'), (None, 'bad.json')])
+    ('{"sites": {"a": 1, "a": 2}}', 'comes twice'), ('[1]', r'found \[\] in'), (None, 'bad.json')])
 def test_files_that_are_no_data(tmp_path, text, message):
     path = tmp_path / 'bad.json'
     if text is not None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lab.kind_coverage import FAMILIES, installed
+from lab.random_subnets import random_units
 from mmkcr.apis import compress, slim
 from mmkcr.core import (
     BytesModel,
@@ -20,7 +21,6 @@ from mmkcr.core import (
     count_params,
     select_units,
 )
-from mmkcr.deploy.latency import random_units
 from mmkcr.engine.build import state_bytes
 from mmkcr.methods.ofb.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.methods.ofb.progressive_pruning import ProgressivePruningHook
@@ -31,7 +31,7 @@ from mmkcr.models import (
     OFBVisionTransformer,
     Searchable,
 )
-from mmkcr.models.costs import cost_model
+from mmkcr.models.counting import cost_model
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, why_not
 from mmkcr.models.tasks import task_forward
@@ -65,7 +65,7 @@ def test_what_every_family_and_kind_has(name):
     for kind in kinds:
         host = copy.deepcopy(family)
         dense = {cost: count(host) for cost, count in COSTS.items()}
-        space = SearchSpace.of_dense(host, [kind])
+        space = SearchSpace(host, [kind])
         models = [cls(host, space.sites) for cls in (ParamsModel, BytesModel)]
         sizes = {name: site.rows * draw.randint(1, site.total // site.rows)
                  for name, site in space.sites.items()}
@@ -82,11 +82,11 @@ def test_operators_in_the_place_of_heads(operator):
     model = DWConvVisionTransformer(
         **VIT, num_registers=1, operator=operator, gates=dict(
             type='mmkcr.RelaxedTopKGate', count=2, blockwise=False))
-    for kept in ([0, 1], [1]):
+    for kept in map(torch.tensor, ([0, 1], [1])):
         subnet = copy.deepcopy(model)
         models = [cls(model, model.search_space.gated_sites()) for cls in (ParamsModel, BytesModel)]
-        structure = subnet.structure_for({name: torch.tensor(kept) for name in model.gates()})
-        subnet.slice_to(structure)
+        structure = subnet.search_space.structure_for(dict.fromkeys(model.gates(), kept))
+        subnet.search_space.slice_to(structure)
         dense = DWConvVisionTransformer(**VIT, num_registers=1)
         for cost in models:
             count = COSTS[cost.name]

@@ -113,8 +113,8 @@ def test_classes_have_names_before_samples_are_read(lazy, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize('labels, kept, error, message', [
-    ([0, 1, 2], 0, ValueError, 'at least 1, found `0`'),
-    ([0, 1, 2], 4, ValueError, 'at most the 3 classes of the data set, found `4`'),
+    ([0, 1, 2], 0, ValueError, 'to be 1 to 3, all classes of the data set, found `0`'),
+    ([0, 1, 2], 4, ValueError, 'to be 1 to 3, all classes of the data set, found `4`'),
     ([[0, 1], [1]], 1, TypeError, r'`\[0, 1\]`')], ids=['none', 'more', 'several'])
 def test_refusals(labels, kept, error, message):
     with pytest.raises(error, match=message):

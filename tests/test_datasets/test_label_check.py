@@ -11,7 +11,7 @@ from mmseg.datasets import MultiImageMixDataset
 from mmseg.registry import TRANSFORMS
 from mmseg.structures import SegDataSample
 
-from mmkcr.datasets.label_check import CheckSegLabels, watch_labels
+from mmkcr.datasets.data_check import CheckSegLabels, watch_labels
 
 
 def packed(*labels):

@@ -11,8 +11,8 @@ from mmseg.structures import SegDataSample
 from torch.utils._pytree import tree_leaves
 
 from mmkcr.deploy.export import export_onnx
-from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.runtimes import PACKAGES
+from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.engine.build import build_model, load_config
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

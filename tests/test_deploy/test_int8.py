@@ -7,8 +7,9 @@ import torch
 from mmpretrain.models import ImageClassifier
 
 from lab.kind_coverage import FAMILIES
+from lab.random_subnets import random_subnet
 from mmkcr.deploy.int8 import QUANTIZERS, deploy_int8, quantize_onnx
-from mmkcr.deploy.latency import random_subnet, searchable
+from mmkcr.deploy.latency_table import searchable
 from mmkcr.deploy.runtimes import open_onnx
 
 SHAPE = (3, 32, 32)

@@ -45,7 +45,8 @@ def test_a_type_of_numbers_that_an_operator_lacks(tmp_path):
               for entry in ('images', 'output')]
     for name, place in (('/model/neck/neck.1/Erf', 'neck.1'), ('/model/Erf', '/model/Erf'),
                         ('Erf_7', 'Erf_7')):
-        nodes = [helper.make_node('Cast', ['images'], ['wide'], to=TensorProto.DOUBLE),
+        nodes = [helper.make_node('Erf', ['images'], ['fine']),  # of a type that it knows
+                 helper.make_node('Cast', ['fine'], ['wide'], to=TensorProto.DOUBLE),
                  helper.make_node('Erf', ['wide'], ['erf'], name=name),
                  helper.make_node('Cast', ['erf'], ['output'], to=TensorProto.FLOAT)]
         graph = helper.make_graph(nodes, 'g', values[:1], values[1:])

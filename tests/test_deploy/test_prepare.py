@@ -9,9 +9,9 @@ from mmpretrain.models.backbones import TNT
 from torch import nn
 
 from lab.kind_coverage import randomise
+from lab.random_subnets import random_subnet
 from mmkcr.apis import slim
 from mmkcr.core.forward import flat_tensors
-from mmkcr.deploy.latency import random_subnet
 from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, prepare
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
@@ -35,7 +35,7 @@ def subnet(cls, kwargs, kinds, target='80%'):
     """A random subnet whose norms and weights are not those of initialisation."""
     torch.manual_seed(0)
     model = cls(**kwargs)
-    SearchSpace.of_dense(model, kinds)
+    SearchSpace(model, kinds)
     for parameter in model.parameters():
         parameter.data.normal_(0.1, 0.3)
     model, _ = random_subnet(model, target, SHAPE, divisor=1)

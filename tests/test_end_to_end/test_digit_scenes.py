@@ -14,8 +14,7 @@ from lab.pipeline import Start, deployed
 from lab.scenes_job import EXPECTED, TASKS, ScenesOptions, ScenesPipeline
 from mmkcr.apis import count_macs
 from mmkcr.core import Structure, count_params
-from mmkcr.engine.build import load_config, load_weights
-from mmkcr.engine.expected import check_expected
+from mmkcr.engine.build import check_expected, load_config, load_weights
 
 REPO = Path(__file__).parents[2]
 SHAPE = (3, 128, 128)

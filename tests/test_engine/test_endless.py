@@ -11,7 +11,7 @@ from mmdet.datasets.samplers import AspectRatioBatchSampler
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from torch.utils.data import BatchSampler, DataLoader
 
-from mmkcr.engine.resume.batches import EndlessBatches, PairedBatches, make_reproducible
+from mmkcr.engine.resume.batches import EndlessBatches, make_reproducible
 
 SAMPLERS = dict(infinite=InfiniteSampler, epochs=DefaultSampler)
 BATCH_SAMPLERS = dict(slices=BatchSampler, shapes=AspectRatioBatchSampler)
@@ -51,7 +51,7 @@ def test_goes_on_where_it_was(sampler, batch_sampler, skipped, size):
     whole, later = (stream(size, sampler, batch_sampler) for _ in range(2))
     expected = list(itertools.islice(whole, skipped + 7))[skipped:]
     later.skip_iter(skipped)
-    assert later.loader.dataset.loaded == 0
+    assert later.loaders[0].dataset.loaded == 0
     assert list(itertools.islice(later, 7)) == expected
 
 
@@ -80,8 +80,8 @@ def test_every_pass_has_an_order_of_its_own():
 
 def test_pairs_advance_together():
     def pairs():
-        return PairedBatches(stream(7, 'infinite', 'slices').loader,
-                             stream(4, 'epochs', 'slices', stream='other').loader)
+        return EndlessBatches(*stream(7, 'infinite', 'slices').loaders,
+                              *stream(4, 'epochs', 'slices', stream='other').loaders)
 
     expected = list(itertools.islice(pairs(), 14))
     later = pairs()
@@ -95,4 +95,4 @@ def test_a_long_way_takes_seconds():
     began = time.process_time()
     later.skip_iter(16000)
     assert time.process_time() - began < 3  # 0.3 s: 3 s for 160000
-    assert later.loader.dataset.loaded == 0
+    assert later.loaders[0].dataset.loaded == 0

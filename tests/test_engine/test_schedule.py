@@ -3,7 +3,7 @@
 import pytest
 from mmengine.config import Config
 
-from mmkcr.apis.finetune import write_finetune_config
+from mmkcr.apis.slim_files import write_finetune_config
 from mmkcr.core import Structure
 from mmkcr.engine.build import load_config
 from mmkcr.engine.schedule import scale_rates, stretch_schedule

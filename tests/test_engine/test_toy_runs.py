@@ -109,12 +109,13 @@ def test_workers_of_a_validation_outlive_a_signal_too(where, runner_of, tmp_path
             loader._iterator._shutdown_workers()
 
 
-def test_best_weights_are_no_state_to_resume_from(runner_of, tmp_path):
+@pytest.mark.parametrize('gone', [('optimizer', ), ('optimizer', 'meta')])
+def test_best_weights_are_no_state_to_resume_from(gone, runner_of, tmp_path):
     """MMEngine would begin optimizer and schedules anew without a word."""
     runner, _ = runner_of(1)
     runner.train()
     state = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)
-    torch.save({key: value for key, value in state.items() if key != 'optimizer'},
+    torch.save({key: value for key, value in state.items() if key not in gone},
                tmp_path / 'best.pth')
     again, _ = runner_of(2, resume=True, load_from=str(tmp_path / 'best.pth'),
                          hooks=[dict(type='mmkcr.CheckpointGuardHook')])

@@ -98,6 +98,6 @@ def test_dense_by_an_option(digits_root, tmp_path):
     config.work_dir, config.experiment_name = str(tmp_path / 'run'), 'dense'
     runner = CompressionRunner.from_cfg(config)
     assert type(runner) is Runner and type(runner.model).__name__ == 'ImageClassifier'
-    assert runner.model.backbone.structure is None
+    assert runner.model.backbone.search_space.structure is None
     runner.train()
     assert validated(config.work_dir)['n'] == VALIDATED

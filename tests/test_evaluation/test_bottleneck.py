@@ -10,9 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
-from mmkcr.methods.dcs import bottleneck
-from mmkcr.methods.dcs.bottleneck import information_statistics, refresh_bottleneck
-from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
+from mmkcr.methods.dcs import information_bottleneck as bottleneck
+from mmkcr.methods.dcs.information_bottleneck import (
+    InformationBottleneckLoss,
+    information_statistics,
+    refresh_bottleneck,
+)
 from mmkcr.registry import MODELS
 
 

@@ -6,7 +6,7 @@ from mmengine.registry import DefaultScope
 from mmpretrain.structures import DataSample
 
 from lab.kernel_analysis import classification_scores
-from mmkcr.methods.dcs.masks import MaskWatch, find_masks, masks_held_open
+from mmkcr.methods.dcs.qk_mask import MaskWatch, find_masks, masks_held_open
 from mmkcr.registry import MODELS
 
 MOBILE = dict(

@@ -169,7 +169,6 @@ def test_truncation_rank(n, d, ratio, rank):
 
 def test_bad_input_is_one_sentence():
     for message, function, *arguments in (
-            ('rank from 1 to the feature width `4`, found `5`', leading_basis, torch.eye(4), 5),
             (r'rank ratio in \(0, 1\], found `1.5`', truncation_rank, 10, 10, 1.5),
             (r'shape \(B, 3\), found `\(2, 4\)`', MomentAccumulator(3).add, torch.zeros(2, 4)),
             ('at least one sample, found `0`', MomentAccumulator(3).moment),

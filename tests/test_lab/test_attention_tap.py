@@ -9,6 +9,7 @@ from torch import nn
 from lab.attention_tap import AttentionTap
 from mmkcr.models import DCSEfficientViT, DCSMobileViT
 from mmkcr.models.searchable import Searchable
+from mmkcr.models.sites import QKMaskSite
 
 VIT = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 MOBILE = [['mobilenetv2', 8, 2, 1, 2], ['mobilevit', 12, 1, 16, 32, 2, 2]]
@@ -109,7 +110,7 @@ def test_masked_channels_do_not_enter_the_product():
     torch.manual_seed(0)
     model = MODELS['dcs_mobilevit']()
     model.eval()
-    for mask in model.masks().values():
+    for mask in QKMaskSite.masks(model).values():
         mask.weight.data.zero_()
         mask.bias.data.fill_(-1.)
         mask.bias.data[::4] = 1.  # one open channel of the four of a head

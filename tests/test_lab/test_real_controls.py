@@ -10,7 +10,7 @@ from lab.real_controls import METHODS, SAME_SIZES, control
 from lab.saliency import tokens
 from lab.torch_pruning import IMPORTANCES, PRUNED, torch_pruning_structure
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.closed_form.compression import refit_structure
 from mmkcr.models.counting import count_macs
 
 SHAPE = (3, 32, 32)

@@ -14,12 +14,13 @@ from torch import nn
 
 from benchmarks.refit import moments_of
 from mmkcr.closed_form.calibration import (
+    ReaderMoments,
     WeightChange,
     _projection,
-    collect,
     flat_tensors,
     output_changes,
     output_scales,
+    passes,
 )
 from mmkcr.closed_form.readers import Rows, input_rows, output_energy, output_rows, pick
 from mmkcr.closed_form.replay import ResumableForward, added_last
@@ -29,6 +30,14 @@ IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)).d
 
 def forward(model, images):
     return model(images)
+
+
+def collect(model, batches, layers, **options):
+    """Moments of layers' inputs and of the gradients of their outputs, by name."""
+    moments = {name: ReaderMoments(layer, name, Rows(), True) for name, layer in layers.items()}
+    hooks = [(layers[name], one.hook) for name, one in moments.items()]
+    assert [*passes(model, batches, forward, hooks, False, **options)]
+    return moments
 
 
 def vit():
@@ -94,7 +103,7 @@ def test_activation_checkpointing_changes_nothing(reentrant, monkeypatch):
         changes = {name: [WeightChange(layer, torch.zeros(layer.in_features).double(),
                                        layer.weight.detach()[None])]
                    for name, layer in layers.items()}
-        found = collect(model, [IMAGES], forward, layers, logits=False)
+        found = collect(model, [IMAGES], layers)
         measured.append({name: (
             torch.tensor([moments.positions, moments.inputs.count, moments.gradients.count]),
             moments.inputs.mean, moments.gradients.mean, moments.inputs.covariance, losses)
@@ -122,8 +131,7 @@ def test_sensitivities_of_maps_in_half_precision():
     model, energies = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 64, 1)), []
     nn.init.normal_(model[1].weight)
     for dtype in (torch.float32, torch.float16):
-        found = collect(model.to(dtype), [10 * IMAGES.to(dtype)], forward, dict(last=model[1]),
-                        logits=False)
+        found = collect(model.to(dtype), [10 * IMAGES.to(dtype)], dict(last=model[1]))
         energies.append(found['last'].gradients.second_moment.trace())
     torch.testing.assert_close(*energies, rtol=0.05, atol=0)
 
@@ -168,7 +176,7 @@ def test_some_images_are_run_backward_and_all_forward():
     batches = list(IMAGES.split(2))
 
     def found(batches, **backward):
-        return collect(model, batches, forward, layers, logits=False, scales=[1.], **backward)['fc']
+        return collect(model, batches, layers, scales=[1.], **backward)['fc']
 
     every, first, some = found(batches), found(batches[:2]), found(batches, backward=4)
     assert torch.equal(some.inputs.covariance, every.inputs.covariance)

@@ -1,17 +1,15 @@
 """Bases of heads: the network stays what it is, and the first channels of a head are the best."""
 
-from contextlib import ExitStack
-
 import pytest
 import timm
 import torch
 from mmpretrain.models import SwinTransformer, VisionTransformer
 from torch import nn
 
-from mmkcr.closed_form.calibration import collect
-from mmkcr.closed_form.head_rotation import NarrowHeads, head_parts, width_order
+from mmkcr.closed_form.calibration import passes
+from mmkcr.closed_form.heads import NarrowHeads, RotaryHeads, head_parts, width_order
 from mmkcr.closed_form.options import CompressOptions
-from mmkcr.closed_form.rotary import RotaryHeads
+from mmkcr.closed_form.readers import Rows
 from mmkcr.functional.attention_refit import logit_bases, value_bases
 from mmkcr.models.search_space import SearchSpace
 
@@ -71,6 +69,12 @@ def hugging_face_vit():
         image_size=32, patch_size=8))
 
 
+def observe(model, heads, forward):
+    """One pass, without gradients."""
+    observers = [observer for one in heads for observer in one.observers(Rows())]
+    assert [*passes(model, [IMAGES], forward, observers, False, backward=0)]
+
+
 @pytest.mark.parametrize('build', [vit, swin, timm_vit, hugging_face_vit])
 def test_a_rotated_network_is_the_network(build):
     """Projections in one layer or three, with windows and tables of positions or without."""
@@ -85,18 +89,16 @@ def test_a_rotated_network_is_the_network(build):
         out = network(images)
         return tuple(out.values()) if isinstance(out, dict) else out
 
-    space = SearchSpace.of_dense(model, ['head_channels'])
-    layers = {path: layer for site in space.sites.values()
-              for path, layer in NarrowHeads(site, None).projections().items()}
+    space = SearchSpace(model, ['head_channels'])
+    heads = [NarrowHeads(site, CompressOptions(rho=1e-3)) for site in space.sites.values()]
     with torch.no_grad():
         before = forward(model, IMAGES)
-        found = collect(model, [IMAGES], forward, layers)
+        observe(model, heads, forward)
         changed = 0
-        for site in space.sites.values():
-            old = {path: layer.weight.clone()
-                   for path, layer in NarrowHeads(site, None).projections().items()}
-            order, errors, _ = NarrowHeads(site, CompressOptions(rho=1e-3)).rotate(
-                {path: found[path].inputs for path in old})
+        for one in heads:
+            site = one.site
+            old = {path: site.module(path).weight.clone() for path in one.layers()}
+            order, errors, _ = one.rotate()
             changed += all(not torch.equal(old[path], site.module(path).weight) for path in old)
             assert errors[0] == 1 and errors[-1] == 0
             assert (errors.diff() <= 0).all()
@@ -120,28 +122,21 @@ def test_values_that_no_position_touches_are_rotated(name):
         nn.init.normal_(parameter, std=0.2)
     model.eval()
     before = model(IMAGES).detach()
-    space = SearchSpace.of_dense(model, ['head_channels'])
+    space = SearchSpace(model, ['head_channels'])
     heads = [RotaryHeads(site, CompressOptions(rows=10**6)) for site in space.sites.values()]
-    layers = {path: layer for one in heads for path, layer in one.projections().items()}
     with torch.no_grad():
         torch.testing.assert_close(model(IMAGES), before)  # opened
-        with ExitStack() as stack:
-            for one in heads:
-                stack.enter_context(one.observing())
-            found = collect(model, [IMAGES], lambda network, images: network(images), layers)
+        observe(model, heads, lambda network, images: network(images))
         for one in heads:
             site = one.site
-            order, errors, _ = one.rotate({path: found[path].inputs for path in layers})
+            order, errors, _ = one.rotate()
             assert errors[0] == 1 and (errors.diff() <= 0).all()
             assert sorted(order.tolist()) == list(range(site.total))
             # what turns are is lengths that stay
             part = head_parts(site)[0]
-            rows = found[part.path].inputs
-            weight = site.module(part.path).weight[part.rows]
-            mean = weight @ rows.mean
-            if part.bias:
-                mean = mean + site.host.get_parameter(part.bias)
-            lengths = (weight @ rows.covariance * weight).sum(1) + mean.square()
+            rows = one.moments[part.path].inputs
+            mean = part.weight @ rows.mean + (0 if part.bias is None else part.bias)
+            lengths = (part.weight @ rows.covariance * part.weight).sum(1) + mean.square()
             torch.testing.assert_close(
                 one.turned[0].second_moment.diagonal(dim1=1, dim2=2).sum(1),
                 lengths.view(4, -1).sum(1))
@@ -154,4 +149,4 @@ def test_a_bias_beside_the_projections_is_refused():
     model = BEiTViT(arch=dict(embed_dims=32, num_layers=1, num_heads=4, feedforward_channels=64),
                     img_size=32, patch_size=8, layer_cfgs=dict(bias='qv_bias'))
     with pytest.raises(ValueError, match='not called as modules'):
-        SearchSpace.of_dense(model, ['head_channels'])
+        SearchSpace(model, ['head_channels'])

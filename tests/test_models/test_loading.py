@@ -72,7 +72,7 @@ def test_initial_weights_that_are_no_numbers(trained, tmp_path):
     wrong = {**state, key: state[key].clone()}
     wrong[key][0, 0] = float('inf')
     torch.save(dict(state_dict=wrong), tmp_path / 'wrong.pth')
-    with pytest.raises(ValueError, match='finite weights in .*wrong.pth.*found 1 of .*1.ffn'):
+    with pytest.raises(ValueError, match='finite weights in .*wrong.pth.*found .* in `.*1.ffn'):
         start(str(tmp_path / 'wrong.pth'), structure=structure)
 
 
@@ -151,9 +151,8 @@ def test_a_model_for_test_time_augmentation_on_several_devices():
 
 def test_other_initialisers_stay():
     truncated = dict(type='TruncNormal', layer='Linear', std=.02)
-    pretrained = dict(type='Pretrained', checkpoint='x', prefix='b')
-    assert split_pretrained([truncated, pretrained]) == (dict(checkpoint='x', prefix='b'),
-                                                         [truncated])
+    given = dict(checkpoint='x', prefix='b')
+    assert split_pretrained([truncated, dict(given, type='Pretrained')]) == (given, [truncated])
     assert split_pretrained(None) == (None, [])
     assert split_pretrained(truncated) == (None, [truncated])
 
@@ -175,7 +174,7 @@ def test_buffers_that_the_host_takes_out_of_a_checkpoint_are_not_missed():
     load_task(model, state, 'swin.pth')
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
-    with pytest.raises(ValueError, match='found none of its entry `head.fc.bias`'):
+    with pytest.raises(ValueError, match=r'found 1 missing \(head.fc.bias\)'):
         load_task(model, {key: value for key, value in state.items() if key != 'head.fc.bias'}, 'x')
 
 
@@ -188,8 +187,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_it_has():
 
     model = build()
     bare = {name.removeprefix('backbone.'): value for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r'none of its entry `backbone.cls_token` and of 17 others'
-                       ', but `cls_token` and 17 others$'):
+    with pytest.raises(ValueError, match=r'18 missing \(backbone.cls.*18 unexpected \(cls_token'):
         load_task(model, bare, 'bare.pth')
     # mmpretrain's own check of the position table is an assertion
     small = build()

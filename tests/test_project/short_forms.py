@@ -152,7 +152,6 @@ SHORT = (
     Short(r'SEARCH_CONFIG', SEARCH, _OWN),
     Short(r'--slim SLIM_CONFIG', f'--slim {DEPLOY}', _OWN),
     Short(r'DENSE_CONFIG SLIM_CONFIG', f'{DENSE} {DEPLOY}', _OWN),
-    Short(r'configs/ofb/search/CONFIG --target-macs TARGET', f'{OFB} --target-macs 60%', _OWN),
     Short(r'DCS\.py dcs\.pth --structures structure\.json',
           f'{DCS.format("deploy", "")} CHECKPOINT '
           '--structures work_dirs/dcs-search_efficientvit-mini_1xb64_digits/slim/structure.json',
@@ -249,7 +248,6 @@ SHORT = (
     Short(r'(gpu\.py) --short', r'\1 --short --tables refit block', _MINUTES),
     Short(r'(gpu\.py) (--tables inference)', r'\1 --short \2', 'needs a GPU'),
     Short(r'(attention_block\.py .*)', r'\1 --grid 6', _MINUTES),
-    Short(r'(refit\.py) --compare 384', r'\1 --compare 32', _MINUTES),
     Short(r'(refit\.py --threads.*)', r'\1 --widths 96 --tokens 500', _MINUTES),
     Short(r'(refit\.py) --widths 384 768', r'\1 --widths 96 192 --tokens 500', _MINUTES),
     Short(r'(user_paths\.py --images \S+).*', r'\1 --count 4 --only mmseg', _MINUTES),

@@ -79,6 +79,7 @@ WRITES = {
     'benchmarks/gpu': '--out work_dirs/benchmarks/gpu */rows.jsonl */tables.md */*.csv',
     'benchmarks/latency': '--out work_dirs/benchmarks latency_*.csv',
     'benchmarks/memory': '--out',
+    'benchmarks/random_subnet': '--out',
     'benchmarks/real_network': '--out real',
     'benchmarks/latency_table': '--out',
     'benchmarks/refit': '--out work_dirs/benchmarks/refit.json',

@@ -214,7 +214,7 @@ def test_transformers_block_runs(tmp_path, monkeypatch):
 
 def test_families_of_the_refusal_are_in_the_table():
     """They are named to whoever compresses a backbone without an adapter."""
-    from mmkcr.closed_form.kinds import FAMILIES, HF_FAMILIES
+    from mmkcr.closed_form.options import FAMILIES, HF_FAMILIES
     table = (ROOT / 'docs/coverage.md').read_text()
     for name in FAMILIES:
         row = rf'^\| (timm )?{name}[ (][^|]*\|.*✓'

@@ -50,7 +50,7 @@ sys.modules.update(dict.fromkeys({hosts}))  # importing one fails
 {network}
 from mmkcr import compress
 from mmkcr.closed_form.distil import distil
-from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.closed_form.compression import refit_structure
 images, shape = torch.rand(4, 3, 32, 32), (3, 32, 32)
 structure = compress(model, images, '80%', ['mlp_hidden'], shape).structure
 small = refit_structure(model, structure, images, shape).model

@@ -95,21 +95,20 @@ def test_mistakes_of_the_step_times(refused, config, args, message):
     assert message in refused(SPEED, config, *args)
 
 
-@pytest.mark.parametrize('backbone', [
-    dict(type='os.mkdir', path='trap'),
-    dict(type='mmkcr.Searchable', sites=['heads'], backbone=dict(type='os.mkdir', path='trap'))])
-def test_a_structure_runs_no_code(refused, backbone, tmp_path):
-    """What is built from the file alone is a registered class."""
-    Structure.load(dict(format_version=1, backbone=backbone, sites=dict(
+def test_a_structure_runs_no_code(refused, config, tmp_path):
+    """What is built is the config's network."""
+    Structure.load(dict(format_version=1, backbone=dict(type='os.mkdir', path='trap'), sites=dict(
         a=dict(total=2, kept=[1])))).save(tmp_path / 'trap.json')
-    line = refused(TOOL, '--structure', tmp_path / 'trap.json')
-    assert 'expected registered types in' in line and '`os.mkdir`' in line
+    assert 'found none' in refused(TOOL, '--structure', tmp_path / 'trap.json')
+    line = refused(TOOL, config, '--structure', tmp_path / 'trap.json')
+    assert 'expected the 3 sites of the backbone in the structure' in line
     assert not list(tmp_path.rglob('trap'))
 
 
-def test_a_structure_whose_arguments_were_altered(refused, config, tmp_path):
-    structure = slim(build_model(load_config(config)), 0.6, 1, (3, 16, 16))[1].to_dict()
-    structure['backbone']['arch']['feedforward_channels'] = 48
-    (tmp_path / 's.json').write_text(json.dumps(structure))
-    line = refused(TOOL, '--structure', tmp_path / 's.json')
+def test_a_structure_of_other_arguments(refused, config, tmp_path):
+    structure = slim(build_model(load_config(config)), 0.6, 1, (3, 16, 16))[1]
+    structure.save(tmp_path / 's.json')
+    options = CONFIG.replace('feedforward_channels=32', 'feedforward_channels=48')
+    config.write_text(options)
+    line = refused(TOOL, config, '--structure', tmp_path / 's.json')
     assert 'expected 48 units at site' in line and 'found a structure for 32' in line

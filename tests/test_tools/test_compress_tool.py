@@ -21,7 +21,7 @@ from PIL import Image
 
 from long_form import few
 from mmkcr.apis import count_macs
-from mmkcr.apis.finetune import without_initial_weights
+from mmkcr.apis.slim_files import without_initial_weights
 from mmkcr.closed_form import images as calibration_module
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure
@@ -230,18 +230,14 @@ def test_files_in_int8_are_evaluated_too(checkpoint, compress, run_tool, data, t
 def test_files_that_take_other_images_do_not_cost_the_report(compress, load_tool, monkeypatch):
     """Files in int8 have one size, and mmdet's and mmseg's test images have several."""
     tool = load_tool('compress')
-    files = tool.compress_files
-
-    def with_file(*args, **kwargs):
-        found = files(*args, **{**kwargs, 'int8': None})
-        return found._replace(deployed=[DeployedFile('dense', Path('dense.onnx'), 1, 1., 0., None)])
+    files = [DeployedFile('dense', Path('dense.onnx'), 1, 1., 0., None)]
 
     def refusing(config, checkpoint, work_dir, onnx=None, runtime='onnxruntime'):
         if onnx is not None:
             raise ValueError('expected images that `dense.onnx` takes')
         return {'accuracy/top1': 50.}
 
-    for name, value in dict(compress_files=with_file, evaluate=refusing,
+    for name, value in dict(int8_files=lambda *_: files, evaluate=refusing,
                             require_quantizer=lambda _: None).items():
         monkeypatch.setattr(tool, name, value)
     printed = compress('--target-macs', '60%', '--evaluate', '--int8', 'onnxruntime')
@@ -416,7 +412,6 @@ def test_images_that_cannot_be_used(what, message, checkpoint, refused, tmp_path
      'expected the data of `train_dataloader` in the folder `nowhere`'),
     # what is kept is given
     ('', ['--structure', '{folder}/s.json', '--divisor', '4'], 'expected `--divisor` with a'),
-    ('', ['--target-macs', '60%', '--finetune-rate', '0.3'], 'expected `--finetune` with `--fine'),
     ('', ['--target-macs', '60%', '--force-table'], 'expected `--target-latency` with `--force'),
 ])
 def test_what_cannot_follow_is_refused_first(refused, tmp_path, lines, options, message):
@@ -453,7 +448,7 @@ def test_fine_tuned_with_the_dense_network_as_teacher(checkpoint, tuned):
 
 
 BLOCK = 'mmkcr.closed_form.progress:CompressProgress.save_block'
-POINTER = 'mmkcr.engine.resume.atomic_checkpoint:point_to'
+POINTER = 'mmkcr.engine.resume.checkpoints:point_to'
 
 
 def killed(place, count, *words):
@@ -524,6 +519,16 @@ def test_killed_while_it_writes(call, run_tool, tmp_path):
     run_tool('compress', *call('--target-macs', '50%', out=out))
     assert not list(out.rglob('.part-*'))
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES
+
+
+def test_killed_behind_its_distillation(call, run_tool, tmp_path):
+    """That is not done again, and a later one begins with what this one wrote."""
+    words = call('--target-macs', '60%', '--distil', '1', '--evaluate', out=tmp_path / 'slim')
+    killed('mmengine.runner:Runner.test', 1, *words)
+    before = (tmp_path / 'slim/distil/iter_1.pth').stat().st_mtime_ns
+    run_tool('compress', *words)
+    assert (tmp_path / 'slim/distil/iter_1.pth').stat().st_mtime_ns == before
+    assert not (tmp_path / 'slim/distil/last_checkpoint').exists()
 
 
 def test_killed_in_the_refit_and_evaluation_of_a_structure(call, compress, run_tool, tmp_path,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkcr.apis import inferencer
-from mmkcr.core.words import did_you_mean
+from mmkcr.core.checks import did_you_mean
 from mmkcr.engine.build import trained_weights
 from mmkcr.models.sites.base import KINDS
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mmkcr.apis import count_macs
+from mmkcr.apis import count_macs, macs_report
 from mmkcr.core import count_params
 from mmkcr.engine.build import build_model, load_config
 
@@ -42,15 +42,14 @@ def test_supernet_dense_and_subnet(run_tool, search_config, slim):
 def test_detectors_and_segmentors_with_their_heads(run_tool, config, shape, options):
     if config.startswith('mmdet'):
         pytest.importorskip('mmcv.ops')
-    found = json.loads(run_tool(TOOL, config, '--shape', *shape, '--json', '--by-module', 4,
-                                *options))
+    found = json.loads(run_tool(TOOL, config, '--shape', *shape, '--json', *options))
     model = build_model(load_config(config))
     assert found['params'] == count_params(model)
-    parts = {name: v['macs'] for name, v in found['modules'].items() if '.' not in name}
-    assert len(parts) >= 3 and sum(parts.values()) == found['macs']
-    assert all(macs > 0 for name, macs in parts.items() if 'auxiliary' not in name)
+    parts = found['parts']
+    assert len(parts) >= (2 if config.startswith('mmseg') else 3)  # no auxiliary heads
+    assert sum(parts.values()) == found['macs'] and all(macs > 0 for macs in parts.values())
     closed = model.backbone.layer4[0].conv2.weight.numel() * (shape[0] // 32) * (shape[1] // 32)
-    assert found['modules']['backbone.layer4.0.conv2']['macs'] == closed
+    assert macs_report(model, (3, *shape)).modules['backbone.layer4.0.conv2'] == closed
     if options:  # a two-stage head runs on what seeded weights propose
         again = json.loads(run_tool(TOOL, config, '--shape', *shape, '--json', *options))
         assert again['macs'] == found['macs']
@@ -59,16 +58,14 @@ def test_detectors_and_segmentors_with_their_heads(run_tool, config, shape, opti
 def test_tables(run_tool, search_config):
     model = build_model(load_config(search_config))
     macs = count_macs(model, (3, 64, 32))
-    printed = run_tool(TOOL, search_config, '--shape', 64, 32, '--by-module', 3)
+    printed = run_tool(TOOL, search_config, '--shape', 64, 32)
     assert f'64 x 32: {macs / 1e9:.4g} G MACs, {count_params(model) / 1e6:.4g} M' in printed
     rows = {line.split('│')[1].strip(): line.split('│')[3].strip()
-            for line in printed.splitlines() if line.count('│') == 5}
-    # a list of layers has no forward of its own: it shows the sum of its parts
-    assert rows['architecture'] == '100.0%'
+            for line in printed.splitlines() if line.count('│') == 4}
     # parts are those of the network that is searched
     parts = json.loads(run_tool(TOOL, search_config, '--json'))['parts']
     assert set(parts) == {'backbone', 'head'}
-    assert float(rows['architecture.backbone.layers'][:-1]) > 70
+    assert float(rows['backbone'][:-1]) > 70
 
 
 def test_refusals(refused, write_config, search_config):
@@ -77,6 +74,5 @@ def test_refusals(refused, write_config, search_config):
         (('mmpretrain::no/such.py', ), 'found `mmpretrain::no/such.py`'),
         (('nolib::no/such.py', ), 'found `nolib::no/such.py`'),
         ((data, ), 'expected a config with a `model`'),
-        ((search_config, '--by-module', '0'), '`--by-module` of at least 1, found 0'),
     ]:
         assert message in refused(TOOL, *args), message

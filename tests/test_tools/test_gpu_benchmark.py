@@ -39,7 +39,7 @@ def test_rows_without_failures(measure):
     assert float(row['ratio']) > 0 and 0.5 < float(row['macs_ratio']) <= 0.6 and not row['error']
     assert {(row['mode'], row['dtype']) for row in rows_of(folder, 'block')} >= {
         ('mhsa', 'fp32'), ('mhsa', 'bf16'), ('dwconv', 'fp32'), ('dwconv', 'bf16')}
-    assert float(rows_of(folder, 'refit')[0]['backward']) > 0
+    assert float(rows_of(folder, 'refit')[0]['order']) > 0
     tables = (folder / 'tables.md').read_text()
     assert all(f'## {name}' in tables for name in ('inference', 'block', 'refit'))
     assert tables.startswith('# cpu ') and 'torch' in folder.name

@@ -8,7 +8,7 @@ import torch
 
 from lab.kernel_analysis import classification_scores, split_loader
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.methods.dcs.bottleneck import information_statistics
+from mmkcr.methods.dcs.information_bottleneck import information_statistics
 
 
 @pytest.fixture(scope='module')

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from long_form import few
-from mmkcr.cli.init_config import METHODS
+from mmkcr.cli.init import METHODS
 from mmkcr.cli.launch import refuse_gates_without_search
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.methods.search.search_model import SearchModel

@@ -91,9 +91,9 @@ def edited(structure, operator):
 def test_dense_weights_for_a_learned_selection(run_tool, dense, tmp_path, monkeypatch):
     """Two-stage DSP: the structure is that of the file, and no image is read."""
     model = build_model(load_config(CONFIG))
-    sites = list(model.backbone.sites())
+    sites = list(model.backbone.search_space.sites)
     kept = {site: torch.arange(0 if site in sites[1:3] else 4) for site in sites}
-    learned = model.backbone.structure_for(kept)
+    learned = model.backbone.search_space.structure_for(kept)
     # a search of ensembles is slimmed to folded ones; what is trained again is not folded
     learned = edited(learned, 'ensembled-dwconv-folded')
     learned.save(tmp_path / 'learned.json')

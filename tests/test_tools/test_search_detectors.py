@@ -12,7 +12,7 @@ from lab.digit_scenes import write_scenes
 from lab.digit_sources import source_digits
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.tasks import find_backbone
+from mmkcr.models.tasks import search_space
 
 REPO = Path(__file__).parents[2]
 SEARCHES = dict(dcs='configs/dcs/detection/dcs-ssdlite_mobilevit-mini_search_1xb8_digit-scenes.py',
@@ -62,6 +62,6 @@ def test_search_slim_and_train(method, run_tool, few):
     run_tool('train', retrain, '--cfg-options', *given)
     model = build_model(load_config(retrain, dict(option.split('=') for option in given
                                                   if not option.endswith('None'))))
-    assert find_backbone(model).structure.sites == structure.sites
+    assert search_space(model).structure.sites == structure.sites
     trained = torch.load('work_dirs/retrain/epoch_1.pth', weights_only=False)['state_dict']
     model.load_state_dict(trained, strict=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkcr.methods.search.start import load_scores
+from mmkcr.methods.search.search_model import load_scores
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmkcr.engine.build import build_model
-from mmkcr.engine.resume.atomic_checkpoint import AtomicLocalBackend
+from mmkcr.engine.resume.checkpoints import AtomicLocalBackend
 from mmkcr.methods.search.price import MacsPrice
 
 EVERY = """

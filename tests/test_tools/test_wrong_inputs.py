@@ -26,8 +26,8 @@ SECONDS = 20  # of computing, whatever else the machine does
 #: Calls by command, | between two; words in braces are files that are there, or places to write.
 ROWS = {
     'analysis_tools/attention': '{dense} {weights} --out {out}',
-    'analysis_tools/bimask_search': '--structure {structure} --out {out} | {search} {gates} '
-                                    '--out {out}',
+    'analysis_tools/bimask_search': '{search} --structure {structure} --out {out} | '
+                                    '{search} {gates} --out {out}',
     'analysis_tools/channel_masks': '{search} {gates} --out {out} | --structure {structure} '
                                     '--out {out}',
     'analysis_tools/get_flops': '{dense}',
@@ -41,7 +41,8 @@ ROWS = {
     'benchmarks/digit_scenes': '--backbone {weights} --data-root {data} --work-dir {out}',
     'benchmarks/full_size': '{dense}',
     'benchmarks/gpu': '--short --tables refit --out {out}',
-    'benchmarks/latency': '{dense} {weights} --out {out}',
+    'benchmarks/latency': '{dense} {dense} --out {out}',
+    'benchmarks/random_subnet': '{dense} --target-macs 80% --out {file}',
     'benchmarks/latency_table': '{dense} --out {file}',
     'benchmarks/memory': '',
     'benchmarks/real_network': '{images} {images} --out {out}',
@@ -104,7 +105,7 @@ OPTIONS = {
     '--sites': ['nothing'], '--target-macs': ['abc', '0', '-5', '5%x', '0.8Q'],
     '--threads': ['0', '-1', '1000000000'], '--warmup': ['-1'], '--no-such-option': [''],
     '--cfg-options': ['novalue'], '--budgets': ['0', '2', 'nan'], '--calibration': ['no/such'],
-    '--compare': ['1'], '--factor': ['0', 'nan'], '--fraction': ['0', '2', 'nan'],
+    '--factor': ['0', 'nan'], '--fraction': ['0', '2', 'nan'],
     '--groups': ['0'], '--grid': ['0'], '--head': ['-1', '99'], '--image': ['0'],
     '--keep': ['0', '2', 'nan'], '--landmarks': ['0', '99999'], '--layer': ['99', 'nothing'],
     '--log': ['no/such.json'], '--metric': ['nothing'], '--pairs': ['-1'],
@@ -140,7 +141,7 @@ MORE = {
     'model_zoo/model_counts': ['--check --only no-such-model'],
     'model_zoo/structures': ['--check --only no-such-structure'],
     'zoo': ['no-such-model'],
-    'benchmarks/latency': ['{weights}', '{dense}', '{empty} --target-macs 50%'],
+    'benchmarks/latency': ['{weights}', '{dense}', '{dense} {weights}', '{empty}'],
 }
 TOOLS = sorted(str(path.relative_to(REPO / 'tools').with_suffix(''))
                for path in (REPO / 'tools').rglob('*.py') if not {'lab', 'trained'} & {*path.parts})

@@ -6,7 +6,8 @@ and step time, with the ratio to the ideal.
 
 Examples:
     python tools/analysis_tools/bimask_search.py CONFIG work_dirs/search/epoch_*.pth
-    python tools/analysis_tools/bimask_search.py --structure work_dirs/search/slim/structure.json
+    python tools/analysis_tools/bimask_search.py CONFIG \\
+        --structure work_dirs/search/slim/structure.json
     python tools/analysis_tools/bimask_search.py --log work_dirs/search/*/vis_data/scalars.json
 """
 
@@ -24,8 +25,6 @@ from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.tasks import search_space
-from mmkcr.registry import MODELS
-from mmkcr.safe_load import check_types
 from mmkcr.visualization import format_table
 
 
@@ -63,14 +62,11 @@ def read_masks(config: str, checkpoints: Sequence[str]) -> dict[str, list]:
     return masks
 
 
-def show_structure(path: str, figure: Path) -> None:
+def show_structure(config: str, path: str, figure: Path) -> None:
     """Print and plot the widths of a structure."""
-    structure = Structure.load(path)
-    check_types(structure.backbone, path)
-    space = search_space(MODELS.build(dict(structure.backbone)))
-    sites = space.sites
+    structure, space = Structure.load(path), search_space(build_model(load_config(config)))
     structure.validate(space.totals())
-    groups = {name: site.groups for name, site in sites.items()}
+    groups = {name: site.groups for name, site in space.sites.items()}
     heads = head_widths(structure, groups)
     rows = [(name, f'{len(site.kept)} / {site.total}',
              ' '.join(map(str, heads[name])) if name in heads else '-')
@@ -95,13 +91,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read, plot and say where."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
-    if not (args.checkpoints or args.structure or args.log):
-        raise ValueError('expected a config with checkpoints, `--structure` or `--log`, found none')
+    if args.structure and not args.config or not (args.checkpoints or args.structure or args.log):
+        raise ValueError('expected a config with checkpoints or `--structure`, or `--log`, found '
+                         'none')
     out = Path(args.out)
     if args.checkpoints:
         plot_mask_descent(read_masks(args.config, args.checkpoints), out / f'masks.{args.format}')
     if args.structure:
-        show_structure(args.structure, out / f'widths.{args.format}')
+        show_structure(args.config, args.structure, out / f'widths.{args.format}')
     if args.log:
         show_speed(args.log, out / f'speed.{args.format}')
     print(f'Wrote figures to {out}')

@@ -23,7 +23,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.evaluation.features import feature_layer_of
-from mmkcr.methods.dcs.bottleneck import information_statistics
+from mmkcr.methods.dcs.information_bottleneck import information_statistics
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table, shown
 

@@ -22,7 +22,7 @@ from lab.figures import saved_figure
 from lab.machine import machine_info
 from lab.palette import SERIES
 from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
-from mmkcr.closed_form.kinds import check_kinds
+from mmkcr.closed_form.options import check_kinds
 from mmkcr.core import atomic_write
 from mmkcr.engine.build import load_config
 from mmkcr.visualization import format_table

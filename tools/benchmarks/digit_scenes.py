@@ -41,8 +41,7 @@ from lab.scenes_job import (
 )
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write, locked
-from mmkcr.engine.build import build_model, load_config, load_weights
-from mmkcr.engine.expected import check_expected
+from mmkcr.engine.build import build_model, check_expected, load_config, load_weights
 from mmkcr.visualization import format_table
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'

@@ -37,10 +37,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.attention_profile import MODES, profile_block, replaced_pair
 from lab.commands import load_tool
 from lab.machine import machine_info
-from mmkcr.apis.shipped import shipped_root
+from lab.random_subnets import random_pair
+from mmkcr.apis.inference import shipped_root
 from mmkcr.cli.command import Parser, command, quiet_hosts, sentence
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.machine import hardware_name, versions_name
+from mmkcr.engine.build import load_config
 from mmkcr.registry import MODELS
 
 TABLES = ('inference', 'multiples', 'step', 'search', 'block', 'backbone', 'refit')
@@ -138,7 +140,7 @@ class Networks:
         """The pair of a name of the command line."""
         config, _, target = name.partition('=')
         if target:
-            return self.tool.make_pair(self.tool.main.parser().parse_args([config]), target)
+            return (name, 'random'), random_pair(load_config(config), target)[:3]
         path = shipped_root() / 'configs/structures' / f'{name}.json'
         if not path.is_file():
             raise FileNotFoundError('expected a name of configs/structures or CONFIG=TARGET, found '
@@ -146,19 +148,18 @@ class Networks:
         structure = Structure.load(path)
         dense, slim = (MODELS.build(dict(structure.backbone, **given))
                        for given in ({}, dict(structure=str(path))))
-        return self.tool.TimedPair((name, 'structure'), dense, slim, input_shape(structure))
+        return (name, 'structure'), (dense, slim, input_shape(structure))
 
     def random(self, name: str, config: str, divisor: int, group: int) -> Any:
         """Random hidden units and head channels at 60 % of the MACs, beside the dense network."""
-        args = self.tool.main.parser().parse_args(
-            [config, '--part', 'backbone', '--divisor', str(divisor), '--group', str(group),
-             '--sites', 'mlp_hidden', 'head_channels'])
-        return self.tool.make_pair(args, '60%')
+        return (name, 'random'), random_pair(
+            load_config(config), '60%', 'backbone', ['mlp_hidden', 'head_channels'],
+            divisor=divisor, group=group)[:3]
 
     def replaced(self, name: str, size: str, share: float, image: int) -> Any:
         """A ViT with a share of its blocks replaced, beside the dense one."""
         dense, slim = replaced_pair(size, share, image, depth=3 if self.short else None)
-        return self.tool.TimedPair((f'ViT {size}', name), dense, slim, (3, image, image))
+        return (f'ViT {size}', name), (dense, slim, (3, image, image))
 
     def row(self, name: str, runtime: str, dtype: str, batch: int, device: str, repeats: int,
             build: Callable[[str], Any] | None = None) -> Values:
@@ -167,11 +168,12 @@ class Networks:
                  '--repeats', str(repeats), '--warmup', '1' if self.short else '3',
                  *(['--amp', dtype] if dtype != 'fp32' else [])]
         threads = 1 if device == 'cpu' else torch.get_num_threads()
-        row, _ = self.tool.measure(self.pair(name, build or self.of_name),
-                                   self.tool.main.parser().parse_args(given), runtime, batch,
-                                   threads)
+        names, pair = self.pair(name, build or self.of_name)
+        row = self.tool.measure(self.tool.main.parser().parse_args(given), *pair, runtime, batch,
+                                threads)
         torch._dynamo.reset()
-        return {key: value for key, value in row.items() if key not in ('runtime', 'batch', 'amp')}
+        return dict(zip(('dense', 'slim'), names), **{
+            key: value for key, value in row.items() if key not in ('runtime', 'batch', 'amp')})
 
 
 # ---- jobs, in the order of their weight ---------------------------------------------------------

@@ -4,12 +4,10 @@ Of random activations through a ReLU, as wide as the streams of ViT-S and ViT-B 
 layers of ViT-B and ViT-L; the consumer has a quarter of the width, and half of the units stay.
 Moments are timed for a share of the rows and given for all. Memory is the process's peak (of the
 device on CUDA), so widths are measured in ascending order. The file is written after each width.
-With --compare, errors of backward elimination over those of forward selection instead.
 
 Examples:
   python tools/benchmarks/refit.py --widths 384 768
   python tools/benchmarks/refit.py --groups 8 --device cuda
-  python tools/benchmarks/refit.py --compare 384
 """
 
 import json
@@ -32,26 +30,6 @@ from mmkcr.functional.moments import CHUNK, Moments
 from mmkcr.functional.pivots import others, pivot_order, ridge, solve_psd
 from mmkcr.functional.refit import refit
 from mmkcr.visualization import format_table
-
-SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
-SEEDS = 3
-
-
-def _decaying(n: int, d: int) -> torch.Tensor:
-    rotation = torch.linalg.qr(torch.randn(d, d)).Q
-    return torch.randn(n, d) * torch.arange(1., d + 1)**-0.75 @ rotation
-
-
-def _mixed(n: int, d: int) -> torch.Tensor:
-    return torch.randn(n, max(1, d // 4)) @ torch.randn(max(1, d // 4), d)
-
-
-#: Draws of activations (n, d).
-PROBLEMS: dict[str, Callable[[int, int], torch.Tensor]] = {
-    'independent units': torch.randn,
-    'decaying spectrum': _decaying,
-    'low rank and noise': lambda n, d: _mixed(n, d) + 0.3 * torch.randn(n, d),
-    'ReLU of low rank': lambda n, d: torch.relu(_mixed(n, d) / d**0.5 - 0.15)}
 
 
 def gram_matrix(*weights: Tensor) -> Tensor:
@@ -110,9 +88,6 @@ def make_parser() -> Parser:
     parser.add_argument('--groups', type=int, default=1,
                         help='channels of a unit (%(default)s)')
     parser.add_argument('--keep', type=float, default=0.5, help='share of units (%(default)s)')
-    parser.add_argument('--compare', type=int, metavar='UNITS',
-                        help='compare the two orders on random problems of so many units (at least '
-                        '16)')
     parser.add_argument('--threads', type=int, help="of the CPU; default: torch's own choice")
     parser.add_argument('--device', default='cpu', help='cpu or cuda (%(default)s)')
     parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall',
@@ -157,10 +132,7 @@ def measure(width: int, tokens: int, groups: int, keep: float, device: torch.dev
     moments, seconds = timed(lambda: Moments(width, device=device).add(rows), device, clock)
     row = dict(width=width, moments=seconds * tokens / sample)
     covariance, gram = moments.covariance, gram_matrix(weight)
-    for method in ('forward', 'backward'):
-        order, row[method] = timed(
-            lambda method=method: pivot_order(covariance, gram, groups, method=method), device,
-            clock)
+    order, row['order'] = timed(lambda: pivot_order(covariance, gram, groups), device, clock)
     count = max(1, round(keep * len(order.order)))
     kept = (order.order[:count, None] * groups + torch.arange(groups, device=device)).flatten()
     kept = kept.sort().values
@@ -170,41 +142,11 @@ def measure(width: int, tokens: int, groups: int, keep: float, device: torch.dev
                 memory=peak_memory(device))
 
 
-def compare(units: int) -> list[dict[str, Any]]:
-    """Mean relative errors of both orders on every kind of random problem, over the seeds."""
-    rows = []
-    for name, draw in PROBLEMS.items():
-        errors = {method: torch.zeros(len(SHARES)) for method in ('forward', 'backward')}
-        for seed in range(SEEDS):
-            torch.manual_seed(seed)
-            covariance = moments_of(draw(8 * units, units)).covariance
-            gram = gram_matrix(torch.randn(max(1, units // 4), units))
-            total = float((covariance * gram).sum())
-            for method, sums in errors.items():
-                order = pivot_order(covariance, gram, method=method)
-                sums += torch.tensor([
-                    reconstruction_error(covariance, gram, order.order[:round(share * units)])
-                    for share in SHARES]) / (total * SEEDS)
-        ratios = errors['backward'] / errors['forward']
-        rows.append(dict(problem=name, errors=errors['backward'].tolist(), ratios=ratios.tolist()))
-    return rows
-
-
-def comparison_table(rows: list[dict[str, Any]]) -> str:
-    """One line a problem: backward's relative error, and its ratio to forward's."""
-    return format_table(
-        ('problem', *(f'{share:.0%} kept' for share in SHARES)),
-        [(row['problem'], *(f'{error:.2e} ({ratio:.3f})' for error, ratio in zip(
-            row['errors'], row['ratios']))) for row in rows])
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """One line a width."""
     return format_table(
-        ('units', 'moments (s)', 'order, forward (s)', 'order, backward (s)', 'refit (s)',
-         'peak memory (MB)'),
-        [(row['width'], *(f'{row[part]:.2f}' for part in ('moments', 'forward', 'backward',
-                                                          'refit')),
+        ('units', 'moments (s)', 'order (s)', 'refit (s)', 'peak memory (MB)'),
+        [(row['width'], *(f'{row[part]:.2f}' for part in ('moments', 'order', 'refit')),
           f'{row["memory"] / 1e6:.0f}') for row in rows])
 
 
@@ -212,11 +154,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
-    if min(*args.widths, args.tokens, args.groups) < 1 or not 0 < args.keep <= 1 or \
-            (args.compare is not None and args.compare < 16):
-        raise ValueError('expected widths, tokens and groups of at least 1, a share to keep within '
-                         f'0 and 1 and at least 16 units to compare, found {args.widths}, '
-                         f'{args.tokens}, {args.groups}, {args.keep} and {args.compare}')
+    if min(*args.widths, args.tokens, args.groups) < 1 or not 0 < args.keep <= 1:
+        raise ValueError('expected widths, tokens and groups of at least 1 and a share to keep '
+                         f'within 0 and 1, found {args.widths}, {args.tokens}, {args.groups} and '
+                         f'{args.keep}')
     device = torch.device(args.device)
     if args.clock == 'cpu' and (args.threads != 1 or device.type != 'cpu'):
         raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found threads '
@@ -231,11 +172,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             path.write_text(json.dumps(dict(arguments=vars(args), machine=machine_info(),
                                             rows=rows), indent=1) + '\n')
 
-    if args.compare is not None:
-        rows.extend(compare(args.compare))
-        write()
-        print(comparison_table(rows))
-        return
     for width in sorted(args.widths):
         rows.append(measure(width, args.tokens, args.groups, args.keep, device, clock))
         write()

@@ -32,20 +32,18 @@ METHODS = dict(
 #: Files that came after the aims were set, by what they are for: patterns below mmkcr/.
 LATER = {
     'compression in closed form': (
-        'closed_form/*.py', 'apis/compress*.py', 'apis/finetune.py', 'functional/*refit.py',
+        'closed_form/*.py', 'apis/compress*.py', 'functional/*refit.py',
         'functional/pivots.py', 'functional/sweep.py', 'functional/moments.py',
-        'core/allocation.py', 'visualization/progress.py'),
+        'visualization.py'),
     'runtimes, int8, budgets in ms': (
         'deploy/*.py', 'core/latency.py', 'core/machine.py'),
     'self-supervision, questions, whole models': (
         'methods/kcr/selfsup/*.py', 'methods/kcr/vqa/*.py'),
     'nothing lost, the first minute': (
-        'safe_load.py', 'engine/resume/checkpoint_guard.py', 'engine/resume/atomic_checkpoint.py',
-        'engine/resume/preemption.py', 'engine/resume/exact_resume.py',
-        'engine/hooks/class_check.py', 'engine/hooks/finite.py', 'engine/resume/batches.py',
-        'cli/init_config.py', 'apis/publish.py', 'apis/shipped.py', 'engine/expected.py',
-        'cli/launch.py', 'engine/processes.py', 'cli/console.py', 'cli/limits.py',
-        'datasets/*_check.py', 'core/finite.py'),
+        'safe_load.py', 'engine/resume/*.py', 'engine/checks.py', 'cli/init.py',
+        'apis/publish.py', 'cli/launch.py', 'engine/processes.py',
+        'cli/console.py',
+        'datasets/*_check.py', 'core/checks.py'),
 }
 _REGISTRARS = ('mlp_adapter', 'attention_adapter', 'channel_adapter', 'stream_adapter')
 
@@ -81,7 +79,7 @@ def adapters(path: Path) -> dict[str, int]:
         if any(name in _REGISTRARS for name in names):
             found[node.name] = node.end_lineno - node.decorator_list[0].lineno + 1
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and \
-                getattr(node.value.func, 'id', '') == 'simple_mlp':
+                getattr(node.value.func, 'id', '') in ('simple_mlp', 'simple_attention'):
             found[ast.unparse(node.value.args[0])] = node.end_lineno - node.lineno + 1
     return found
 
@@ -109,7 +107,7 @@ def sizes(root: Path = ROOT) -> dict[str, Any]:
         dict: ``package`` (lines by sub-package and ``total``), ``methods`` (own lines), ``code``
         (the same of ``package``'s total and ``methods``, without docstrings and comments),
         ``later`` (lines by entry of :data:`LATER`),
-        ``adapters`` (lines of each), ``adapter_files``, ``kinds`` (lines of each file of a kind of
+        ``adapters`` (lines of each), ``adapter_files``, ``kinds`` (lines of each class of a kind of
         site) and ``configs`` (files by folder and ``total``).
 
     Raises:
@@ -138,8 +136,9 @@ def sizes(root: Path = ROOT) -> dict[str, Any]:
                for what, patterns in LATER.items()},
         adapters={name: size for path in files for name, size in adapters(path).items()},
         adapter_files={path.name: lines(path) for path in files},
-        kinds={path.name: lines(path) for path in sorted((package / 'models/sites').glob('*.py'))
-               if path.stem not in ('__init__', 'base')},
+        kinds={node.name: node.end_lineno - node.lineno + 1
+               for path in sorted((package / 'models/sites').glob('*.py')) if path.stem != 'base'
+               for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)},
         configs=dict(configs, total=sum(configs.values())))
 
 

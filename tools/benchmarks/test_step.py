@@ -132,8 +132,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         _, slim = trained(*side, *[None] * (2 - len(side)), args.device)
         calls = (steps(model, images, args.warmup, args.device) for model in (dense, slim))
         seconds = measure_calls(*calls, len(images), args.warmup, clock)
-        rows.append(dict(slim=side[0], **PairTiming(
-            *seconds, whole, sum(count_parts(slim, shape).values())).to_dict()))
+        timing = PairTiming(*seconds, whole, sum(count_parts(slim, shape).values()))
+        rows.append(dict(
+            slim=side[0], macs=dict(dense=whole, slim=timing.macs_slim, ratio=timing.macs_ratio),
+            seconds=dict(zip(('dense', 'slim'), timing.seconds)), ratio=timing.ratio,
+            ratio_quartiles=timing.quartiles, samples=dict(dense=timing.dense, slim=timing.slim)))
         with atomic_write(Path(args.out)) as path:  # a call that is stopped leaves what it has
             path.write_text(json.dumps(dict(arguments=vars(args), machine=machine_info(),
                                             rows=rows), indent=1) + '\n')

@@ -19,10 +19,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.model_zoo import uninitialized
+from lab.random_subnets import random_subnet
 from mmkcr.cli.command import Parser, command, quiet_hosts
-from mmkcr.closed_form.kinds import searched
+from mmkcr.closed_form.options import searched
 from mmkcr.core import count_params
-from mmkcr.deploy.latency import random_subnet
 from mmkcr.engine.build import build_model, default_shape, image_shape, load_config
 from mmkcr.models.counting import count_parts, counted_proposals, part_rows
 from mmkcr.models.tasks import is_dense_task
@@ -53,7 +53,7 @@ def measure(model: Any, target: str, shape: Sequence[int], dense: dict[str, int]
         target (str): Most MACs.
         shape (Sequence[int]): (C, H, W).
         dense (dict[str, int]): MACs of the dense model by part.
-        divisor (int): See :func:`~mmkcr.deploy.latency.random_subnet`.
+        divisor (int): Of the sizes.
     """
     model = copy.deepcopy(model)
     space = searched(model, None, 'model')

@@ -36,7 +36,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.models.tasks import find_task
-from mmkcr.visualization.progress import shown
+from mmkcr.visualization import shown
 
 SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')
 SIDE = 512  # an image is enlarged until just not longer
@@ -137,7 +137,7 @@ def titles(models: Sequence[Any], shape: tuple[int, int, int], runtime: str | No
     Args:
         models (Sequence): Inferencers, dense and slim.
         shape (tuple[int, int, int]): (C, H, W) that both are counted and timed for.
-        runtime (str, optional): Of :data:`~mmkcr.deploy.latency.RUNTIMES`; None: not timed.
+        runtime (str, optional): Of :data:`~mmkcr.deploy.runtimes.RUNTIMES`; None: not timed.
         repeats (int): Pairs.
     """
     backbones = [find_task(built.model).backbone for built in models]

@@ -151,9 +151,9 @@ def replaced_pair(size: str, share: float, image: int = 336, patch_size: int = 1
         nn.init.normal_(parameter, std=0.02)
     blocks = replaced_blocks(size, len(slim.layers), share)
     heads = SIZES[size][1]
-    slim.slice_to(slim.structure_for({
+    slim.search_space.slice_to(slim.search_space.structure_for({
         site: torch.arange(0 if index in blocks else heads)
-        for index, site in enumerate(slim.sites())}))
+        for index, site in enumerate(slim.search_space.sites)}))
     for module in slim.modules():
         if isinstance(module, OperatorAttention):
             module.train(False).fold()

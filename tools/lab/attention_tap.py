@@ -12,7 +12,7 @@ from mmpretrain.models.utils import WindowMSA
 from torch import Tensor, nn
 
 from mmkcr.models.layers.lite_mla import LiteMLA
-from mmkcr.models.layers.window_attention import FusedWindowMSA
+from mmkcr.models.layers.window_attention import SizedWindowAttention
 from mmkcr.models.tasks import unwrap
 
 
@@ -62,7 +62,7 @@ class AttentionTap:
     def __exit__(self, *exc: Any) -> None:
         self._stack.close()
 
-    def _hook_windows(self, name: str, module: WindowMSA) -> Callable[[], None]:
+    def _hook_windows(self, name: str, module: nn.Module) -> Callable[[], None]:
         """Hook Swin's projection and its softmax, as there is no function to replace."""
         def project(_: nn.Module, args: Any, out: Tensor) -> None:
             # (B, H, N, d)
@@ -73,16 +73,12 @@ class AttentionTap:
             self.attention[name] = Attention(out.detach(), *products)
 
         def undo() -> None:
-            vars(module).pop('fused', None)
             for handle in handles:
                 handle.remove()
 
         products: list = []  # written by the projection, read by the softmax behind it
         handles = [module.qkv.register_forward_hook(project),
                    module.softmax.register_forward_hook(weigh)]
-        if isinstance(module, FusedWindowMSA):
-            # the fused kernel would not call the module `softmax`
-            vars(module)['fused'] = False
         return undo
 
     def _replace(self, name: str, module: nn.Module, attribute: str,
@@ -110,7 +106,7 @@ def _attentions(
     for name, module in model.named_modules():
         if isinstance(module, LiteMLA):
             yield name, (module, 'attend', _linear)
-        elif isinstance(module, WindowMSA):
+        elif isinstance(module, WindowMSA) or type(module) is SizedWindowAttention:
             yield name, (module, 'softmax', None)
         elif callable(getattr(module, 'scaled_dot_product_attention', None)):
             yield name, (module, 'scaled_dot_product_attention', _softmax)

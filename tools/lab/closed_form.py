@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mmkcr.apis.compress_files import compress_files, compress_task
+from mmkcr.apis.compress_files import CompressTask
 from .mask_plots import plot_channel_masks
 from .pipeline import Start
 from .study import Call
@@ -20,10 +20,9 @@ def compressed(call: Call) -> dict[str, Any]:
     """
     file, arguments = call.folder / 'dense.py', dict(call.arguments)
     file.write_text(call.config.pretty_text)  # as it was trained: data, its slice
-    task = compress_task(file, call.start.weights, images=arguments.pop('images', None),
-                         out=call.folder, seed=call.seed)
-    found = compress_files(task, arguments.pop('target'), progress=False, seed=call.seed,
-                           **arguments)
+    task = CompressTask(file, call.start.weights, images=arguments.pop('images', None),
+                        out=call.folder, seed=call.seed)
+    found = task.compress(arguments.pop('target'), progress=False, seed=call.seed, **arguments)
     plot_channel_masks(found.structure, call.folder / 'channels.png',
                        'compressed in closed form')
     return dict(digests=Start.of_folder(call.folder).digests())

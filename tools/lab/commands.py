@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from types import ModuleType
 
-from mmkcr.apis.shipped import shipped_root
+from mmkcr.apis.inference import shipped_root
 
 #: Files of the commands that have another name than the command.
 _FILES = {'export': 'deployment/export_onnx', 'flops': 'analysis_tools/get_flops',

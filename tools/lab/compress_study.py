@@ -2,6 +2,7 @@
 
 import copy
 import statistics
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,10 +12,12 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.closed_form.compression import compress
+from mmkcr.closed_form.calibration import ReaderMoments, passes
+from mmkcr.closed_form.compression import compress, refit_structure
 from mmkcr.closed_form.images import calibration_images
-from mmkcr.closed_form.readers import readers
-from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.closed_form.options import searched
+from mmkcr.closed_form.readers import Rows, readers
+from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, default_shape, load_weights
 from mmkcr.functional.moments import Moments
 from mmkcr.models.sites.base import HostSite
@@ -51,6 +54,34 @@ def _ordered(site: HostSite, scores: Tensor) -> Tensor:
     return (places + torch.arange(site.rows)[:, None] * places.shape[1]).T.flatten()
 
 
+def same_sizes(model: nn.Module, like: Structure, choose: Choose, batches: Sequence[Any] = (),
+               seed: str = '') -> Structure:
+    """A structure with other units, as many in every layer as a given one has.
+
+    Args:
+        model (nn.Module): Dense; it is not changed.
+        like (Structure): Of the same kinds of site.
+        choose (Callable): Gives the order of a site's units; without batches no moments.
+        batches (Sequence): Of the data preprocessor. Defaults to none.
+        seed (str): Of the generators, beside the sites' names. Defaults to ''.
+    """
+    model = copy.deepcopy(model)
+    model.eval()
+    space = searched(model, like.backbone['sites'])
+    read = {name: ReaderMoments(readers(site)[0].layer, name, Rows(256), False)
+            for name, site in space.sites.items()} if batches else {}
+    for _ in passes(model, batches, task_outputs, [
+            (readers(space.sites[name])[0].layer, moments.hook)
+            for name, moments in read.items()], False, backward=0):
+        pass
+    kept = {}
+    for name, site in space.sites.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(f'{seed}{name}'.encode()))
+        order = choose(site, read[name].inputs if read else None, generator)
+        kept[name] = order[:len(like.sites[name].kept)].sort().values
+    return space.structure_for(kept)
+
+
 class Variant(NamedTuple):
     """One way to choose and refit.
 
@@ -59,22 +90,25 @@ class Variant(NamedTuple):
         options (dict): Of :func:`~mmkcr.closed_form.compression.compress`.
         importance (str, optional): Torch-Pruning chooses, by this one of its criteria
             (:func:`~lab.torch_pruning.torch_pruning_structure`). Defaults to None.
+        choose (Callable, optional): Units in the place of the closed form's, as many in every
+            layer as uniform shares leave. Defaults to None.
     """
 
     label: str
     options: dict[str, Any]
     importance: str | None = None
+    choose: Choose | None = None
 
 
 VARIANTS: Mapping[str, Variant] = dict(
     refit=Variant('refitted, shared out', {}),
     uniform=Variant('refitted, uniform', dict(uniform=True)),
     selected=Variant('shared out, not refitted', dict(refit='none')),
-    variance=Variant('variance, mean shift', dict(uniform=True, choose=by_variance, refit='mean')),
-    weight=Variant('largest weights', dict(uniform=True, choose=by_weight, refit='none')),
-    random=Variant('random units', dict(uniform=True, choose=at_random, refit='none')),
-    weight_refit=Variant('largest weights, refitted', dict(uniform=True, choose=by_weight)),
-    random_refit=Variant('random units, refitted', dict(uniform=True, choose=at_random)),
+    variance=Variant('variance, mean shift', dict(rho=1e6), choose=by_variance),
+    weight=Variant('largest weights', dict(refit='none'), choose=by_weight),
+    random=Variant('random units', dict(refit='none'), choose=at_random),
+    weight_refit=Variant('largest weights, refitted', {}, choose=by_weight),
+    random_refit=Variant('random units, refitted', {}, choose=at_random),
     torch_pruning=Variant('Torch-Pruning, weights', dict(refit='none'), 'magnitude'),
     torch_pruning_taylor=Variant('Torch-Pruning, first order', dict(refit='none'), 'taylor'),
     torch_pruning_refit=Variant('Torch-Pruning, weights; refitted', {}, 'magnitude'))
@@ -112,7 +146,7 @@ class Subject:
         self.logits = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
         self.shape = default_shape(config, self.model)
         self._runner: Runner | None = None
-        self._profiles: dict[Any, Any] = {}
+        self._profiles: dict[str, Any] | None = None
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
         """Metrics of a model on the test set."""
@@ -126,19 +160,21 @@ class Subject:
 
     def run(self, variant: str, target: float) -> dict[str, float]:
         """Compress by a variant to a target; metrics, agreement and the share of MACs reached."""
-        _, options, importance = VARIANTS[variant]
+        _, options, importance, choose = VARIANTS[variant]
         common = dict(input_shape=self.shape, part=self.part, forward=task_outputs,
-                      held_out=self.held_out, logits=self.logits, progress=False, seed=self.seed,
-                      **options)
+                      held_out=self.held_out, logits=self.logits, progress=False, seed=self.seed)
         if importance:
             structure = torch_pruning_structure(self.model, self.sites or PRUNED, target,
                                                 self.batches, importance)
-            result = refit_structure(self.model, structure, self.batches, **common)
         else:
-            key = options.get('choose')
+            compress_options = dict(uniform=True, refit='none') if choose else options
             result = compress(self.model, self.batches, target, self.sites,
-                              profiles=self._profiles.get(key), **common)
-            self._profiles[key] = result.profiles
+                              profiles=self._profiles, **common, **compress_options)
+            self._profiles = result.profiles
+            structure = choose and same_sizes(self.model, result.structure, choose, self.batches,
+                                              f'{self.seed}:')
+        if structure:
+            result = refit_structure(self.model, structure, self.batches, **common, **options)
         macs = result.structure.macs
         return dict(self.metrics(result.model), macs=macs['subnet'] / macs['dense'],
                     error=result.agreement['error'])

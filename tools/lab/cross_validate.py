@@ -12,11 +12,10 @@ from mmengine.registry import init_default_scope
 
 from mmkcr.core import locked
 from mmkcr.datasets import check_data_folders
-from mmkcr.datasets.fold_part import fold_indices
 from mmkcr.datasets.part import class_labels, sample_sources
 from mmkcr.engine.build import build_model
 from mmkcr.registry import DATASETS
-from .folds import Deal, fold_config
+from .folds import Deal, fold_config, fold_indices
 from .grids import combinations, with_values
 from .pipeline import StagedPipeline
 

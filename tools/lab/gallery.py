@@ -19,7 +19,7 @@ from mmkcr.evaluation.features import undisturbed
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.functional.kernel import moment_of, spectrum, tails, truncation_rank
-from mmkcr.methods.dcs.bottleneck import labelled_batches
+from mmkcr.methods.dcs.information_bottleneck import labelled_batches
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.head_choice import select_heads
 from .bimask_plots import plot_mask_descent

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from mmkcr.engine.build import default_shape
 from mmkcr.evaluation.features import feature_layer_of, undisturbed
-from mmkcr.methods.dcs.bottleneck import information_statistics
-from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
+from mmkcr.methods.dcs.information_bottleneck import information_statistics
+from mmkcr.methods.dcs.qk_mask import MaskWatch, masks_held_open
 from mmkcr.models.counting import count_parts
 from mmkcr.models.sites.qk_mask import QKMaskSite
 from mmkcr.models.tasks import find_task, unwrap

@@ -15,12 +15,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mmkcr.core import MacsReport
-from mmkcr.deploy.latency import random_subnet
 from mmkcr.engine.build import build_model, default_shape
 from mmkcr.models.counting import macs_report
 from mmkcr.models.searchable import SearchableBackbone
 from mmkcr.models.tasks import counted_part, online_params, search_space
 from mmkcr.registry import MODELS
+from .random_subnets import random_subnet
 
 Target = str | int | float
 _ATTENTION = ('bmm', 'scaled_dot_product', 'baddbmm')

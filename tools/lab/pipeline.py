@@ -24,7 +24,6 @@ from mmkcr.engine.build import (
     load_weights,
     set_structure,
 )
-from mmkcr.engine.workers import no_workers_left
 from mmkcr.models.counting import count_macs
 from mmkcr.models.tasks import search_space
 from .jobs import Say
@@ -120,12 +119,9 @@ class StagedPipeline:
             config.experiment_name = hashlib.sha256(str(folder.resolve()).encode()
                                                     ).hexdigest()[:16]
             resume_latest(config)
-            with fresh_instances(), one_run(config) as begun:
-                runner = Runner.from_cfg(config)
-                runner.register_hook(begun)
-                runner.register_hook(SayHook(lambda *news: self.say(self.name, stage, *news)))
-                with no_workers_left(runner):
-                    runner.train()
+            hook = SayHook(lambda *news: self.say(self.name, stage, *news))
+            with fresh_instances(), one_run(config, hook) as runner:
+                runner.train()
                 scalars = runner.message_hub.log_scalars
                 return dict(checkpoint=find_latest_checkpoint(folder), epochs=runner.max_epochs,
                             seconds=round(time.perf_counter() - began, 1),

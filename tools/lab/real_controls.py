@@ -1,18 +1,13 @@
 """Other ways to the MACs of the closed form, for a real network in timm's names."""
 
-import copy
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from mmkcr.closed_form.compression import CompressResult, compress
-from mmkcr.closed_form.kinds import searched
-from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
 from mmkcr.core import Structure
-from .compress_study import Choose, at_random, by_weight
+from .compress_study import Choose, at_random, by_weight, same_sizes
 from .saliency import tokens
 from .torch_pruning import PRUNED, torch_pruning_structure
 
@@ -78,17 +73,8 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
         profiles.update(result.profiles)
         return result
     if method in SAME_SIZES:
-        structure = _same_sizes(model, like, SAME_SIZES[method])
+        structure = same_sizes(model, like, SAME_SIZES[method])
     else:
         structure = like or torch_pruning_structure(_Task(model), PRUNED, target,
                                                     [dict(inputs=images[:1])])
     return refit_structure(model, structure, images, **options)
-
-
-def _same_sizes(model: nn.Module, like: Structure, choose: Choose) -> Structure:
-    """A structure with other units, as many in every layer as a given one has."""
-    space, kept = searched(copy.deepcopy(model), like.backbone['sites']), {}
-    for name, site in space.sites.items():
-        order = choose(site, None, torch.Generator().manual_seed(zlib.crc32(name.encode())))
-        kept[name] = order[:len(like.sites[name].kept)].sort().values
-    return space.structure_for(kept)

@@ -144,7 +144,7 @@ class Options(NamedTuple):
     """How models are measured.
 
     Args:
-        runtime (str): Of :data:`~mmkcr.deploy.latency.RUNTIMES`.
+        runtime (str): Of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
         repeats (int): Pairs; 0: no times.
         evaluate (bool): Test every model on its own test set instead of quoting its log.
         half (bool): Store matrices in 16 bits.

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.compression import macs_model
-from mmkcr.closed_form.kinds import searched
+from mmkcr.closed_form.options import searched
 from mmkcr.core import Structure, parse_target
 from mmkcr.models.search_space import SearchSpace
 

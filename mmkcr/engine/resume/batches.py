@@ -1,9 +1,8 @@
 """Batches that are a function of the seed and of the position in the data stream.
 
-MMEngine seeds a data-loading worker once, when it starts, so a resumed run augments differently.
-Here the batch sampler numbers the draws, and the random states are set from that number just before
-a sample is loaded: neither the number of workers or ranks, nor the point where a run was stopped
-matters.
+MMEngine seeds a data-loading worker once, when it starts. Here the batch sampler numbers the draws,
+and the random states are set from that number just before a sample is loaded: neither the number of
+workers or ranks, nor the point where a run was stopped matters.
 """
 
 import copy
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.dist import get_dist_info
-from mmengine.runner import Runner
+from mmengine.runner.base_loop import BaseLoop
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 
@@ -28,12 +27,7 @@ def derive_seed(*parts: Any) -> int:
 
 
 def seed_everything(seed: int, devices: bool = True) -> None:
-    """Seed Python, NumPy and PyTorch, and accelerators unless ``devices`` is False.
-
-    Args:
-        seed (int): Within [0, 2**63).
-        devices (bool): Defaults to True.
-    """
+    """Seed Python, NumPy and PyTorch by a number within [0, 2**63), and accelerators if asked."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if devices and torch.accelerator.is_available():
@@ -109,8 +103,7 @@ class SeededBatches(Sampler):
 
 def set_epoch(loader: DataLoader, epoch: int) -> None:
     """Choose the epoch (from 0) whose order and seeds come next; the sampler need not know it."""
-    if isinstance(loader.batch_sampler, SeededBatches):
-        loader.batch_sampler.epoch = epoch
+    _seeded(loader).epoch = epoch
     sampler = source_sampler(loader)
     if hasattr(sampler, 'set_epoch'):
         sampler.set_epoch(epoch)
@@ -127,19 +120,12 @@ def source_sampler(loader: DataLoader) -> Sampler:
 
 
 def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
-    """Make what a loader yields a function of ``seed``, epoch and position.
+    """Make what a loader yields a function of a seed, the epoch and the position, in place.
 
-    Idempotent. The epoch is that of :func:`set_epoch`. Transforms that remember earlier samples,
-    such as mmdet's ``CachedMosaic``, remain dependent on their worker. Samples of a data set that
-    loads a batch at once (``__getitems__``) share the seed of one of them.
-
-    Args:
-        loader (DataLoader): Changed in place, before it is iterated.
-        seed (int): The run's seed, the same on every rank.
-        stream (str): Name that sets this loader apart from the run's others.
-
-    Raises:
-        TypeError: The dataset is iterable-style, so samples have no index.
+    The seed is the same on every rank, the name of the stream sets this loader apart from the run's
+    others, the epoch is that of :func:`set_epoch`. Transforms that remember earlier samples, such
+    as mmdet's ``CachedMosaic``, remain dependent on their worker. Samples of a data set that loads
+    a batch at once (``__getitems__``) share the seed of one of them.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError('expected a map-style dataset for an exact resume, found the iterable '
@@ -159,8 +145,7 @@ def _seeded(loader: DataLoader) -> SeededBatches:
 def skip_batches(loader: DataLoader, number: int) -> int:
     """Make a loader's next pass begin behind a number of batches, of which no sample is loaded.
 
-    Returns:
-        int: How many of them there were; fewer than ``number`` at the end of an epoch.
+    It tells how many there were: fewer than ``number`` at the end of an epoch.
     """
     sampler = _seeded(loader)
     sampler.rest = None  # of a pass that was never begun
@@ -170,10 +155,10 @@ def skip_batches(loader: DataLoader, number: int) -> int:
     return skipped
 
 
-def train_loaders(runner: Runner) -> dict[str, DataLoader]:
-    """The loaders of a run's training loop, by attribute: a search has two."""
-    return {name: value for name, value in vars(runner.train_loop).items()
-            if isinstance(value, DataLoader)}
+def loaders_of(loop: BaseLoop | None) -> dict[str, DataLoader]:
+    """The loaders of a loop, if a run has it, by attribute: the training of a search has two."""
+    attributes = {} if loop is None else vars(loop)
+    return {name: value for name, value in attributes.items() if isinstance(value, DataLoader)}
 
 
 class EndlessBatches:
@@ -181,49 +166,36 @@ class EndlessBatches:
 
     To go to a position it draws indices but loads no sample; MMEngine's own iterator loads every
     batch that it skips, unless the batches are plain slices of an ``InfiniteSampler``. A sampler
-    that ends is restarted with the next epoch's order.
+    that ends is restarted with the next epoch's order. The batches of several loaders, each with
+    its own epochs, come together in a tuple.
     """
 
-    def __init__(self, loader: DataLoader) -> None:
-        self.loader = loader
-        self._batches = self._from(0)
+    def __init__(self, *loaders: DataLoader) -> None:
+        self.loaders = loaders
+        self.skip_iter(0)
 
     def __iter__(self) -> 'EndlessBatches':
         return self
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        batches = tuple(map(next, self._streams))
+        return batches if len(batches) > 1 else batches[0]
 
     def skip_iter(self, num_iters: int) -> None:
         """Go to a position: batches of this rank, counted from the very beginning."""
-        self._batches = self._from(num_iters)
-
-    def _from(self, position: int) -> Iterator[Any]:
-        for epoch in itertools.count():
-            set_epoch(self.loader, epoch)
-            passed = skip_batches(self.loader, position)
-            position -= passed
-            # also of an epoch that ends at the position: nothing is left of it
-            if position == 0:
-                for batch in self.loader:
-                    passed += 1
-                    yield batch
-            if passed == 0:
-                raise ValueError('expected at least one batch in an epoch, found none: the batches '
-                                 f'are larger than the {len(self.loader.dataset)} samples')
+        self._streams = [_batches_from(loader, num_iters) for loader in self.loaders]
 
 
-class PairedBatches(EndlessBatches):
-    """The batches of two loaders, in pairs."""
-
-    def __init__(self, first: DataLoader, second: DataLoader) -> None:
-        super().__init__(first)
-        self.second = EndlessBatches(second)
-
-    def __next__(self) -> tuple[Any, Any]:
-        return super().__next__(), next(self.second)
-
-    def skip_iter(self, num_iters: int) -> None:
-        """Skip batches of both streams, see :meth:`EndlessBatches.skip_iter`."""
-        super().skip_iter(num_iters)
-        self.second.skip_iter(num_iters)
+def _batches_from(loader: DataLoader, position: int) -> Iterator[Any]:
+    for epoch in itertools.count():
+        set_epoch(loader, epoch)
+        passed = skip_batches(loader, position)
+        position -= passed
+        # also of an epoch that ends at the position: nothing is left of it
+        if position == 0:
+            for batch in loader:
+                passed += 1
+                yield batch
+        if passed == 0:
+            raise ValueError('expected at least one batch in an epoch, found none: the batches '
+                             f'are larger than the {len(loader.dataset)} samples')

@@ -4,13 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmkcr.models.loading import load_run, load_start, load_task, weights_of
 from mmkcr.registry import HOOKS
-from mmkcr.safe_load import read_config_text
 
 #: Parts of a config that decide what a run computes.
 _COMPARED = ('model', 'data_preprocessor', 'train_cfg', 'optim_wrapper', 'param_scheduler',
@@ -23,6 +21,7 @@ _FREE = ('init_cfg', 'pretrained', 'structure', 'with_cp', 'num_workers', 'persi
 #: such as clipping, and schedulers that only one config has are not.
 _RESTORED = re.compile(r'(optim_wrapper\.(.*\.)?optimizer\.|param_scheduler\.|randomness\.seed$)'
                        r'(?!.*\btype$)')
+_KEY = 'entries'
 _MISSING = object()
 
 
@@ -46,6 +45,10 @@ class CheckpointGuardHook(Hook):
     def __init__(self, complete: bool | None = None) -> None:
         self.complete = complete
 
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Add the config as data, as its text is Python, which nobody runs on resuming."""
+        checkpoint['meta'][_KEY] = config_entries(runner.cfg.to_dict())
+
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load the checkpoint once, strictly, before the host loads it.
 
@@ -60,59 +63,52 @@ class CheckpointGuardHook(Hook):
                                  'found none, as in a file of the best weights or of a published '
                                  'network: resume from another checkpoint of the run, or begin '
                                  'from these weights (`load_from` without `--resume`)')
-            self._compare_configs(runner, checkpoint, path)
+            _compare(runner, (checkpoint.get('meta') or {}).get(_KEY), path)
         load = load_task if self.complete else load_run if runner._resume else load_start
         load(runner.model, weights_of(checkpoint, path), path)
 
-    @staticmethod
-    def _compare_configs(runner: Runner, checkpoint: dict, path: str) -> None:
-        text = (checkpoint.get('meta') or {}).get('cfg')
-        try:
-            if not isinstance(text, str):
-                raise ValueError('it holds none')
-            refused, named = config_changes(text, runner.cfg, path)
-        except ValueError as error:  # objects in a config, or a checkpoint of another program
-            runner.logger.warning(f'The config of `{path}` cannot be compared: {error}')
-            return
-        for line in named:
-            runner.logger.warning(f'Resumed with another config: {line}.')
-        if refused:
-            raise ValueError(
-                f'expected the config of the run in `{path}`, found that {refused[0]}, and '
-                f'{len(refused) - 1} more changes that make it another run: begin one from its '
-                'weights (`load_from` without `--resume`)')
+
+def _compare(runner: Runner, before: Any, path: str) -> None:
+    """Name what differs from the entries in a checkpoint, and refuse another run."""
+    if not isinstance(before, Mapping):  # of another program, or of an earlier version
+        runner.logger.warning(f'The config of the run in `{path}` cannot be compared, as the '
+                              'checkpoint does not hold its entries.')
+        return
+    refused, named = config_changes(before, config_entries(runner.cfg.to_dict()))
+    for line in named:
+        runner.logger.warning(f'Resumed with another config: {line}.')
+    if refused:
+        raise ValueError(
+            f'expected the config of the run in `{path}`, found that {refused[0]}, and '
+            f'{len(refused) - 1} more changes that make it another run: begin one from its '
+            'weights (`load_from` without `--resume`)')
 
 
-def config_changes(text: str, config: Config, path: str) -> tuple[list[str], list[str]]:
-    """Compare the config in a checkpoint with that of the run that resumes from it.
+def config_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides what a run computes: plain values by their dotted names."""
+    return dict(_entries('', {key: value for key, value in config.items() if key in _COMPARED}))
 
-    A different model, price, split of the data or accumulation of gradients makes another run.
 
-    Args:
-        text (str): ``meta['cfg']`` of the checkpoint at ``path``.
-        config (Config): Config of the run.
-        path (str): For messages.
+def config_changes(before: Mapping[str, Any],
+                   now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Compare the :func:`config_entries` of a run with those of the run that resumes it.
 
-    Returns:
-        tuple[list[str], list[str]]: Changes that make another run, and all others, one line each.
-
-    Raises:
-        ValueError: The text is no config of plain values.
+    The changes are those that make another run (of the model, the price, the split of the data, the
+    accumulation of gradients), and all others, one line each.
     """
-    # both from their text, so that both have only what a text can hold
-    before, now = (dict(_entries('', {key: value for key, value in part.items()
-                                      if key in _COMPARED}))
-                   for part in (read_config_text(text, path),
-                                read_config_text(config.pretty_text, path)))
     refused, named = [], []
     for key in dict.fromkeys((*before, *now)):
         old, new = before.get(key, _MISSING), now.get(key, _MISSING)
-        if old is not _MISSING and new is not _MISSING and old == new:
+        if old == new:
             continue
         was, now_is = ('not there' if value is _MISSING else f'{value!r:.60}'
                        for value in (old, new))
         line = f'`{key}` was {was} and is {now_is}'
-        if _is_essential(key):
+        first, _, rest = key.partition('.')
+        # accumulation decides which samples share a step
+        essential = rest not in ('max_epochs', 'max_iters') if first == 'train_cfg' else \
+            first in ('model', 'data_preprocessor') or key.endswith('accumulative_counts')
+        if essential:
             refused.append(line)
         elif _RESTORED.match(key) and _MISSING not in (old, new):
             named.append(f"{line}: the checkpoint's is used")
@@ -121,24 +117,22 @@ def config_changes(text: str, config: Config, path: str) -> tuple[list[str], lis
     return refused, named
 
 
-def _is_essential(key: str) -> bool:
-    first, _, rest = key.partition('.')
-    if first == 'train_cfg':
-        return rest not in ('max_epochs', 'max_iters')
-    # accumulation decides which samples share a step
-    return first in ('model', 'data_preprocessor') or key.endswith('accumulative_counts')
-
-
 def _entries(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Leaves of a config by their dotted names, without entries that may differ."""
-    items: dict[str, Any] = {}
+    parts: dict[Any, Any] = {}
     if isinstance(value, Mapping) and value:
-        items = {str(name): entry for name, entry in value.items() if name not in _FREE}
+        parts = {name: entry for name, entry in value.items() if name not in _FREE}
     elif isinstance(value, (list, tuple)) and any(
             isinstance(entry, (Mapping, list, tuple)) for entry in value):
-        items = {str(index): entry for index, entry in enumerate(value)}
+        parts = dict(enumerate(value))
+    elif isinstance(value, (list, tuple)):  # they mean the same in a config
+        yield key, [_plain(entry) for entry in value]
     else:
-        # a tuple and a list mean the same in a config
-        yield key, list(value) if isinstance(value, tuple) else value
-    for name, entry in items.items():
-        yield from _entries(f'{key}.{name}' if key else name, entry)
+        yield key, _plain(value)
+    for name, entry in parts.items():
+        yield from _entries(f'{key}.{name}' if key else str(name), entry)
+
+
+def _plain(value: Any) -> Any:
+    """A value as data; an object counts by its class, as its text may hold an address."""
+    return value if isinstance(value, (str, int, float, type(None))) else type(value).__name__

@@ -1,33 +1,32 @@
 """Runs that were stopped continue as if they had not been."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from mmengine.dist import all_gather_object, broadcast_object_list, get_dist_info, get_rank
+from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
-from mmengine.optim import OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
-from mmkcr.engine.hooks.finite import FiniteHook
-from mmkcr.engine.hooks.sync_batch_norm import SyncBatchNormHook
+from mmkcr.engine.checks import FiniteHook
+from mmkcr.engine.sync_batch_norm import SyncBatchNormHook
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
-from .atomic_checkpoint import AtomicCheckpointHook
-from .batches import (
-    EndlessBatches,
-    derive_seed,
-    make_reproducible,
-    seed_everything,
-    set_epoch,
-    skip_batches,
-    source_sampler,
-    train_loaders,
-)
-from .host_state import host_state, set_host_state
-from .preemption import PreemptionHook
+from . import batches
+from .checkpoints import AtomicCheckpointHook, PreemptionHook
 
 _KEY = 'exact_resume'
+#: Attributes by library and class, also of subclasses; dots lead to parts of an object.
+HOST_STATE: dict[str, tuple[str, ...]] = {
+    'mmdet.BatchSyncRandomResize': ('_input_size', ),
+    'mmdet.DropBlock': ('iter_cnt', ),
+    'mmdet.DynamicRoIHead': (
+        'iou_history', 'beta_history', 'bbox_head.loss_bbox.beta', 'bbox_assigner.pos_iou_thr',
+        'bbox_assigner.neg_iou_thr', 'bbox_assigner.min_pos_iou'),
+    'mmengine.EarlyStoppingHook': ('wait_count', 'best_score'),
+}
 
 
 @HOOKS.register_module()
@@ -44,12 +43,12 @@ class ExactResumeHook(Hook):
     - mixup, dropout and stochastic depth in the main process depend on (seed, iteration, rank): on
       purpose, so with them two processes are not one with twice the batch.
 
-    It stores the seeds of samplers when ``randomness`` gives none, gradients that are still being
-    accumulated, and what hosts remember outside of any state_dict
-    (:data:`~mmkcr.engine.resume.host_state.HOST_STATE`). It resumes within an epoch, and repeats
-    the validation that follows a checkpoint, whose results the checkpoint cannot hold. A plain
-    ``CheckpointHook`` becomes an :class:`AtomicCheckpointHook`. It registers
-    :class:`PreemptionHook`, :class:`FiniteHook` and :class:`SyncBatchNormHook`.
+    What is no such function is stored: the seeds of samplers when ``randomness`` gives none,
+    gradients that are still being accumulated, and what hosts remember outside of any state_dict
+    (:data:`HOST_STATE`). It resumes within an epoch, and repeats the validation that follows a
+    checkpoint, whose results the checkpoint cannot hold. A plain ``CheckpointHook`` becomes an
+    :class:`AtomicCheckpointHook`. It registers :class:`PreemptionHook`, :class:`FiniteHook` and
+    :class:`SyncBatchNormHook`.
 
     Works with MMEngine's loops of epochs and of iterations, those of a search in two levels, any
     sampler and batch sampler, any number of workers, persistent or not.
@@ -68,10 +67,10 @@ class ExactResumeHook(Hook):
 
     def __init__(self, sync_batch_norm: bool = True) -> None:
         self.sync_batch_norm = sync_batch_norm
-        self._resumed: dict = {}
+        self._resumed: dict[str, Any] = {}  # what a checkpoint to resume from has stored
         self._seed = 0
         self._validated = False
-        self._passed = 0
+        self._passed = 0  # batches that a resumed run has already used of its epoch
         self._processes: list[dict[str, Any]] | None = None
 
     def before_run(self, runner: Runner) -> None:
@@ -80,124 +79,97 @@ class ExactResumeHook(Hook):
             if type(hook) is CheckpointHook:
                 runner.hooks[place] = AtomicCheckpointHook()
                 vars(runner.hooks[place]).update(vars(hook))
-        wanted = [MissedValidationHook, PreemptionHook, FiniteHook]
-        wanted += [SyncBatchNormHook] if self.sync_batch_norm else []
+        wanted = [MissedValidationHook(self._resumed), PreemptionHook(), FiniteHook()]
+        wanted += [SyncBatchNormHook()] if self.sync_batch_norm else []
         for hook in wanted:
-            if not any(isinstance(present, hook) for present in runner.hooks):
-                runner.register_hook(hook())
+            if not any(isinstance(present, type(hook)) for present in runner.hooks):
+                runner.register_hook(hook)
 
     def before_checkpoint(self, runner: Runner) -> None:
         """Gather what all processes have of their own, as only one of them saves."""
-        self._processes = all_gather_object(_own_state(runner))
+        self._processes = all_gather_object(own_state(runner))
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Add samplers' seeds, waiting gradients, hosts' state, and whether to validate."""
         # a hook that does not announce it on all processes saves what this one has
-        processes, self._processes = self._processes or [_own_state(runner)], None
+        processes, self._processes = self._processes or [own_state(runner)], None
         loop, meta = runner.train_loop, checkpoint['meta']
         # in the middle of an epoch: more iterations than the epochs that are complete hold
         within = isinstance(loop, EpochBasedTrainLoop) and meta['iter'] > meta['epoch'] * len(
             loop.dataloader)
         checkpoint[_KEY] = dict(
-            sampler_seeds={name: getattr(source_sampler(loader), 'seed', None)
-                           for name, loader in train_loaders(runner).items()},
+            sampler_seeds={name: getattr(batches.source_sampler(loader), 'seed', None)
+                           for name, loader in batches.loaders_of(runner.train_loop).items()},
             # what was to be validated before an epoch began has been
             validated=self._validated or within,
             batches=len(loop.dataloader) if within else None,
             processes=processes)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep the added state if the run is resumed."""
-        if runner._resume:
-            self._resumed = checkpoint.get(_KEY, {})
+        """Keep what a run to resume has stored, and find out how much of its epoch is past."""
+        if not runner._resume:
+            return
+        self._resumed.update(checkpoint.get(_KEY, {}))
+        loop, meta = runner.train_loop, checkpoint.get('meta') or {}
+        # weights alone are the guard's to refuse
+        if not isinstance(loop, EpochBasedTrainLoop) or not {'epoch', 'iter'} <= meta.keys():
+            return
+        begin = meta['epoch'] * len(loop.dataloader)
+        if self._resumed.pop('batches', None) == len(loop.dataloader):
+            self._passed = meta['iter'] - begin
+        elif meta['iter'] != begin:
+            print_log(f'The run does not go on exactly: expected iteration {begin} at the start of '
+                      f'epoch {meta["epoch"] + 1}, found {meta["iter"]} in the checkpoint, which '
+                      'was written within an epoch or with another batch size.', 'current',
+                      level=30)
+            # another number of batches means another order: the epoch begins anew, and what is past
+            # counts as epochs of today's length, for all that looks at both counters
+            meta['iter'] = begin
 
     def before_train(self, runner: Runner) -> None:
         """Number the samples of every training loader of the loop."""
         seeds = [runner.seed]
         broadcast_object_list(seeds)  # one for all ranks, also under `diff_rank_seed`
         self._seed = seeds[0]
-        resumed_seeds = self._resumed.get('sampler_seeds', {})
-        for name, loader in train_loaders(runner).items():
-            batches = loader.batch_sampler
+        resumed_seeds = self._resumed.pop('sampler_seeds', {})
+        for name, loader in batches.loaders_of(runner.train_loop).items():
+            sampler = loader.batch_sampler
             # the host would train nothing, or end in a bare StopIteration
-            if hasattr(batches, '__len__') and len(batches) == 0:
-                raise ValueError(f'expected at least one batch of {batches.batch_size} images in '
+            if hasattr(sampler, '__len__') and len(sampler) == 0:
+                raise ValueError(f'expected at least one batch of {sampler.batch_size} images in '
                                  f'`{name}`, found {len(loader.dataset)} images, of which '
                                  '`drop_last` leaves none')
-            make_reproducible(loader, self._seed, name)
+            batches.make_reproducible(loader, self._seed, name)
             if resumed_seeds.get(name) is not None:
                 # without `randomness` the host draws a new seed for every start
-                source_sampler(loader).seed = resumed_seeds[name]
-        self._set_own_state(runner, self._resumed.get('processes'))
+                batches.source_sampler(loader).seed = resumed_seeds[name]
+        if states := self._resumed.pop('processes', None):
+            # of another number of processes each has what one of them had
+            set_own_state(runner, states[get_rank() % len(states)])
         loop = runner.train_loop
         # an iteration-based run goes to its position without loading skipped batches
         if isinstance(loop, IterBasedTrainLoop) and not isinstance(loop.dataloader_iterator,
-                                                                   EndlessBatches):
-            loop.dataloader_iterator = EndlessBatches(loop.dataloader)
-        self._passed = self._within_epoch(runner, self._resumed.get('batches'))
-        self._resumed = {}
+                                                                   batches.EndlessBatches):
+            loop.dataloader_iterator = batches.EndlessBatches(loop.dataloader)
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Set the random states and the samplers' epoch, and skip batches of a resumed epoch."""
-        seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
-        for loader in train_loaders(runner).values():
-            set_epoch(loader, runner.epoch)
+        batches.seed_everything(batches.derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
+        for loader in batches.loaders_of(runner.train_loop).values():
+            batches.set_epoch(loader, runner.epoch)
             # 0 too: of two loaders the second is not asked once the first has nothing left
-            skip_batches(loader, self._passed)
+            batches.skip_batches(loader, self._passed)
         self._passed = 0
 
     def before_train_iter(self, runner: Runner, batch_idx: int,
                           data_batch: dict | None = None) -> None:
         """Set the random states of the main process."""
         self._validated = False
-        seed_everything(derive_seed(self._seed, 'iter', runner.iter, get_rank()))
+        batches.seed_everything(batches.derive_seed(self._seed, 'iter', runner.iter, get_rank()))
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Note that a checkpoint of the best model already has this validation behind it."""
         self._validated = True
-
-    @staticmethod
-    def _set_own_state(runner: Runner, states: list[dict[str, Any]] | None) -> None:
-        """Set what :func:`_own_state` found on every process."""
-        if not states:
-            return
-        rank, processes = get_dist_info()
-        # the step takes the mean over processes, whatever their number was
-        of_rank = states[rank:rank + 1] if len(states) == processes else states
-        for name, param in unwrap(runner.model).named_parameters():
-            grads = [state['gradients'][name] for state in of_rank if name in state['gradients']]
-            if grads:
-                param.grad = (torch.stack(grads).sum(0) / len(of_rank)).to(param)
-        set_host_state(runner, of_rank[0]['hosts'])
-
-    @staticmethod
-    def _within_epoch(runner: Runner, batches: int | None) -> int:
-        """Number of batches that a resumed run has already used of its epoch."""
-        loop = runner.train_loop
-        if not isinstance(loop, EpochBasedTrainLoop):
-            return 0
-        begin = loop.epoch * len(loop.dataloader)
-        passed = loop.iter - begin
-        # another number of batches means another order: the epoch begins anew
-        if batches == len(loop.dataloader):
-            return passed
-        if passed:
-            print_log(f'The run does not go on exactly: expected iteration {begin} at the start of '
-                      f'epoch {loop.epoch + 1}, found {loop.iter} in the checkpoint, which was '
-                      'written within an epoch or with another batch size.', 'current', level=30)
-            # what is past counts as epochs of today's length, for all that looks at both counters
-            loop._iter = begin
-            wrapper = runner.optim_wrapper
-            for part in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
-                part.initialize_count_status(runner.model, loop.iter, loop.max_iters)
-        return 0
-
-
-def _own_state(runner: Runner) -> dict[str, Any]:
-    """Gradients that wait for a step, and what hosts remember, of this process."""
-    parameters = unwrap(runner.model).named_parameters()
-    return dict(gradients={name: param.grad.cpu() for name, param in parameters
-                           if param.grad is not None}, hosts=host_state(runner))
 
 
 class MissedValidationHook(Hook):
@@ -208,20 +180,63 @@ class MissedValidationHook(Hook):
 
     priority = 'LOWEST'  # after all other hooks are ready
 
-    def __init__(self) -> None:
-        self._missed = False
-
-    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Find out whether the checkpoint is older than its validation."""
-        self._missed = runner._resume and not checkpoint.get(_KEY, {}).get('validated', True)
+    def __init__(self, resumed: dict[str, Any]) -> None:
+        self.resumed = resumed
 
     def before_train(self, runner: Runner) -> None:
         """Validate if the unbroken run did so at this point."""
-        loop, self._missed, missed = runner.train_loop, False, self._missed
-        if not missed or runner.val_loop is None:
+        loop = runner.train_loop
+        if self.resumed.pop('validated', True) or runner.val_loop is None:
             return
         done, total = (loop.epoch, loop.max_epochs) if isinstance(loop, EpochBasedTrainLoop) else \
             (loop.iter, loop.max_iters)
         loop._decide_current_val_interval()
         if done >= loop.val_begin and (done % loop.val_interval == 0 or done == total):
             runner.val_loop.run()
+
+
+def own_state(runner: Runner) -> dict[str, Any]:
+    """What of a process is in no state_dict: waiting gradients, and :data:`HOST_STATE`."""
+    values = {name: getattr(owner, attribute) for name, owner, attribute in _entries(runner)}
+    return {name: _plain(value) for name, value in values.items() if value is not None}
+
+
+def set_own_state(runner: Runner, state: dict[str, Any]) -> None:
+    """Set what :func:`own_state` found; what the run does not have any more is left out."""
+    for name, owner, attribute in _entries(runner):
+        if name in state:
+            value = _plain(state[name])
+            setattr(owner, attribute, value.to(owner) if attribute == 'grad' else value)
+
+
+def _entries(runner: Runner) -> Iterator[tuple[str, Any, str]]:
+    """A name of its own, the object and its attribute."""
+    model = unwrap(runner.model)
+    for name, param in model.named_parameters():
+        yield f'gradient {name}', param, 'grad'
+    owners = [(f'module {path}', module) for path, module in model.named_modules()]
+    kinds = [type(hook).__name__ for hook in runner.hooks]
+    for place, (kind, hook) in enumerate(zip(kinds, runner.hooks)):
+        # numbered among the hooks of a class: others may come and go
+        owners.append((f'hook {kind} {kinds[:place].count(kind)}', hook))
+    for name, owner in owners:
+        for cls in type(owner).__mro__:
+            library = cls.__module__.partition('.')[0]
+            for attribute in HOST_STATE.get(f'{library}.{cls.__name__}', ()):
+                *path, last = attribute.split('.')
+                part = owner
+                for step in path:
+                    part = getattr(part, step, None)
+                if hasattr(part, last):  # a head without `train_cfg` has no assigner
+                    yield f'{name}: {attribute}', part, last
+
+
+def _plain(value: Any) -> Any:
+    """A copy of numbers, lists and tuples without NumPy's types, and of tensors on the CPU."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    return value

@@ -1,11 +1,27 @@
-"""The information bottleneck of features and labels as a loss."""
+"""The information bottleneck of features and labels: the loss, its clusters, its values."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 import torch
-from torch import Tensor
+from mmengine.dist import all_gather_object, broadcast
+from mmengine.runner import Runner
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from mmkcr.functional.information import log_assignments
-from mmkcr.methods.search.refresh import RefreshedTerm
-from mmkcr.registry import MODELS
+from mmkcr.evaluation.features import draw_samples, feature_batches, share_of_rank, undisturbed
+from mmkcr.functional.clusters import (
+    INPUTS_PER_CLUSTER,
+    SAMPLES_PER_CLUSTER,
+    fit_clusters,
+    flat_inputs,
+)
+from mmkcr.functional.information import InformationAccumulator, log_assignments
+from mmkcr.methods.search.refresh import RefreshedTerm, RefreshHook
+from mmkcr.methods.search.regularized import labels_of
+from mmkcr.models.tasks import unwrap
+from mmkcr.registry import HOOKS, MODELS
 
 
 @MODELS.register_module()
@@ -23,8 +39,8 @@ class InformationBottleneckLoss(RefreshedTerm):
     reports both.
 
     Centroids and Q are computed before each epoch (:class:`mmkcr.InformationBottleneckHook`) and
-    are constant in the gradient. Mixed images count with the scores of their classes. All
-    arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off.
+    are constant in the gradient. Mixed images count with the scores of their classes. Arithmetic is
+    in fp32 (fp64 for fp64 features), also under autocast.
 
     Args:
         num_features (int): Feature width d.
@@ -37,24 +53,15 @@ class InformationBottleneckLoss(RefreshedTerm):
         smoothing (float): Pseudo-count of every (a, y) in Q. Defaults to 1e-3.
         input_features (int, optional): Width of the flattened inputs, if the hook should
             report the IB value. Their centroids are then buffers here. Defaults to None.
-
-    Attributes:
-        needs_labels (bool): ``forward`` takes the labels.
     """
 
     state, hook, marker = 'clusters', 'InformationBottleneckHook', 'refreshed'
 
     needs_labels = True
 
-    def __init__(self,
-                 num_features: int,
-                 num_classes: int,
-                 num_clusters: int | None = None,
-                 weight: float = 50.,
-                 beta: float = 1.,
-                 normalize: bool = True,
-                 smoothing: float = 1e-3,
-                 input_features: int | None = None) -> None:
+    def __init__(self, num_features: int, num_classes: int, num_clusters: int | None = None,
+                 weight: float = 50., beta: float = 1., normalize: bool = True,
+                 smoothing: float = 1e-3, input_features: int | None = None) -> None:
         super().__init__(num_features)
         for name, value in (('num_clusters', num_clusters or num_classes), ('beta', beta),
                             ('smoothing', smoothing)):
@@ -74,17 +81,8 @@ class InformationBottleneckLoss(RefreshedTerm):
             self.register_buffer('input_refreshed', torch.zeros((), dtype=torch.long))
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The weighted loss of a batch, a scalar.
-
-        Args:
-            features (Tensor): (B, d), with gradient.
-            labels (Tensor): Classes (B,), or scores (B, C).
-
-        Raises:
-            RuntimeError: There are no clusters yet.
-            ValueError: The features have another width.
-        """
-        self.check(features)
+        """The weighted loss of features (B, d) with classes (B,) or scores (B, C), a scalar."""
+        self.check_ready(features)
         log_phi = self.log_phi(features)
         with torch.autocast(features.device.type, enabled=False):
             log_q = self.log_q.to(log_phi)
@@ -101,11 +99,152 @@ class InformationBottleneckLoss(RefreshedTerm):
     @torch.no_grad()
     def refresh(self, centroids: Tensor, log_q: Tensor, step: int = -1) -> None:
         """Stores centroids (A, d), log Q (C, A), and the step before which they were computed."""
-        if centroids.shape != self.centroids.shape:
-            raise ValueError(f'expected centroids of shape {tuple(self.centroids.shape)}, found '
-                             f'`{tuple(centroids.shape)}` in InformationBottleneckLoss')
+        self.check_shape('centroids', centroids, *self.centroids.shape)
         self.centroids.copy_(centroids)
         self.log_q.copy_(log_q)
         self.refresh_step.fill_(step)
         self.refreshed.fill_(1)
         self.ready = True
+
+
+def labelled_batches(model: nn.Module, loader: DataLoader,
+                     layer: str) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """Features (B, d) of :func:`~mmkcr.evaluation.features.feature_batches`, labels, the batch."""
+    for features, batch in feature_batches(model, loader, layer):
+        yield features, labels_of(batch['data_samples']).to(features.device), batch
+
+
+@torch.no_grad()
+def refresh_bottleneck(model: nn.Module, loss: InformationBottleneckLoss, dataset: Any,
+                       like: DataLoader, layer: str = 'backbone', drawn: Tensor | None = None,
+                       seed: int = 0, step: int = -1) -> dict[str, float]:
+    """Refresh an :class:`InformationBottleneckLoss` in one pass over a data set.
+
+    Every sample goes through the network, which is in eval mode, once. The features of the
+    ``drawn`` samples (ascending; by default all) are held, and every rank runs k-means on all of
+    them, from the centroids of the previous refresh, if there was one. Q is summed over these and
+    over all others as they stream by. With C = A = 1000 classes and clusters, d = 640 and the
+    default of 256 samples per cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB, and Q
+    and its sums 8 MB each, for any n. Reporting the IB value adds 256 000 x 1000 x 4 B = 1.02 GB
+    divided by the number of ranks. What is returned are the accumulator's ``values``.
+    """
+    if loss.input_features is not None and not loss.input_refreshed:
+        # they never change, nor do their clusters
+        some = draw_samples(len(dataset), INPUTS_PER_CLUSTER * loss.num_classes, seed)
+        loader = share_of_rank(dataset, None if some is None else some.tolist(), like)
+        _fit(loss.input_centroids, [_inputs_of(model, batch) for batch in loader], loss, seed)
+        loss.input_refreshed.fill_(1)
+
+    def rows(indices: Tensor | None) -> Iterator[tuple]:
+        """What is summed of every batch: features, labels, log phi of the inputs."""
+        loader = share_of_rank(dataset, None if indices is None else indices.tolist(), like)
+        for features, labels, batch in labelled_batches(model, loader, layer):
+            log_inputs = None if loss.input_features is None else log_assignments(
+                _inputs_of(model, batch), loss.input_centroids, loss.beta, loss.normalize)
+            yield features.float(), labels, log_inputs
+
+    held = list(rows(drawn))
+    _fit(loss.centroids, [row[0] for row in held], loss, seed,
+         loss.centroids if loss.ready else None)
+    sums = InformationAccumulator(
+        loss.num_clusters, loss.num_classes, device=loss.centroids.device,
+        input_clusters=loss.num_classes if loss.input_features is not None else 0)
+    others = ()
+    if drawn is not None:  # the second pass sees only samples that the first one did not
+        left = torch.ones(len(dataset), dtype=torch.bool)
+        left[drawn] = False
+        others = rows(left.nonzero().flatten())
+    for features, labels, log_inputs in chain(held, others):
+        sums.add(loss.log_phi(features), labels, log_inputs)
+    sums.all_reduce()
+    loss.refresh(loss.centroids, sums.log_q(loss.smoothing), step)
+    return sums.values(loss.log_q)
+
+
+def _inputs_of(model: nn.Module, batch: Any) -> Tensor:
+    return flat_inputs(unwrap(model).data_preprocessor(batch, False)['inputs'])
+
+
+def _fit(centroids: Tensor, parts: Sequence[Tensor], loss: InformationBottleneckLoss, seed: int,
+         start: Tensor | None = None) -> None:
+    """Fit centroids, in place, to the points of all ranks, of which each has every n-th."""
+    local = torch.cat(parts) if parts else torch.zeros_like(centroids[:0])
+    if local.shape[1] != centroids.shape[1]:
+        raise ValueError(f'expected features or inputs of {centroids.shape[1]} numbers '
+                         f'(`num_features`, `input_features`), found `{local.shape[1]}` in '
+                         'InformationBottleneckLoss')
+    shares = all_gather_object(local.cpu())
+    points = local.new_empty(sum(map(len, shares)), local.shape[1])
+    for rank, share in enumerate(shares):  # in their order
+        points[rank::len(shares)] = share.to(points)
+    centroids.copy_(fit_clusters(points, len(centroids), seed, loss.normalize, start))
+    broadcast(centroids)
+
+
+@HOOKS.register_module()
+class InformationBottleneckHook(RefreshHook):
+    """K-means on the features, and Q(a | y) with its clusters (DCS algorithm 1, line 16).
+
+    It runs before every epoch with the term on, in one eval pass over the training set
+    (:func:`refresh_bottleneck` tells the memory). It logs ``ib_i_labels``, I(X~, Y); if the loss
+    has ``input_features``, also ``ib_i_inputs``, ``ib_ib`` and the bounds.
+
+    The paper computes Q with the clusters of the previous epoch and then moves the clusters. Here Q
+    follows the clusters, as in the authors' later public code.
+
+    Args:
+        interval (int): Steps between refreshes. Defaults to 1: every epoch.
+        samples (int, optional): Features that k-means sees, drawn without replacement,
+            seeded by the step. Defaults to None: 256 per cluster, or all if there are fewer.
+        loss, **kwargs: See :class:`RefreshHook`; ``loss`` defaults to 'ib'.
+    """
+
+    def __init__(self, interval: int = 1, samples: int | None = None, loss: str = 'ib',
+                 **kwargs: Any) -> None:
+        super().__init__(interval, loss, **kwargs)
+        if samples is not None and samples < 1:
+            raise ValueError(f'expected samples >= 1, found `{samples}` in '
+                             'InformationBottleneckHook')
+        self.samples = samples
+
+    def check(self, loss: nn.Module) -> None:
+        """Refuse a regulariser without clusters."""
+        if not isinstance(loss, InformationBottleneckLoss):
+            raise TypeError('expected an InformationBottleneckLoss for InformationBottleneckHook, '
+                            f'found `{type(loss).__name__}` as `{self.loss}`')
+
+    def due(self, loss: nn.Module, step: int) -> bool:
+        """While the term is on: the first time, and every ``interval`` steps."""
+        return loss.active and (not loss.ready or (step + 1) % self.interval == 0)
+
+    def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
+        """See :meth:`RefreshHook.compute`."""
+        drawn = self.draw(self.samples or SAMPLES_PER_CLUSTER * loss.num_clusters, step)
+        values = refresh_bottleneck(
+            runner.model, loss, self.dataset, self.like, unwrap(runner.model).feature_layer,
+            drawn, (self.seed * 1000003 + step) % 2**32, step)
+        n = int(values.pop('n'))
+        for key, value in values.items():
+            runner.message_hub.update_scalar(f'train/{self.loss}_{key}', value)
+        text = ', '.join(f'{key} {value:.5f}' for key, value in values.items())
+        return f'{loss.num_clusters} clusters and Q of {n} samples ({text})'
+
+
+def information_statistics(model: nn.Module, loader: DataLoader, num_classes: int,
+                           layer: str = 'backbone', seed: int = 0,
+                           **kwargs: Any) -> dict[str, float]:
+    """I(X~, X), I(X~, Y), IB and its bounds of any trained classifier, also in a wrapper.
+
+    The loader has labelled images with test transforms; C = A = B is ``num_classes``; ``kwargs``
+    are ``beta``, ``normalize`` and ``smoothing`` of :class:`InformationBottleneckLoss`.
+    """
+    with undisturbed(model):
+        # one sample tells the widths of features and inputs
+        one = share_of_rank(loader.dataset, [0], loader, distributed=False)
+        features, _, batch = next(labelled_batches(model, one, layer))
+        inputs = _inputs_of(model, batch)
+        loss = InformationBottleneckLoss(features.shape[1], num_classes,
+                                         input_features=inputs.shape[1], **kwargs)
+        loss.to(features.device)
+        drawn = draw_samples(len(loader.dataset), SAMPLES_PER_CLUSTER * num_classes, seed)
+        return refresh_bottleneck(model, loss, loader.dataset, loader, layer, drawn, seed)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmkcr.functional.clusters import fit_clusters, flat_inputs
 from mmkcr.functional.information import InformationAccumulator, log_assignments
-from mmkcr.methods.search.feature_tap_hook import tapped_feature
+from mmkcr.methods.search.refresh import tapped_feature
 from mmkcr.registry import METRICS
 
 _CHUNK = 4096
@@ -29,34 +29,26 @@ class InformationBottleneckMetric(BaseMetric):
 
     The set's features, and inputs of at most 32 x 32 pixels, are held: n (4 d + 12 288) B over all
     ranks, 740 MB for ImageNet's validation set at d = 640. The memory of
-    :func:`~mmkcr.methods.dcs.bottleneck.information_statistics` is bounded.
+    :func:`~mmkcr.methods.dcs.information_bottleneck.information_statistics` is bounded.
 
     Args:
         num_classes (int): C.
         inputs (bool): Whether to cluster the inputs; without them only I(X~, Y) is given.
             Defaults to True.
-        mean (float | Sequence[float]): Of the loaded pixels, one or one a channel. Defaults to 0.
-        std (float | Sequence[float]): Likewise. Defaults to 1.
-        beta (float): See :class:`mmkcr.InformationBottleneckLoss`. Defaults to 1.
-        normalize (bool): As there. Defaults to True.
-        smoothing (float): As there. Defaults to 1e-3.
-        feature_key (str): Field with the feature (d,). Defaults to 'features'.
+        mean, std (float | Sequence[float]): Of pixels as loaded, one or one a channel. Default to
+            0, 1.
+        beta, normalize, smoothing: See :class:`mmkcr.InformationBottleneckLoss`, as are the
+            defaults.
+        feature_key (str): See :class:`mmkcr.KernelComplexityMetric`. Defaults to 'features'.
         seed (int): Seed of k-means. Defaults to 0.
         **kwargs: See ``BaseMetric``.
     """
 
     default_prefix = 'information'
 
-    def __init__(self,
-                 num_classes: int,
-                 inputs: bool = True,
-                 mean: float | Sequence[float] = 0.,
-                 std: float | Sequence[float] = 1.,
-                 beta: float = 1.,
-                 normalize: bool = True,
-                 smoothing: float = 1e-3,
-                 feature_key: str = 'features',
-                 seed: int = 0,
+    def __init__(self, num_classes: int, inputs: bool = True, mean: float | Sequence[float] = 0.,
+                 std: float | Sequence[float] = 1., beta: float = 1., normalize: bool = True,
+                 smoothing: float = 1e-3, feature_key: str = 'features', seed: int = 0,
                  **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_classes, self.inputs = num_classes, inputs
@@ -77,11 +69,7 @@ class InformationBottleneckMetric(BaseMetric):
             self.results.append((feature, int(sample['gt_label']), point))
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Clusters, soft assignments and mutual information of what all ranks have processed.
-
-        Raises:
-            ValueError: There are none, or the inputs are not of one size.
-        """
+        """Clusters, soft assignments and mutual information of what all ranks have processed."""
         if not results:
             raise ValueError('expected at least one data sample, found `0` in '
                              'InformationBottleneckMetric')

@@ -1,16 +1,19 @@
-"""Input-dependent mask on queries and keys of DCS-Transformer, section 3.1."""
+"""Input-dependent masks on queries and keys of DCS-Transformer, section 3.1; what they select."""
 
-from typing import Any
+import statistics
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.nn.functional as F
-from mmengine.hooks import Hook
-from mmengine.runner import Runner
+from mmengine.dist import all_reduce
 from torch import Tensor, nn
 
-from mmkcr.core.added import AddedLayer
-from mmkcr.core.gate import NoisyGate, logistic_noise, resample_gates
-from mmkcr.registry import HOOKS, MODELS
+from mmkcr.core.gate import NoisyGate, logistic_noise
+from mmkcr.core.products import AddedLayer
+from mmkcr.models.sites.qk_mask import QKMaskSite
+from mmkcr.models.tasks import unwrap
+from mmkcr.registry import MODELS
 
 
 @MODELS.register_module()
@@ -35,18 +38,10 @@ class QKMask(NoisyGate, AddedLayer):
             Defaults to 2.0.
         temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``. It scales gradients
             and does not change :math:`M`. Defaults to 1.0.
-
-    Raises:
-        ValueError: ``temperature`` is not positive.
     """
 
-    def __init__(self,
-                 in_channels: int,
-                 channels: int,
-                 maps: bool = False,
-                 separate: bool = False,
-                 init: float = 2.0,
-                 temperature: float = 1.0) -> None:
+    def __init__(self, in_channels: int, channels: int, maps: bool = False, separate: bool = False,
+                 init: float = 2.0, temperature: float = 1.0) -> None:
         super().__init__()
         if temperature <= 0:
             raise ValueError(f'expected a positive mask `temperature`, found {temperature}')
@@ -69,14 +64,10 @@ class QKMask(NoisyGate, AddedLayer):
         return logistic_noise(theta.shape[1:], generator).to(theta)
 
     def forward(self, x: Tensor) -> Tensor:
-        r"""The linear layer's output :math:`\theta`.
+        r"""The linear layer's output :math:`\theta` for x (B, N, C), or (B, C, H, W) with ``maps``.
 
-        Args:
-            x (Tensor): (B, N, C), or (B, C, H, W) with ``maps``.
-
-        Returns:
-            Tensor: (B, N, R, D), or (B, R, D, H, W) with ``maps``; R is 1, or 2 with
-            ``separate``, so that it broadcasts to queries and keys.
+        Its shape is (B, N, R, D), or (B, R, D, H, W) with ``maps``; R is 1, or 2 with ``separate``,
+        so that it broadcasts to queries and keys.
         """
         theta = F.conv2d(x, self.weight[..., None, None], self.bias) if self.maps else \
             F.linear(x, self.weight, self.bias)
@@ -85,8 +76,7 @@ class QKMask(NoisyGate, AddedLayer):
     def binarize(self, theta: Tensor) -> Tensor:
         """M of zeros and ones with the step's noise in training, and the sigmoid's gradient.
 
-        Args:
-            theta (Tensor): Output of :meth:`forward`, in any shape that begins with the batch.
+        Theta is an output of :meth:`forward`, in any shape that begins with the batch.
         """
         if self.held_open:
             return torch.ones_like(theta)
@@ -98,37 +88,67 @@ class QKMask(NoisyGate, AddedLayer):
             mask = mask + (soft - soft.detach())  # adds 0, with the gradient of `soft`
         return mask
 
-    def extra_repr(self) -> str:
-        """Shown by ``print(model)``."""
-        return (f'in_channels={self.weight.shape[1]}, channels={self.channels}, '
-                f'separate={self.separate}')
+
+def find_masks(model: nn.Module) -> Mapping[str, QKMask]:
+    """The masks of a model, also in a wrapper, by module path; a model without is refused."""
+    masks = QKMaskSite.masks(unwrap(model))
+    if not masks:
+        raise ValueError('expected a model with masks on queries and keys, found '
+                         f'`{type(unwrap(model)).__name__}` without')
+    return masks
 
 
-@HOOKS.register_module()
-class GateNoiseHook(Hook):
-    """Draws the noise of every gate in a retraining, such as that of the QK masks (DCS, 3.1).
+@contextmanager
+def masks_held_open(model: nn.Module) -> Iterator[None]:
+    """Within the block all masks are 1: the control of what they do."""
+    with ExitStack() as stack:
+        for mask in find_masks(model).values():
+            stack.callback(setattr, mask, 'held_open', mask.held_open)
+            mask.held_open = True
+        yield
 
-    In a search the model itself does so. The noise is a function of the seed and the iteration.
 
-    Args:
-        seed (int): Seed of the noise. Defaults to 0.
+class MaskWatch(ExitStack):
+    """Counts what masks select in the forward passes of a block, for :meth:`table` and its means.
     """
 
-    priority = 'ABOVE_NORMAL'
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.masks = find_masks(model)
+        self._counts: dict[QKMask, Tensor] = {}  # open positions by channel; all positions
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    def __enter__(self) -> 'MaskWatch':
+        for mask in self.masks.values():
+            self.enter_context(mask.register_forward_hook(self._count))
+        return self
 
-    def before_train(self, runner: Runner) -> None:
-        """Refuse a model without gates.
+    def _count(self, mask: QKMask, args: tuple, theta: Tensor) -> None:
+        if mask.maps:  # (B, R, D, H, W)
+            theta = theta.permute(0, 3, 4, 1, 2)
+        opened = theta.detach().flatten(-2).flatten(0, -2) > 0  # (all positions, R * D)
+        self._counts[mask] = self._counts.get(mask, 0) + F.pad(opened, (0, 1), value=True).sum(0)
 
-        Raises:
-            ValueError: There is none.
+    def table(self) -> dict[str, dict[str, float]]:
+        """Of every mask that was called, over all processes, by its layer within the backbone.
+
+        ``open`` is the share of entries, over positions, images and channels, that are 1;
+        ``always`` that of the channels that are 1 for every position of every image, and ``never``
+        that of those that are 0 likewise; all in percent, without noise.
         """
-        if not any(isinstance(module, NoisyGate) for module in runner.model.modules()):
-            raise ValueError('expected a model with at least one gate to draw noise for, found '
-                             f'none in `{type(runner.model).__name__}` for GateNoiseHook')
+        shares = {}
+        for name, mask in self.masks.items():
+            if mask not in self._counts:
+                continue
+            counts = self._counts[mask].double()
+            all_reduce(counts)
+            openness = counts[:-1] / counts[-1]  # share of positions that are open, by channel
+            layer = name.rpartition('backbone.')[2].removesuffix('.mask')
+            shares[layer] = {key: 100 * float(share.double().mean()) for key, share in dict(
+                open=openness, always=openness == 1, never=openness == 0).items()}
+        return shares
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Draw the noise of an iteration."""
-        resample_gates(runner.model, self.seed, runner.iter)
+    def means(self) -> Mapping[str, float]:
+        """Means of the columns of :meth:`table` over the masks."""
+        rows = list(self.table().values())
+        return {key: statistics.fmean(row[key] for row in rows)
+                for key in ('open', 'always', 'never')}

@@ -46,9 +46,6 @@ class RelaxedTopKGate(BaseGate):
         blockwise (bool): Choose all units of a site together, with one logit per site; otherwise
             one logit per unit. Defaults to True.
         temperature (float): Set by ``TemperatureDecayHook``. Defaults to 1.
-
-    Raises:
-        ValueError: ``count`` is negative, or the temperature not positive.
     """
 
     decided = True
@@ -71,11 +68,7 @@ class RelaxedTopKGate(BaseGate):
         return {**vars(self), '_of_step': {}}
 
     def join(self, gates: Sequence[BaseGate]) -> None:
-        """Choose together with the other gates of this class.
-
-        Raises:
-            ValueError: ``count`` is above the number of units.
-        """
+        """Choose together with the other gates of this class."""
         self._members = [gate for gate in gates if isinstance(gate, RelaxedTopKGate)]
         units = sum(len(gate.alpha) for gate in self._members)
         if self.count > units:
@@ -141,7 +134,3 @@ class RelaxedTopKGate(BaseGate):
         chosen = torch.zeros_like(logits)
         chosen[logits.sort(descending=True, stable=True).indices[:self.count]] = 1.
         return (self._mine(chosen) == 0).nonzero().flatten()
-
-    def extra_repr(self) -> str:
-        """Shown by ``print(model)``."""
-        return f'total={self.total}, count={self.count}, blockwise={self.blockwise}'

@@ -5,8 +5,8 @@ kind ``mlp_channels``, gates of :mod:`mmkcr.methods.search.gumbel`). A term of t
 tail of the spectrum of the kernel K = F F^T / n of the features F before the classifier: the bound
 on the test loss has its square root.
 
-- ``kernel_complexity``: the term, a residual of the projection on the leading eigenvectors
-- ``nystrom_refresh``: the hook that computes these eigenvectors anew every 30 epochs
+- ``kernel_complexity``: the term, a residual of the projection on the leading eigenvectors, and the
+  hook that computes these anew every 30 epochs
 - ``metric``: KC, its approximation and the bounds of the theorem
 - ``selfsup``: pre-training by MOCA, which mmpretrain does not have
 - ``vqa``: FLAVA and its questions about images

@@ -1,12 +1,25 @@
-"""Kernel complexity reduction: the approximate truncated nuclear norm as a loss."""
+"""Kernel complexity reduction: the approximate truncated nuclear norm as a loss, and its basis."""
+
+from typing import Any
 
 import torch
-from torch import Tensor
+from mmengine.runner import Runner
+from torch import Tensor, nn
 
-from mmkcr.functional.kernel import leading_basis, moment_of, orthonormalise, truncation_rank
-from mmkcr.methods.search.refresh import RefreshedTerm
-from mmkcr.models.losses.processes import mean_over_processes
-from mmkcr.registry import MODELS
+from mmkcr.datasets.part import sample_sources
+from mmkcr.evaluation.features import feature_batches, share_of_rank
+from mmkcr.functional.kernel import (
+    DEFAULT_LANDMARKS,
+    MomentAccumulator,
+    leading_basis,
+    moment_of,
+    orthonormalise,
+    truncation_rank,
+)
+from mmkcr.methods.search.refresh import RefreshedTerm, RefreshHook
+from mmkcr.models.losses import mean_over_processes
+from mmkcr.models.tasks import unwrap
+from mmkcr.registry import HOOKS, MODELS
 
 
 @MODELS.register_module()
@@ -29,9 +42,8 @@ class KernelComplexityLoss(RefreshedTerm):
     'sample' stores n x r numbers and needs the index of every sample. It is meant for tests and
     ablations on small sets. Both forms agree at a refresh whose landmarks are all n samples.
 
-    All arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off. The
-    basis is a buffer of fixed shape, so that checkpoints always load strictly. It is zero
-    before the first refresh, and in the columns beyond the rank.
+    Arithmetic is in fp32 (fp64 for fp64 features), also under autocast. The basis is a buffer of
+    fixed shape, zero before the first refresh and in the columns beyond the rank.
 
     Args:
         num_features (int): Feature width d.
@@ -41,27 +53,17 @@ class KernelComplexityLoss(RefreshedTerm):
         scale_free (bool): Divide by the energy ``sum ||F_i||^2`` of the batch of all processes,
             so that the term does not grow with the features' scale. Defaults to False.
         num_samples (int, optional): n, for 'sample' only, where it is required.
-
-    Attributes:
-        needs_indices (bool): Whether ``forward`` needs the samples' indices.
     """
 
     state, hook, marker = 'a basis', 'NystromRefreshHook', 'basis_rank'
 
-    def __init__(self,
-                 num_features: int,
-                 rank_ratio: float = 0.2,
-                 weight: float = 0.2,
-                 form: str = 'projection',
-                 scale_free: bool = False,
+    def __init__(self, num_features: int, rank_ratio: float = 0.2, weight: float = 0.2,
+                 form: str = 'projection', scale_free: bool = False,
                  num_samples: int | None = None) -> None:
         super().__init__(num_features)
-        if form not in ('projection', 'sample'):
-            raise ValueError(f"expected form 'projection' or 'sample', found `{form}` in "
-                             'KernelComplexityLoss')
-        if (form == 'sample') != (num_samples is not None):
-            raise ValueError("expected num_samples with form 'sample' and only there, found "
-                             f'`{num_samples}` with form `{form}` in KernelComplexityLoss')
+        if form != ('projection' if num_samples is None else 'sample'):
+            raise ValueError("expected form 'projection', or 'sample' with `num_samples`, found "
+                             f'`{form}` with `{num_samples}` in KernelComplexityLoss')
         self.num_samples, self.rank_ratio, self.weight = num_samples, rank_ratio, weight
         self.scale_free, self.needs_indices = scale_free, form == 'sample'
         # the largest rank that a refresh may have; 'projection' does not know n yet
@@ -79,20 +81,11 @@ class KernelComplexityLoss(RefreshedTerm):
         return self.basis_epoch
 
     def forward(self, features: Tensor, indices: Tensor | None = None) -> Tensor:
-        """Computes the weighted loss of a batch, a scalar in fp32 or fp64.
+        """The weighted loss of features (B, d), a scalar in fp32 or fp64.
 
-        Args:
-            features (Tensor): (B, d), with gradient.
-            indices (Tensor, optional): (B,) positions in the training set, for 'sample'.
-
-        Raises:
-            RuntimeError: There is no basis yet.
-            ValueError: The features have another width, or indices are missing.
+        The form 'sample' needs their ``indices`` (B,), positions in the training set.
         """
-        self.check(features)
-        if self.needs_indices and indices is None:
-            raise ValueError("expected the samples' indices for form 'sample', found `None` in "
-                             'KernelComplexityLoss')
+        self.check_ready(features)
         with torch.autocast(features.device.type, enabled=False):
             features = features if features.dtype == torch.float64 else features.float()
             energy = features.square().sum()
@@ -118,59 +111,109 @@ class KernelComplexityLoss(RefreshedTerm):
 
     @torch.no_grad()
     def set_basis(self, basis: Tensor, epoch: int = -1) -> None:
-        """Stores a basis.
+        """Stores V (d, r), and the epoch (from 0), or iteration, before which it was computed.
 
-        Args:
-            basis (Tensor): V (d, r), orthonormal columns.
-            epoch (int): Epoch (from 0) before which it was computed, or iteration in an
-                iteration-based run. Defaults to -1.
-
-        Raises:
-            ValueError: The basis has another width or too many columns: at most
-                ``ceil(gamma0 min(n, d))``, with d in the place of n for 'projection'.
+        r is at most ``ceil(gamma0 min(n, d))``, with d in the place of n for 'projection'.
         """
-        width, most = self.basis.shape
-        if basis.ndim != 2 or len(basis) != width or not 1 <= basis.shape[1] <= most:
-            raise ValueError(f'expected a basis of shape ({width}, 1 to {most}), found '
-                             f'`{tuple(basis.shape)}` in KernelComplexityLoss.set_basis')
+        columns = min(max(basis.shape[-1], 1), self.basis.shape[1])
+        self.check_shape('a basis', basis, self.num_features, columns)
         self.basis.zero_()[:, :basis.shape[1]].copy_(basis)
         self.basis_rank.fill_(basis.shape[1])
         self.basis_epoch.fill_(epoch)
         self.ready = True
 
-    def refresh(self, moment: Tensor, n: int, epoch: int = -1) -> None:
-        """Computes V from the landmarks' second moment (fact 1; form 'projection').
-
-        Args:
-            moment (Tensor): ``F_I^T F_I`` (d, d) of the landmarks, any scale.
-            n (int): Number of training samples, for the rank.
-            epoch (int): As in :meth:`set_basis`.
-        """
-        if self.needs_indices:
-            raise ValueError("expected `refresh_from_features` for form 'sample', found a call of "
-                             '`refresh` in KernelComplexityLoss')
-        rank = truncation_rank(n, self.num_features, self.rank_ratio)
-        self.set_basis(leading_basis(moment, rank), epoch)
-
     @torch.no_grad()
-    def refresh_from_features(self, features: Tensor, landmarks: Tensor | None = None,
-                              epoch: int = -1) -> None:
-        """Computes V, and for 'sample' U and G, from all training features.
+    def refresh(self, moment: Tensor, n: int, epoch: int = -1,
+                features: Tensor | None = None) -> None:
+        """Computes V from the landmarks' second moment (fact 1), and for 'sample' U and G.
 
-        Args:
-            features (Tensor): F (n, d) in the order of the training set.
-            landmarks (Tensor, optional): (m,) indices. Defaults to all n.
-            epoch (int): As in :meth:`set_basis`.
+        The moment is ``F_I^T F_I`` (d, d) at any scale, n the number of training samples. 'sample'
+        needs their features F (n, d), in fp64 and in the order of the training set.
         """
-        features = features.double()
-        chosen = features if landmarks is None else features[landmarks]
-        rank = truncation_rank(len(features), self.num_features, self.rank_ratio)
-        basis = leading_basis(moment_of(chosen), rank)
+        basis = leading_basis(moment, truncation_rank(n, self.num_features, self.rank_ratio))
         if self.needs_indices:
+            if n != self.num_samples:
+                raise ValueError(f'expected features of `{self.num_samples}` samples, found `{n}` '
+                                 'in KernelComplexityLoss.refresh')
             u = orthonormalise(features @ basis)  # U (n, r) from U~ = F V (fact 2)
-            if len(u) != self.num_samples:
-                raise ValueError(f'expected features of `{self.num_samples}` samples, found '
-                                 f'`{len(u)}` in KernelComplexityLoss.refresh_from_features')
             self.coordinates.copy_(u)
             self.loadings.copy_(features.T @ u)
         self.set_basis(basis, epoch)
+
+    def refresh_from_features(self, features: Tensor, landmarks: Tensor | None = None,
+                              epoch: int = -1) -> None:
+        """As :meth:`refresh`, from all training features (n, d) and the landmarks' indices (m,)."""
+        features = features.detach().double()
+        chosen = features if landmarks is None else features[landmarks]
+        self.refresh(moment_of(chosen), len(features), epoch, features)
+
+
+@HOOKS.register_module()
+class NystromRefreshHook(RefreshHook):
+    """Computes the basis of :class:`mmkcr.KernelComplexityLoss` (KCR algorithm 1, line 11).
+
+    It runs before every epoch t (counted from 1) with ``t % interval == 0``, and before the first
+    epoch with the term on if there is no basis yet; with ``by_epoch=False`` the same holds for
+    iterations. One all-reduce of the landmarks' (d, d) moment gives the same basis on every rank.
+
+    Args:
+        interval (int): Epochs, or iterations, between refreshes. Defaults to 30.
+        landmarks (int, optional): m, drawn without replacement, seeded by the step.
+            Defaults to None: ``min(50000, n)``. (v1: 100000.)
+        solver (str): 'nystrom' uses the landmarks, 'exact' all n samples in one streaming
+            pass. Defaults to 'nystrom'.
+        loss, **kwargs: See :class:`RefreshHook`; ``loss`` defaults to 'kcr'.
+    """
+
+    def __init__(self, interval: int = 30, landmarks: int | None = None, solver: str = 'nystrom',
+                 loss: str = 'kcr', **kwargs: Any) -> None:
+        super().__init__(interval, loss, **kwargs)
+        if solver not in ('nystrom', 'exact'):
+            raise ValueError(f"expected solver 'nystrom' or 'exact', found `{solver}` in "
+                             'NystromRefreshHook')
+        self.landmarks, self.solver = landmarks, solver
+
+    def check(self, loss: nn.Module) -> None:
+        """Refuse fewer landmarks than the rank, more than samples, and samples without a row."""
+        n = len(self.dataset)
+        rank = truncation_rank(n, loss.num_features, loss.rank_ratio)
+        if self.landmarks is not None and not rank <= self.landmarks <= n:
+            raise ValueError(f'expected at least as many landmarks as the rank {rank} and at most '
+                             f'n = {n}, found `{self.landmarks}` in NystromRefreshHook')
+        if loss.needs_indices:
+            # the loss finds a sample's row of U by `sample_idx`, its place in the innermost set
+            sources = sample_sources(self.dataset)
+            for index, source in enumerate(sources):
+                row = self.dataset.get_data_info(index).get('sample_idx')
+                if row is None or row >= n or sources[row] != source:
+                    raise ValueError(
+                        f"expected samples numbered from 0 for form 'sample' of `{self.loss}`, "
+                        f'found `sample_idx` {row} at place {index} of a '
+                        f"`{type(self.dataset).__name__}`: use form 'projection'")
+
+    def due(self, loss: nn.Module, step: int) -> bool:
+        """Every ``interval`` steps, and when the term is on without a basis."""
+        return (step + 1) % self.interval == 0 or (loss.active and not loss.ready)
+
+    def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
+        """See :meth:`RefreshHook.compute`."""
+        model, indices, n = unwrap(runner.model), self._draw(step), len(self.dataset)
+        if loss.needs_indices:
+            # the form 'sample' stores U for every sample, so it needs all features, not a moment
+            loader = share_of_rank(self.dataset, None, self.like, distributed=False)
+            loss.refresh_from_features(torch.cat([features for features, _ in feature_batches(
+                model, loader, model.feature_layer)]), indices, step)
+        else:
+            moment = MomentAccumulator(loss.num_features, loss.basis.device)
+            chosen = None if indices is None else indices.tolist()
+            loader = share_of_rank(self.dataset, chosen, self.like)
+            for features, _ in feature_batches(model, loader, model.feature_layer):
+                moment.add(features)
+            loss.refresh(moment.all_reduce().moment(), n, step)
+        used = n if indices is None else len(indices)
+        return f'basis of rank {int(loss.basis_rank)} from {used} of {n} samples'
+
+    def _draw(self, step: int) -> Tensor | None:
+        """Landmarks of a step, ascending, or None for all samples."""
+        number = len(self.dataset) if self.solver == 'exact' else self.landmarks
+        return self.draw(number or DEFAULT_LANDMARKS, step)

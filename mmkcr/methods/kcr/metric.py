@@ -18,15 +18,14 @@ from mmkcr.functional.kernel import (
     tnn,
     truncation_rank,
 )
-from mmkcr.methods.search.feature_tap_hook import tapped_feature
+from mmkcr.methods.search.refresh import tapped_feature
 from mmkcr.registry import METRICS
 
 
 def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray:
-    """Whether each sample, by its position in the data set, is a landmark.
+    """Whether each sample, by its position in the data set, is one of a share of landmarks.
 
-    The draw of a share ``ratio`` depends on seed and position alone, not on the number of samples
-    or ranks, and needs no memory.
+    The draw depends on seed and position alone, not on the number of samples or ranks.
     """
     return np.array([np.random.default_rng((seed, index)).random() < ratio for index in indices],
                     dtype=bool)
@@ -54,8 +53,8 @@ class KernelComplexityMetric(BaseMetric):
         landmark_ratio (float): Expected share of samples that are landmarks of A-KC, each
             drawn by its position. Defaults to 0.1.
         rank_ratio (float): gamma0 of the reported TNN. Defaults to 0.2.
-        form (str): Approximate TNN of A-KC, 'projection' (as the loss) or 'sample' (the
-            paper's, orthonormalised). Defaults to 'projection'.
+        form (str): Of A-KC's TNN, see :func:`~mmkcr.functional.kernel.approximate_tnn`. Defaults to
+            'projection'.
         x (float): The bounds hold with probability ``1 - exp(-x)``. Defaults to 3 (95 %).
         feature_key (str): Field with the feature (d,). Defaults to 'features'.
         score_key (str, optional): Field with the network's output (C,) to be compared with
@@ -66,15 +65,9 @@ class KernelComplexityMetric(BaseMetric):
 
     default_prefix = 'kernel'
 
-    def __init__(self,
-                 landmark_ratio: float = 0.1,
-                 rank_ratio: float = 0.2,
-                 form: str = 'projection',
-                 x: float = 3.0,
-                 feature_key: str = 'features',
-                 score_key: str | None = 'pred_score',
-                 seed: int = 0,
-                 **kwargs: Any) -> None:
+    def __init__(self, landmark_ratio: float = 0.1, rank_ratio: float = 0.2,
+                 form: str = 'projection', x: float = 3.0, feature_key: str = 'features',
+                 score_key: str | None = 'pred_score', seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not 0 < landmark_ratio <= 1:
             raise ValueError(f'expected landmark_ratio in (0, 1], found `{landmark_ratio}` in '
@@ -101,12 +94,9 @@ class KernelComplexityMetric(BaseMetric):
     def evaluate(self, size: int) -> dict[str, float]:
         """Merge the ranks and compute the values (the same on every rank).
 
-        Args:
-            size (int): Length of the data set; positions beyond it are padding.
-
-        Returns:
-            dict[str, float]: With prefix 'kernel': kc, a_kc, tnn, n, landmarks, and with
-            scores squared_error, kcr_lower, kcr_upper, a_kcr_lower, a_kcr_upper.
+        With the prefix 'kernel' they are kc, a_kc, tnn, n, landmarks, and with scores
+        squared_error, kcr_lower, kcr_upper, a_kcr_lower, a_kcr_upper. Positions from ``size`` on,
+        the length of the data set, are padding.
         """
         rank, world = get_dist_info()
         # ranks interleave and pad by at most one sample each: position seen * world + rank

@@ -26,22 +26,17 @@ _PRESETS = dict(
 
 def one_hot_terms(probabilities: Tensor, options: Tensor,
                   eps: float = 1e-3) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Entropy and tangent term of the probabilities p of each site over its D live options.
+    r"""Entropy in nats, tangent, and :math:`\omega` of p, by site, over its D live options.
 
     :math:`H(p) = -\sum p \ln p` and :math:`\tan(\pi/2 - \pi\omega)` with
     :math:`\omega = \mathrm{var}(p) / \mathrm{var}_{max}`,
-    :math:`\mathrm{var}_{max} = (D - 1)/D^2` (equation 5). The tangent is
-    unbounded for uniform and for one-hot p. So :math:`\omega` is clamped.
+    :math:`\mathrm{var}_{max} = (D - 1)/D^2` (equation 5).
 
     Args:
         probabilities (Tensor): Shape (sites, K), 0 for dead options.
         options (Tensor): D of every site, above 1, shape (sites,).
-        eps (float): :math:`\omega` is clamped to [eps, 1 - eps], and thus the
-            tangent to about :math:`\pm 1/(\pi\,\mathrm{eps})`. Defaults to 1e-3.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: Entropy in nats, tangent, :math:`\omega`, of shape
-        (sites,) each.
+        eps (float): :math:`\omega` is clamped to [eps, 1 - eps], as the tangent is unbounded for
+            uniform and for one-hot p. Defaults to 1e-3.
     """
     # var(p) = (sum p^2 - 1 / D) / D, and var_max = (1 - 1 / D) / D
     share = (probabilities.square().sum(1) - 1 / options) / (1 - 1 / options)
@@ -77,65 +72,43 @@ class AdaptiveOneHotLoss(Priced):
       as a share of the dense network. The tangent is divided by the number of
       options, as in ``'balanced'``.
 
-    Each of these numbers can be overridden.
-
     Args:
         target (str | int | float): :math:`\tau`, see :func:`~mmkcr.core.parse_target`.
-        preset (str): Defaults to ``'balanced'``.
-        one_hot (float, optional): :math:`\mu_1`. Defaults to the preset's.
+        preset (str): Defaults to ``'balanced'``. Each of its numbers can be overridden:
+            ``one_hot``, :math:`\mu_1`; ``budget``, :math:`\mu_2`; ``importance``, :math:`\mu_3`, or
+            a dict with one for ``attn``, the sites of attention layers, and one for ``other``
+            sites; ``growth``, 1e-3 or, in the published presets, 0; ``balance``, 0.5, only of the
+            preset ``'balanced'``.
         entropy (float): Weight of H within the one-hot term (table 5d). Defaults to 1.
         tangent (float): Weight of the tangent within it. Defaults to 1.
-        budget (float, optional): :math:`\mu_2`. Defaults to the preset's.
-        importance (float | dict, optional): :math:`\mu_3`, or one for ``attn``, the sites of
-            attention layers, and one for ``other`` sites. Defaults to the preset's.
-        balance (float, optional): See above; only of the preset ``'balanced'``. Defaults to 0.5.
-        growth (float, optional): See above. Defaults to 1e-3, and to 0 in the published presets.
         band (float): See above. Defaults to 0.02.
         eps (float): See :func:`one_hot_terms`. Defaults to 1e-3.
-        cost (str): What g and :math:`\tau` are, see :class:`~mmkcr.methods.search.price.Priced`.
-            Defaults to ``'macs'``.
-        **kwargs: See there.
-
-    Raises:
-        ValueError: Unknown ``preset``, a ``balance`` of a published preset, a negative weight, or
-            ``eps`` or ``band`` out of (0, 0.5).
+        cost, **kwargs: See :class:`~mmkcr.methods.search.price.Priced`; or numbers of the preset.
+            ``cost`` defaults to ``'macs'``.
     """
 
-    def __init__(self,
-                 target: str | int | float,
-                 preset: str = 'balanced',
-                 one_hot: float | None = None,
-                 entropy: float = 1.,
-                 tangent: float = 1.,
-                 budget: float | None = None,
-                 importance: float | Mapping[str, float] | None = None,
-                 balance: float | None = None,
-                 growth: float | None = None,
-                 band: float = 0.02,
-                 eps: float = 1e-3,
-                 cost: str = 'macs',
+    def __init__(self, target: str | int | float, preset: str = 'balanced', entropy: float = 1.,
+                 tangent: float = 1., band: float = 0.02, eps: float = 1e-3, cost: str = 'macs',
                  **kwargs: Any) -> None:
-        super().__init__(cost, target, **kwargs)
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')
-        if balance is not None and preset != 'balanced':
-            raise ValueError(f"expected `balance` with `preset='balanced'` only, found {balance} "
-                             f'with {preset!r}')
-        given = dict(one_hot=one_hot, budget=budget, importance=importance, balance=balance,
-                     growth=growth)
-        chosen = {**_PRESETS[preset], **{k: v for k, v in given.items() if v is not None}}
+        kwargs = {key: value for key, value in kwargs.items() if value is not None}  # not given
+        if 'balance' in kwargs and preset != 'balanced':
+            raise ValueError("expected `balance` with `preset='balanced'` only, found "
+                             f'{kwargs["balance"]} with {preset!r}')
+        chosen = {key: kwargs.pop(key, value) for key, value in _PRESETS[preset].items()}
+        super().__init__(cost, target, **kwargs)
         both = chosen['importance']
-        if not isinstance(both, Mapping):
-            chosen['importance'] = both = dict(attn=both, other=both)
+        self.importance = both if isinstance(both, Mapping) else dict(attn=both, other=both)
         weights = [chosen['one_hot'], entropy, tangent, chosen['budget'], chosen['growth'],
-                   chosen['balance'] or 0., *both.values()]
+                   chosen['balance'] or 0., *self.importance.values()]
         if min(weights) < 0 or not 0 < eps < 0.5 or not 0 < band < 0.5:
             raise ValueError('expected weights of at least 0 and `eps` and `band` within (0, 0.5), '
                              f'found {weights}, {eps} and {band}')
         self.preset, self.eps, self.band = preset, eps, band
         self.one_hot, self.entropy, self.tangent = chosen['one_hot'], entropy, tangent
         self.balance, self.growth = chosen['balance'], chosen['growth']
-        self.importance, self.per_option = dict(chosen['importance']), chosen['per_option']
+        self.per_option = chosen['per_option']
         # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('budget', torch.tensor(float(chosen['budget'])), self.growth > 0)
 
@@ -149,9 +122,6 @@ class AdaptiveOneHotLoss(Priced):
             ``one_hot`` (mean :math:`\\omega`, 1 when all sites are decided), ``one_hot_weight``
             (mean over the open sites) and ``budget_weight``; of another cost than MACs its
             expected value under its name (ms, M, MB).
-
-        Raises:
-            ValueError: A gate is no :class:`~mmkcr.methods.ofb.bimask.BiMaskGate`.
         """
         gates: dict[str, BiMaskGate] = {name: site.gate for name, site in macs.sites.items()}
         for name, gate in gates.items():
@@ -161,7 +131,7 @@ class AdaptiveOneHotLoss(Priced):
                                  f'`{name}`')
         probabilities, options, sizes = self._options(list(gates.values()))
         kept = dict(zip(gates, (probabilities * sizes).sum(1)))
-        cost = self.cost_model(macs)
+        cost, target = self.cost_and_target(macs)
         expected = cost.expected(list(gates), probabilities, sizes)
         undecided = options > 1  # with one option var_max is 0
         entropy, tangent, share = one_hot_terms(probabilities[undecided], options[undecided],
@@ -171,7 +141,7 @@ class AdaptiveOneHotLoss(Priced):
         terms = self.entropy * entropy + self.tangent * tangent
         open_gates = [gate for gate, is_open in zip(gates.values(), undecided.tolist()) if is_open]
         weights = self._one_hot_weights(terms, expected, open_gates)
-        budget = self._budget(expected, cost)
+        budget = self._budget(expected, cost, target)
         importance = sum((self.importance['attn' if site.of_attention else 'other']
                           * site.gate.importance.sigmoid().sum()
                           for site in macs.sites.values() if not site.gate.decided),
@@ -211,17 +181,13 @@ class AdaptiveOneHotLoss(Priced):
         return torch.minimum(highest, self.balance * self.budget * pulls[1]
                              / pulls[0].clamp(min=tiny))
 
-    def _budget(self, expected: Tensor, cost: CostModel) -> Tensor:
+    def _budget(self, expected: Tensor, cost: CostModel, target: int) -> Tensor:
         """The budget's term, whose weight grows in training."""
-        target, dense = cost.parse_target(self.target), cost.dense
         if self.preset == 'balanced':  # slope 1 outside of the band
             ratio = torch.log(expected / target)
             distance = F.huber_loss(ratio, torch.zeros_like(ratio), delta=self.band) / self.band
         elif self.preset == 'reference':
-            distance = ((expected - target) / dense).square()
+            distance = ((expected - target) / cost.dense).square()
         else:
             distance = (expected - target).abs() / cost.scale
-        term = self.budget.clone() * distance  # a clone: autograd saves it, and it changes in place
-        if self.training:
-            self.budget += self.growth * distance.detach()
-        return term
+        return self.grown(self.budget, distance)

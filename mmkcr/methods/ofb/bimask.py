@@ -36,15 +36,12 @@ class BiMaskGate(BaseGate):
         step (float): Step of the options, as a share of a group. Defaults to 0.125.
         group_step (int): Step of the number of groups. The full number is always
             an option. Defaults to 2.
-        init (str): ``'random'``, alpha from U[0, 1), or ``'uniform'``, alpha 0
-            (worse: the paper's table A.2). Defaults to ``'random'``.
+        init (str): ``'random'``, alpha from U[0, 1), or ``'uniform'``, alpha 0 (worse: table A.2).
+            Defaults to ``'random'``.
         order (str): ``'importance'``, or ``'ordinal'``: sparsity by index, the weight sharing of
             earlier searches (table 5a). Defaults to ``'importance'``.
         std (float): Standard deviation of the truncated normal that S is drawn from.
             Defaults to 0.2.
-
-    Raises:
-        ValueError: ``init`` or ``order`` is unknown, or ``groups`` does not divide ``total``.
     """
 
     #: The gate takes the argument ``groups``.
@@ -56,14 +53,8 @@ class BiMaskGate(BaseGate):
         heads=dict(group_step=2),
         mlp_hidden=dict(start=1 / 4, step=1 / 8))
 
-    def __init__(self,
-                 total: int,
-                 groups: int = 1,
-                 start: float = 0.25,
-                 step: float = 0.125,
-                 group_step: int = 2,
-                 init: str = 'random',
-                 order: str = 'importance',
+    def __init__(self, total: int, groups: int = 1, start: float = 0.25, step: float = 0.125,
+                 group_step: int = 2, init: str = 'random', order: str = 'importance',
                  std: float = 0.2) -> None:
         if init not in ('random', 'uniform') or order not in ('importance', 'ordinal'):
             raise ValueError("expected `init` 'random' or 'uniform' and `order` 'importance' or "
@@ -82,8 +73,6 @@ class BiMaskGate(BaseGate):
         self.register_buffer('kept', torch.arange(total))
         self.register_buffer('folded', torch.tensor(False))
         self.register_buffer('importance_weight', torch.tensor(0.99))  # w of the bi-mask
-
-    # ---- options -------------------------------------------------------------------------------
 
     def probabilities(self) -> Tensor:
         """p, shape (group options, channel options); 0 for dead options."""
@@ -113,14 +102,7 @@ class BiMaskGate(BaseGate):
         return groups, len(self.kept) // groups
 
     def restrict(self, alive: Tensor) -> None:
-        """Keep only some of the live options; boolean, (group options, channel options).
-
-        Raises:
-            ValueError: No option would be left, or a dead option would be revived.
-        """
-        if not alive.any() or (alive & ~self.alive).any():
-            raise ValueError('expected some of the options that are alive to stay so, found '
-                             f'{int(alive.sum())} of which {int((alive & ~self.alive).sum())} dead')
+        """Keep only some of the live options; boolean, (group options, channel options)."""
         self.alive.copy_(alive)
 
     def fold(self) -> None:
@@ -129,8 +111,6 @@ class BiMaskGate(BaseGate):
         for parameter in self.parameters():
             parameter.requires_grad_(False)
             parameter.grad = None
-
-    # ---- masks over the units present -----------------------------------------------------------
 
     def ranks(self) -> tuple[Tensor, Tensor]:
         """Rank of every group, shape (G,), and of the channels in their group, shape (G, C).
@@ -175,10 +155,14 @@ class BiMaskGate(BaseGate):
             groups, channels = self.group_sizes[row], self.channel_sizes[column]
         if (groups, channels) == self.present_shape:  # nothing beyond it is present
             return None
-        group_rank, channel_rank = self.ranks()
-        return ((group_rank[:, None] < groups) & (channel_rank < channels)).flatten()
+        return self._inside(groups, channels)
 
     support = supported  # in norms over the units
+
+    def _inside(self, groups: int, channels: int) -> Tensor:
+        """Whether a unit is among the first groups and channels by rank, shape (present,)."""
+        group_rank, channel_rank = self.ranks()
+        return ((group_rank[:, None] < groups) & (channel_rank < channels)).flatten()
 
     def _largest(self, axis: int) -> int:
         """Groups (axis 0) or channels per group (axis 1) of the largest live option."""
@@ -209,8 +193,6 @@ class BiMaskGate(BaseGate):
             return torch.ones_like(self.importance)
         # w sigmoid(S) + (1 - w) V with V = 1
         return 1 + self.importance_weight * (self.importance.sigmoid() - 1)
-
-    # ---- contract of all gates ------------------------------------------------------------------
 
     def _hardest(self) -> tuple[int, int]:
         # by the logits: rounding may make probabilities equal although the logits differ
@@ -268,18 +250,11 @@ class BiMaskGate(BaseGate):
         The option is a position in :meth:`options`, by default the most probable one.
         """
         row, column = self._hardest() if option is None else self.alive.nonzero()[option].tolist()
-        group_rank, channel_rank = self.ranks()
-        inside = ((group_rank[:, None] < self.group_sizes[row])
-                  & (channel_rank < self.channel_sizes[column]))
-        return self.kept[inside.flatten()]
+        return self.kept[self._inside(self.group_sizes[row], self.channel_sizes[column])]
 
     def forward(self) -> Tensor:
         """The mask, shape (present,): soft in training, hard in eval."""
         return self.soft_mask() if self.training else self.hard_mask()
-
-    def extra_repr(self) -> str:
-        """Shown by ``print(model)``."""
-        return f'{super().extra_repr()}, groups={self.groups}, options={int(self.alive.sum())}'
 
 
 def entropy_of(probabilities: Tensor) -> Tensor:

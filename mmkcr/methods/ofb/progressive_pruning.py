@@ -14,8 +14,8 @@ from mmengine.runner import Runner
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_within
-from mmkcr.datasets.part import count_sources
+from mmkcr.core import TOLERANCE, can_meet, choose_within
+from mmkcr.datasets.part import sample_sources
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.tasks import find_task, renew_record, search_space, unwrap
 from mmkcr.registry import HOOKS
@@ -44,9 +44,6 @@ class ProgressivePruningHook(Hook):
         eta (float): :math:`\eta`, within [0, 1). Defaults to 0.2.
         share (float): Share of the run by which all sizes are decided, within (0, 1].
             Defaults to 0.5.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     priority = 'ABOVE_NORMAL'  # before `EMAHook` loads a checkpoint
@@ -60,14 +57,8 @@ class ProgressivePruningHook(Hook):
         self.interval, self.eta, self.share = interval, eta, share
         self._every = interval or 1  # set for a run
 
-    # ---- schedule -------------------------------------------------------------------------------
-
     def before_train(self, runner: Runner) -> None:
-        """Refuse a model without options, and a target that they cannot meet.
-
-        Raises:
-            ValueError: The message gives the reachable range.
-        """
+        """Refuse a model without options, and a target that they cannot meet, with the range."""
         model = unwrap(runner.model)
         price = getattr(model, 'price', None)
         if getattr(price, 'target', None) is None or price.input_shape is None:
@@ -95,24 +86,23 @@ class ProgressivePruningHook(Hook):
             self._decide(model, runner.logger)
         else:
             self._prune(model)
-        if self._follow(runner):
+        # the averages follow, and the wrapper is renewed
+        space = search_space(model)
+        changed = space.apply_decisions(runner.optim_wrapper.optimizer)
+        for average in self._averages(runner):
+            average.apply_decisions_of(space)
+        if changed:
+            self._renew(runner)
             self._report(runner)
 
-    # ---- decisions ------------------------------------------------------------------------------
-
     @staticmethod
-    def _budget(model: torch.nn.Module) -> tuple[CostModel, int]:
-        """Cost as a function of sizes, and its upper limit."""
-        cost = model.price.cost_model(model.macs_model())
-        return cost, cost.parse_target(model.price.target)
-
-    def _choose(self, model: torch.nn.Module) -> dict[str, int]:
+    def _choose(model: torch.nn.Module) -> dict[str, int]:
         """Choose a network within the budget; positions among the options alive."""
-        return choose_within(model.gates(), *self._budget(model))
+        return choose_within(model.gates(), *model.price.cost_and_target(model.macs_model()))
 
     def _prune(self, model: torch.nn.Module) -> None:
         """Drop unlikely options: all of them, or site by site as far as the budget allows."""
-        gates, (cost, target) = model.gates(), self._budget(model)
+        gates, (cost, target) = model.gates(), model.price.cost_and_target(model.macs_model())
         low = int(target * (1 - TOLERANCE)) + 1
 
         def affordable(alive: dict[str, Tensor]) -> bool:
@@ -158,18 +148,6 @@ class ProgressivePruningHook(Hook):
             logger.warning('ProgressivePruningHook: the budget forced options that are less likely '
                            f'than others at {len(forced)} of {len(likely)} open sites: '
                            f'{", ".join(forced)}')
-
-    # ---- consequences ---------------------------------------------------------------------------
-
-    def _follow(self, runner: Runner) -> bool:
-        """Slice and fold the model, its optimizer, its averages and its wrapper."""
-        space = search_space(unwrap(runner.model))
-        changed = space.apply_decisions(runner.optim_wrapper.optimizer)
-        for average in self._averages(runner):
-            average.apply_decisions_of(space)
-        if changed:
-            self._renew(runner)
-        return changed
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Take the checkpoint's shape, optimizer included, before the weights are loaded."""
@@ -227,4 +205,4 @@ def _epoch_length(runner: Runner) -> int:
     """
     loader = runner.train_dataloader
     size = loader.batch_sampler.batch_size * get_world_size()
-    return math.ceil(count_sources(loader.dataset) / size)
+    return math.ceil(len(set(sample_sources(loader.dataset))) / size)

@@ -2,12 +2,13 @@
 
 A run goes through these files in this order.
 
-- ``search_model``, ``regularized``: the task model with a price and further terms in its losses
-- ``gumbel``: a gate a unit, relaxed by noise; ``start``: gates that start from given scores
+- ``search_model``, ``regularized``: the task model with a price and further terms in its losses;
+  gates that start from given scores
+- ``gumbel``: a gate a unit, relaxed by noise
 - ``price``: the expected cost of the supernet, in the loss
 - ``constructors``: optimizers with gates apart
-- ``split``, ``bilevel``: data of gates and of weights, and their turns
+- ``bilevel``: data of gates and of weights, and their turns
 - ``schedules``: the temperature of gates, values that change linearly, terms that begin later
-- ``refresh``: terms whose state comes from all of the data; ``feature_tap_hook``: its features
+- ``refresh``: terms whose state comes from all of the data; features for metrics
 - ``slimming``: gates to a structure within a budget, and the subnet
 """

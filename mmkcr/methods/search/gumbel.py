@@ -27,19 +27,12 @@ class GumbelChannelGate(BaseGate):
         min_size (int): Fewest channels kept, rounded up to whole groups. Defaults to 8.
         group (int): Consecutive channels that share one gate. Runtimes copy the channels that are
             kept fastest in groups of 16 or 32. Defaults to 1, as in the paper.
-
-    Raises:
-        ValueError: ``temperature`` is not positive, or ``group`` does not divide ``total``.
     """
 
     #: Defaults for kinds of site that have few units.
     space: Mapping[str, Mapping[str, Any]] = dict(heads=dict(min_size=1))
 
-    def __init__(self,
-                 total: int,
-                 init: float = 2.0,
-                 temperature: float = 4.5,
-                 min_size: int = 8,
+    def __init__(self, total: int, init: float = 2.0, temperature: float = 4.5, min_size: int = 8,
                  group: int = 1) -> None:
         if group < 1 or total % group:
             raise ValueError(f'expected a `group` of channels that divides the {total} of a gate, '

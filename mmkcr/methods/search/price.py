@@ -1,14 +1,13 @@
 """The price of a supernet's gates (KCR, section 3.3)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core import COUNTED, Cost, CostModel, MacsModel, load_table
-from mmkcr.core.cost import check_range
-from mmkcr.models.costs import cost_model
+from mmkcr.models.counting import cost_model
 from mmkcr.registry import MODELS
 
 
@@ -16,56 +15,38 @@ class Priced(nn.Module):
     """A loss about the cost of a supernet; a search model and hooks read ``target`` and ``part``.
 
     Args:
-        cost (str): One of
-
-            - ``'macs'``: the exact MACs of the whole network at the expected sizes;
-            - ``'params'`` or ``'bytes'``: the parameters, or the bytes of the
-              ``state_dict``, at the expected sizes;
-            - ``'latency'``: the time at the expected sizes, from ``table``;
-            - a name in the class's ``more``.
-
+        cost (str): What is counted, at the expected sizes: ``'macs'`` of the whole network,
+            exactly, ``'params'``, ``'bytes'`` of the ``state_dict``, or ``'latency'``, the time by
+            ``table``.
         target (str | int | float, optional): As in :func:`~mmkcr.core.parse_target`, a time for
             ``'latency'``, a size such as ``'40MB'`` for ``'bytes'``.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch, which is
             reproducible only if all batches have one size.
-        part (str, optional): ``'model'`` or ``'backbone'``, whose cost is
-            counted, see :func:`~mmkcr.models.tasks.counted_part`. Defaults to
-            None: the backbone of a detector, else the task model.
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`. Defaults to None.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
             ``cost='latency'``. Defaults to None.
         force_table (bool): Accept a table of another machine, such as that where the
             network will run. Defaults to False.
-
-    Raises:
-        FileNotFoundError: There is no such table.
-        ValueError: Another cost, a table without ``'latency'`` or missing with it, or as in
-            :func:`~mmkcr.core.load_table`.
     """
 
-    #: Further costs by name: what builds them from the MACs of the network.
-    more: Mapping[str, Callable[[MacsModel], CostModel]] = {}
+    #: What ``cost`` may be.
+    costs: Sequence[str] = (*COUNTED, 'latency')
 
-    def __init__(self,
-                 cost: str,
-                 target: str | int | float | None,
-                 input_shape: Sequence[int] | None = None,
-                 part: str | None = None,
-                 table: str | None = None,
-                 force_table: bool = False) -> None:
+    def __init__(self, cost: str, target: str | int | float | None,
+                 input_shape: Sequence[int] | None = None, part: str | None = None,
+                 table: str | None = None, force_table: bool = False) -> None:
         super().__init__()
         if part not in (None, 'model', 'backbone'):
             raise ValueError('expected `part` of a price to be `model` or `backbone`, found '
                              f'{part!r}')
-        self.target, self.part = target, part
-        self.input_shape = None if input_shape is None else tuple(input_shape)
-        names = [*COUNTED, *self.more, 'latency']
-        if cost not in names:
-            raise ValueError(f'expected `cost` of a price among {names}, found {cost!r}')
+        if cost not in self.costs:
+            raise ValueError(f'expected `cost` of a price among {list(self.costs)}, found {cost!r}')
         if (cost == 'latency') != (table is not None):
             raise ValueError("expected a `table` with the `cost` 'latency', found "
                              f'{table!r} with {cost!r}')
-        self.cost = cost
+        self.cost, self.target, self.part = cost, target, part
+        self.input_shape = None if input_shape is None else tuple(input_shape)
         about = {} if input_shape is None else dict(input_shape=list(input_shape))
         self.table = None if table is None else load_table(table, about, force_table)
         self._of: tuple[MacsModel, CostModel] | None = None
@@ -73,10 +54,21 @@ class Priced(nn.Module):
     def cost_model(self, macs: MacsModel) -> CostModel:
         """The cost of a supernet that is priced, and that the target limits."""
         if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
-            cost = 'macs' if self.cost == 'latency' else self.cost
-            self._of = macs, self.more[cost](macs) if cost in self.more else \
-                cost_model(cost, macs, self.table)
+            self._of = macs, PaperCost(macs) if self.cost == 'paper' else cost_model(
+                'macs' if self.cost == 'latency' else self.cost, macs, self.table)
         return self._of[1]
+
+    def cost_and_target(self, macs: MacsModel) -> tuple[CostModel, int]:
+        """The cost of a supernet, and the most that the target allows."""
+        cost = self.cost_model(macs)
+        return cost, cost.parse_target(self.target)
+
+    def grown(self, weight: Tensor, distance: Tensor) -> Tensor:
+        """A weight times the distance from the target; in training the weight grows by it."""
+        term = weight.clone() * distance  # a clone: autograd saves it, and it changes in place
+        if self.training:
+            weight += self.growth * distance.detach()
+        return term
 
 
 class PaperCost(CostModel):
@@ -98,9 +90,8 @@ class PaperCost(CostModel):
 class MacsPrice(Priced):
     r"""Price of what the gates keep: :math:`\lambda \log(c / c_{dense})`.
 
-    The paper's term is :math:`\lambda \log c`. Dividing by the dense cost
-    changes the value by a constant and does not change the gradient. The price
-    has no floor: its relative pull grows as the cost falls.
+    The paper's term is :math:`\lambda \log c`. Dividing by the dense cost changes the value by a
+    constant, not the gradient. The price has no floor: its relative pull grows as the cost falls.
 
     With a target the price is :math:`\lambda |\log(c_{open} / c_{target})|`. Its value, and so the
     direction of its pull, is computed for the network of the open gates, which slimming without a
@@ -108,8 +99,8 @@ class MacsPrice(Priced):
     many :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks, because the task
     loss pulls too. So in every training step of the gates :math:`\lambda` grows by ``growth`` times
     the distance from the target. (It is the multiplier of a limit on the gates, and this is its
-    gradient ascent. A bilevel search has one such step an iteration. Its step of the weights leaves
-    the gates as they are: there the price is in evaluation mode, in which :math:`\lambda` stays.)
+    gradient ascent. In a bilevel search the step of the weights is none: there the price is in
+    evaluation mode.)
 
     Args:
         weight (float): :math:`\lambda`; with a target its initial value. Defaults to 0.2.
@@ -122,18 +113,12 @@ class MacsPrice(Priced):
         growth (float): Growth of :math:`\lambda` per step of the gates at a distance
             :math:`|\log(c_{open} / c_{target})|` of 1. Defaults to 0.02.
         **kwargs: See :class:`Priced`.
-
-    Raises:
-        ValueError: ``weight`` or ``growth`` is negative.
     """
 
-    more = dict(paper=PaperCost)
+    costs = (*COUNTED, 'paper', 'latency')
 
-    def __init__(self,
-                 weight: float = 0.2,
-                 cost: str = 'macs',
-                 target: str | int | float | None = None,
-                 growth: float = 0.02,
+    def __init__(self, weight: float = 0.2, cost: str = 'macs',
+                 target: str | int | float | None = None, growth: float = 0.02,
                  **kwargs: Any) -> None:
         super().__init__(cost, target, **kwargs)
         if min(weight, growth) < 0:
@@ -143,32 +128,30 @@ class MacsPrice(Priced):
         # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('weight', torch.tensor(float(weight)), target is not None)
 
-    def check_target(self, macs: MacsModel) -> None:
-        """Refuse a target that no sizes of the gates reach; the message gives the range."""
-        count = self.cost_model(macs)
+    def check_target(self, macs: MacsModel) -> int:
+        """The target; one that no sizes of the gates reach is refused with the range."""
+        cost, target = self.cost_and_target(macs)
         # sorted: full convolutions in the place of heads can cost more than what they replace
-        ends = sorted(count({name: getattr(site.gate, size) for name, site in macs.sites.items()})
+        ends = sorted(cost({name: getattr(site.gate, size) for name, site in macs.sites.items()})
                       for size in ('min_size', 'total'))
-        check_range(count, count.parse_target(self.target), *ends, 'a price `target`')
+        cost.check_range(target, *ends, 'a price `target`')
+        return target
 
     def forward(self, macs: MacsModel) -> dict[str, Tensor]:
-        """Price the gates as they are.
+        """Price the gates as they are; refuses a target out of reach.
 
         Returns:
             dict[str, Tensor]: ``loss_price``, and for the log ``macs`` (G, expected),
             ``macs_open`` (G, of what the hard gates keep), the same two of another counted cost
             (ms, M, MB), ``kept`` (the open gates' share of all units) and, with a target,
             ``price_weight``.
-
-        Raises:
-            ValueError: The target is out of reach; the message gives the reachable range.
         """
         gates = {name: site.gate for name, site in macs.sites.items()}
         expected = {name: gate.expected_size() for name, gate in gates.items()}
         kept = {name: gate.hard_size() for name, gate in gates.items()}
         count = self.cost_model(macs)
         logged = dict(kept=sum(kept.values()) / sum(gate.total for gate in gates.values()))
-        for known in [macs] if count.name in ('macs', 'paper') else [macs, count]:
+        for known in dict.fromkeys([macs] if count.name == 'paper' else [macs, count]):
             cost = known(expected)
             logged[known.name] = cost.detach() / known.scale
             logged[f'{known.name}_open'] = known(kept) / known.scale
@@ -178,11 +161,8 @@ class MacsPrice(Priced):
                           for name, gate in gates.items()})
         if self.target is None:
             return dict(loss_price=self.weight * torch.log(cost / count.dense), **logged)
-        self.check_target(macs)
         # the value of the open gates' cost, with the gradient of the expected cost
-        distance = torch.log((cost + (count(kept) - cost).detach())
-                             / count.parse_target(self.target)).abs()
-        price = self.weight.clone() * distance
-        if self.training:
-            self.weight += self.growth * distance.detach()
-        return dict(loss_price=price, price_weight=self.weight.clone(), **logged)
+        counted = cost + (count(kept) - cost).detach()
+        distance = torch.log(counted / self.check_target(macs)).abs()
+        return dict(loss_price=self.grown(self.weight, distance),
+                    price_weight=self.weight.clone(), **logged)

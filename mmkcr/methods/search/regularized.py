@@ -43,17 +43,11 @@ class RegularizedModel(BaseModel):
             attribute ``feature_layer`` uses that layer instead.
         data_preprocessor (dict, optional): Given to the task model if it has none.
         init_cfg (dict, optional): See ``BaseModule``.
-
-    Raises:
-        ValueError: A regulariser that needs one label an image, around a detector or segmentor.
     """
 
-    def __init__(self,
-                 architecture: dict | nn.Module,
-                 regularizers: Mapping[str, dict] | None = None,
-                 feature_layer: str = 'backbone',
-                 data_preprocessor: dict | None = None,
-                 init_cfg: dict | None = None) -> None:
+    def __init__(self, architecture: dict | nn.Module,
+                 regularizers: Mapping[str, dict] | None = None, feature_layer: str = 'backbone',
+                 data_preprocessor: dict | None = None, init_cfg: dict | None = None) -> None:
         if not isinstance(architecture, nn.Module):
             architecture = dict(architecture)
             if data_preprocessor is not None:
@@ -92,19 +86,9 @@ class RegularizedModel(BaseModel):
             config['num_features'] = feature_width(self.architecture, layer)
         return MODELS.build(config)
 
-    def forward(self,
-                inputs: Tensor | list[Tensor],
-                data_samples: list | None = None,
+    def forward(self, inputs: Tensor | list[Tensor], data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
-        """Run the task model; in mode ``'loss'`` add the regularisers.
-
-        Args:
-            inputs (Tensor | list[Tensor]): Images, shape (B, C, H, W), or views of them.
-            data_samples (list, optional): The task's data samples.
-            mode (str): ``'tensor'``, ``'predict'`` or ``'loss'``.
-
-        Raises:
-            ValueError: A regulariser needs more than features, and there are views.
+        """Run the task model on images (B, C, H, W) or on views; in mode ``'loss'`` add the terms.
         """
         if mode != 'loss':
             return self.architecture(inputs, data_samples, mode=mode)
@@ -170,11 +154,7 @@ def are_views(inputs: Any) -> bool:
 
 
 def labels_of(data_samples: list | None) -> Tensor:
-    """The classes of a batch of images: labels (B,), or scores (B, C) of mixed images.
-
-    Raises:
-        ValueError: The samples have neither.
-    """
+    """The classes of a batch of images: labels (B,), or scores (B, C) of mixed images."""
     for key in ('gt_score', 'gt_label'):
         if data_samples and all(key in sample for sample in data_samples):
             values = torch.stack([getattr(sample, key) for sample in data_samples])

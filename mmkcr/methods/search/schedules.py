@@ -1,7 +1,7 @@
 """Hooks with a schedule."""
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 
-from mmkcr.core.gate import NoisyGate
+from mmkcr.core.gate import NoisyGate, resample_gates
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 
@@ -17,35 +17,33 @@ from mmkcr.registry import HOOKS
 class ScheduledHook(Hook, metaclass=ABCMeta):
     """A hook whose effect depends only on the epoch or the iteration.
 
-    So it needs no state to resume. A *step* is an epoch with ``by_epoch=True`` and an iteration
-    with ``by_epoch=False``, counted from 0 like ``runner.epoch`` and ``runner.iter``. An
-    iteration-based run has no epochs to count.
-
-    Args:
-        by_epoch (bool): Whether the schedule counts epochs. Defaults to True.
+    So it needs no state to resume. A *step* is an epoch with ``by_epoch=True``, else an iteration,
+    counted from 0; an iteration-based run has no epochs to count.
     """
 
     priority = 'ABOVE_NORMAL'
 
     def __init__(self, by_epoch: bool = True) -> None:
         self.by_epoch = by_epoch
+        self.unit = 'epoch' if by_epoch else 'iteration'
 
     @abstractmethod
     def before_step(self, runner: Runner, step: int) -> None:
         """Apply the effect of a step (from 0), before its first batch is used."""
 
-    @property
-    def unit(self) -> str:
-        """str: What a step is: 'epoch' or 'iteration'."""
-        return 'epoch' if self.by_epoch else 'iteration'
-
     def step_of(self, runner: Runner) -> int:
         """The step that a run is in or about to begin."""
         return runner.epoch if self.by_epoch else runner.iter
 
-    def begins(self, runner: Runner) -> bool:
-        """Whether a step begins, as opposed to a run that resumes within an epoch."""
-        return not self.by_epoch or runner.iter <= runner.epoch * len(runner.train_dataloader)
+    def modules(self, runner: Runner, what: str,
+                wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
+        """Modules of the model that the hook acts on; a model without any is refused."""
+        modules = [module for module in runner.model.modules() if wanted(module)]
+        if not modules:
+            raise ValueError(f'expected a model with at least one {what} for '
+                             f'{type(self).__name__}, found none in '
+                             f'`{type(unwrap(runner.model)).__name__}`')
+        return modules
 
     def before_train(self, runner: Runner) -> None:
         """Refuse to count epochs in a run that has none."""
@@ -71,10 +69,7 @@ class TemperatureDecayHook(ScheduledHook):
 
     .. math:: \tau = \max(\tau_{\min},\ \tau_0\, \gamma^{\lfloor t / T \rfloor})
 
-    with the step t, an epoch or an iteration, counted from 0, and T the interval. The
-    value is logged as ``temperature``. In an iteration-based run T replaces the
-    length of an epoch: the value is :math:`\tau_0` in iterations 0 to T - 1,
-    :math:`\tau_0 \gamma` in T to 2T - 1, and so on.
+    with the step t, counted from 0. The value is logged as ``temperature``.
 
     Differentiable subset pruning specifies the end instead of :math:`\gamma`: log-linear from
     :math:`\tau_0` to :math:`\tau_{\min}` in n intervals, then constant. This is the same with
@@ -88,19 +83,11 @@ class TemperatureDecayHook(ScheduledHook):
         interval (int): T, steps between decays. Defaults to 1.
         until (int, optional): n, intervals until the minimum is reached. Defaults to
             None: as ``decay`` says.
-        by_epoch (bool): Whether a step is an epoch. Defaults to True.
-
-    Raises:
-        ValueError: An argument is out of range.
+        by_epoch (bool): See :class:`ScheduledHook`. Defaults to True.
     """
 
-    def __init__(self,
-                 initial: float = 4.5,
-                 decay: float | None = None,
-                 minimum: float = 1e-3,
-                 interval: int = 1,
-                 until: int | None = None,
-                 by_epoch: bool = True) -> None:
+    def __init__(self, initial: float = 4.5, decay: float | None = None, minimum: float = 1e-3,
+                 interval: int = 1, until: int | None = None, by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
         if until is None:
             decay = 0.95 if decay is None else decay
@@ -120,21 +107,13 @@ class TemperatureDecayHook(ScheduledHook):
         return max(self.minimum, self.initial * self.decay**(step // self.interval))
 
     def before_step(self, runner: Runner, step: int) -> None:
-        """Set the step's temperature, and log it once.
-
-        Raises:
-            ValueError: The model has no gates to anneal.
-        """
-        gates = [module for module in runner.model.modules()
-                 if isinstance(module, NoisyGate) and hasattr(module, 'temperature')]
-        if not gates:
-            raise ValueError('expected a model with at least one gate that has a `temperature`, '
-                             f'found none in `{type(runner.model).__name__}` for '
-                             'TemperatureDecayHook')
+        """Set the step's temperature, and log it once."""
         value = self.temperature(step)
-        for gate in gates:
+        for gate in self.modules(runner, 'gate that has a `temperature`', lambda module: (
+                isinstance(module, NoisyGate) and hasattr(module, 'temperature'))):
             gate.temperature = value
-        if self.begins(runner):
+        # a run that resumes within an epoch has logged it
+        if not self.by_epoch or runner.iter <= runner.epoch * len(runner.train_dataloader):
             runner.message_hub.update_scalar('train/temperature', value)
 
 
@@ -155,9 +134,6 @@ class LinearScheduleHook(ScheduledHook):
         end (float): :math:`v_1`.
         share (float): u, the share of the run until the end value is reached, within (0, 1].
             Defaults to 1.
-
-    Raises:
-        ValueError: ``share`` is out of range.
     """
 
     def __init__(self, attribute: str, start: float, end: float, share: float = 1.) -> None:
@@ -167,23 +143,12 @@ class LinearScheduleHook(ScheduledHook):
                              'LinearScheduleHook')
         self.attribute, self.start, self.end, self.share = attribute, start, end, share
 
-    def value(self, step: int, steps: int) -> float:
-        """The value at an iteration (from 0) of a run of ``steps``."""
-        return self.start + (self.end - self.start) * min(1., step / (self.share * steps))
-
     def before_step(self, runner: Runner, step: int) -> None:
-        """Set and log the iteration's value.
-
-        Raises:
-            ValueError: The model has no such attribute.
-        """
-        owners = [module for module in runner.model.modules() if hasattr(module, self.attribute)]
-        if not owners:
-            raise ValueError(f'expected a module with `{self.attribute}` in '
-                             f'`{type(unwrap(runner.model)).__name__}`, found none for '
-                             'LinearScheduleHook')
-        value = self.value(step, runner.max_iters)
-        for module in owners:
+        """Set and log the iteration's value."""
+        passed = min(1., step / (self.share * runner.max_iters))
+        value = self.start + (self.end - self.start) * passed
+        for module in self.modules(runner, f'module with `{self.attribute}`',
+                                   lambda module: hasattr(module, self.attribute)):
             held = getattr(module, self.attribute)
             if torch.is_tensor(held):
                 held.fill_(value)
@@ -192,12 +157,28 @@ class LinearScheduleHook(ScheduledHook):
         runner.message_hub.update_scalar(f'train/{self.attribute}', value)
 
 
-def find_regularizer(model: nn.Module, name: str) -> nn.Module:
-    """Find a regulariser of a ``RegularizedModel``, possibly wrapped, by its key.
+@HOOKS.register_module()
+class GateNoiseHook(ScheduledHook):
+    """Draws the noise of every gate in a retraining, such as that of the QK masks (DCS, 3.1).
 
-    Raises:
-        ValueError: The model has no regulariser of that name.
+    In a search the model itself does so. The noise is a function of ``seed`` and the iteration.
     """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(by_epoch=False)
+        self.seed = seed
+
+    def before_train(self, runner: Runner) -> None:
+        """Refuse a model without gates."""
+        self.modules(runner, 'gate', lambda module: isinstance(module, NoisyGate))
+
+    def before_step(self, runner: Runner, step: int) -> None:
+        """Draw the noise of an iteration."""
+        resample_gates(runner.model, self.seed, step)
+
+
+def find_regularizer(model: nn.Module, name: str) -> nn.Module:
+    """Find a regulariser of a ``RegularizedModel``, possibly wrapped, by its key."""
     model = unwrap(model)
     regularizers = getattr(model, 'regularizers', {})
     if name not in regularizers:
@@ -211,30 +192,23 @@ class WarmupSwitchHook(ScheduledHook):
     """Turns regularisers on for epochs > t_warm (KCR algorithm 1, line 16).
 
     The paper counts epochs from 1, the runner from 0: a term is on when
-    ``runner.epoch >= begin``. In an iteration-based run (``by_epoch=False``) it is off in
-    iterations 0 to ``begin - 1`` and on when ``runner.iter >= begin``. In the ``hooks`` of
-    ``compression`` a share such as ``begin='30%'`` is at most the run's last epoch, which has
-    the term; a run of one epoch has it from the start.
+    ``runner.epoch >= begin``, or ``runner.iter >= begin`` in an iteration-based run. In the
+    ``hooks`` of ``compression`` a share such as ``begin='30%'`` is at most the run's last epoch,
+    which has the term; a run of one epoch has it from the start.
 
     Args:
         begin (int): t_warm, the number of epochs, or iterations, without the term. As long as
             the run or longer: the term is never on, which is logged. Defaults to 90 (of 300
             epochs; v1 and v2).
         losses (Sequence[str]): Names in ``RegularizedModel.regularizers``. Defaults to ('kcr', ).
-        by_epoch (bool): Whether ``begin`` counts epochs. Defaults to True.
-
-    Raises:
-        ValueError: ``begin`` is negative.
+        by_epoch (bool): See :class:`ScheduledHook`. Defaults to True.
     """
 
-    def __init__(self,
-                 begin: int = 90,
-                 losses: str | Sequence[str] = ('kcr', ),
+    def __init__(self, begin: int = 90, losses: str | Sequence[str] = ('kcr', ),
                  by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
         if begin < 0:
-            raise ValueError(f'expected begin >= 0 {self.unit}s, found `{begin}` in '
-                             'WarmupSwitchHook')
+            raise ValueError(f'expected begin >= 0, found `{begin}` in WarmupSwitchHook')
         self.begin = begin
         self.losses = (losses, ) if isinstance(losses, str) else tuple(losses)
 

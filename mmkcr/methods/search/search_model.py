@@ -1,18 +1,23 @@
-"""The search: a supernet with a price and regularisers."""
+"""The search: a supernet with a price and regularisers, and gates that start from given scores."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.dist import broadcast
 from mmengine.logging import MessageHub
 from torch import Tensor, nn
 
-from mmkcr.core import MacsModel, check_finite, check_finite_gates
+from mmkcr.core import BaseGate, MacsModel, check_finite, check_finite_gates
 from mmkcr.core.gate import resample_gates
+from mmkcr.core.structure import read_json
 from mmkcr.models.tasks import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
-from .start import load_scores, start_from_scores
+
+Scores = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 @MODELS.register_module()
@@ -37,18 +42,10 @@ class SearchModel(RegularizedModel):
             from, see :func:`.start_from_scores`. The price then needs its ``input_shape``.
             Defaults to None.
         **kwargs: See :class:`RegularizedModel`.
-
-    Raises:
-        FileNotFoundError: The file of scores does not exist.
-        ValueError: No searchable backbone, one without gates, or scores that do not fit.
     """
 
-    def __init__(self,
-                 architecture: dict | nn.Module,
-                 price: dict | None = None,
-                 entropy_weight: float = 0.,
-                 scores: str | None = None,
-                 **kwargs: Any) -> None:
+    def __init__(self, architecture: dict | nn.Module, price: dict | None = None,
+                 entropy_weight: float = 0., scores: str | None = None, **kwargs: Any) -> None:
         super().__init__(architecture, **kwargs)
         if not self.gates():
             raise ValueError('expected a backbone with gates to search on (`gates=dict(type='
@@ -59,7 +56,10 @@ class SearchModel(RegularizedModel):
             copy.mask_like(search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
-        self._noise_state, self._noise_agreed = [torch.initial_seed() % 2**31, 0], False
+        # seed and step of the noise: those of the first rank, also under `diff_rank_seed`
+        state = torch.tensor([torch.initial_seed() % 2**31, 0], device='cpu')
+        broadcast(state)
+        self._noise_state = state.tolist()
         self._macs: MacsModel | None = None
         #: bool: Whether a scaler skips steps whose gradients are not finite. `FiniteHook` sets it,
         #: and ends a run that skips too many.
@@ -101,9 +101,7 @@ class SearchModel(RegularizedModel):
                                    task_forward(counted, shape))
         return self._macs
 
-    def forward(self,
-                inputs: Tensor,
-                data_samples: list | None = None,
+    def forward(self, inputs: Tensor, data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
         if mode != 'loss':
@@ -111,7 +109,7 @@ class SearchModel(RegularizedModel):
         first = inputs[0] if are_views(inputs) else inputs
         # before the noise is drawn: the first call runs a forward of its own
         macs = self.macs_model(tuple(first.shape[1:]))
-        seed, step = self._noise()
+        seed, step = self._noise_state
         # all modules: masks on queries and keys have noise too, but no gated site
         resample_gates(self.architecture, seed, step)
         self._noise_state[1] = step + 1
@@ -125,12 +123,8 @@ class SearchModel(RegularizedModel):
     def parse_losses(self, losses: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum the losses, as the host does, and stop if the sum is not finite.
 
-        Where ``steps_may_be_skipped`` only gates that are not finite stop the run: no smaller
-        loss scale mends them.
-
-        Raises:
-            ValueError: A gate, a loss or a price is not finite: the message has its name and
-                the iteration.
+        Where ``steps_may_be_skipped`` only gates that are not finite stop the run: no smaller loss
+        scale mends them.
         """
         loss, logged = super().parse_losses(losses)
         if not torch.isfinite(loss):
@@ -140,14 +134,6 @@ class SearchModel(RegularizedModel):
             if not self.steps_may_be_skipped:
                 check_finite(logged, f'losses and prices at iteration {step}')
         return loss, logged
-
-    def _noise(self) -> list[int]:
-        """Seed and step of the noise: those of the first rank, also under ``diff_rank_seed``."""
-        if not self._noise_agreed:
-            state = torch.tensor(self._noise_state)
-            broadcast(state)
-            self._noise_state, self._noise_agreed = state.tolist(), True
-        return self._noise_state
 
     def end_search(self) -> None:
         """Hook: all sizes are decided. It runs before a distributed wrapper is renewed."""
@@ -159,3 +145,85 @@ class SearchModel(RegularizedModel):
     def set_extra_state(self, state: Tensor) -> None:
         """Restore seed and step of the gates' noise."""
         self._noise_state = state.tolist()
+
+
+def load_scores(path: str | Path) -> Scores:
+    """Order of the units and loss at each size, by site, from a ``sensitivity.json``."""
+    data, scores = read_json(Path(path), 'a sensitivity'), {}
+    if not isinstance(data, Mapping) or not data:
+        raise ValueError(f'expected a sensitivity file with sites, found none in `{path}`')
+    for name, entry in data.items():
+        try:
+            order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
+            # a permutation of the units, and the losses with 0 to n units kept
+            good = order.dtype.kind in 'iu' and np.isfinite(losses).all() and \
+                np.array_equal(np.sort(order), np.arange(len(order))) and \
+                losses.shape == (len(order) + 1, )
+        except (KeyError, TypeError, ValueError, IndexError):
+            good = False
+        if not good:
+            raise ValueError('expected an order of units and a loss for each size of site '
+                             f'`{name}`, found others in `{path}`')
+        scores[name] = order, losses
+    return scores
+
+
+def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
+                      macs: MacsModel) -> dict[str, Tensor]:
+    """Initialise gates from the scores of their units, in place; returns the logits by site.
+
+    A unit's score is the loss that it avoids per MAC, given the units that come before it. The
+    units of all sites are ranked together, and a unit's logit is the normal quantile of its rank.
+    Then one number is added to all logits, so that the search starts at the same expected MACs as
+    without scores. Only the order of the units is new. Sites without scores keep their gates. So do
+    the channels of heads and of residual streams, because their scores refer to other bases than
+    the network's.
+    """
+    known = {name: scores[name] for name in gates
+             if name in scores and not name.endswith(('.head_channels', '.embedding'))}
+    if not known:
+        raise ValueError(f'expected scores of some of the sites {sorted(gates)[:3]}, found those '
+                         f'of {sorted(scores)[:3]}: `mmkcr compress CONFIG CHECKPOINT --sites` '
+                         'with the kinds of the search writes them')
+    for name, (order, _) in known.items():
+        if len(order) != gates[name].total:
+            raise ValueError(f'expected scores of {gates[name].total} units at site `{name}`, '
+                             f'found {len(order)}')
+    with torch.no_grad():
+        wanted = _expected(gates, macs)  # before any gate changes
+        logits = _quantiles(known, gates, macs)
+        low, high = -20., 20.  # bisection for the shift: expected MACs rise with it
+        for _ in range(40):
+            middle = (low + high) / 2
+            shifted = {name: values if gates[name].decided else values + middle
+                       for name, values in logits.items()}
+            for name, values in shifted.items():
+                gates[name].start(values)
+            low, high = (low, middle) if _expected(gates, macs) > wanted else (middle, high)
+    return shifted
+
+
+def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
+    return float(macs({name: gate.expected_size() for name, gate in gates.items()}))
+
+
+def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel) -> dict[str, Tensor]:
+    """Normal quantiles of the units' ranks over all sites, by site, in the order of the units."""
+    from sklearn.isotonic import isotonic_regression
+    totals = {name: gate.total for name, gate in gates.items()}
+    values, places = [], []
+    for name, (order, losses) in known.items():
+        # per unit; not `macs.dense`, which lacks the layers that are added to the network
+        saved = float(macs(totals) - macs({**totals, name: 1})) / max(len(order) - 1, 1)
+        # slopes of the hull of the losses descend, so their ranks keep the order of the units
+        slopes = isotonic_regression(np.maximum(losses[:-1] - losses[1:], 0), increasing=False)
+        values.append(slopes / max(saved, 1.))
+        places.append(np.arange(len(order)) / len(order))
+    lengths, values, places = list(map(len, values)), np.concatenate(values), np.concatenate(places)
+    ranked = np.lexsort((places, -values))  # the largest gain first, then the earlier unit
+    shares = np.empty(len(values))  # of units that rank below, in (0, 1)
+    shares[ranked] = 1 - (np.arange(len(values)) + 0.5) / len(values)
+    quantiles = torch.special.ndtri(torch.from_numpy(shares)).split(lengths)
+    # the inverse of the order: where each unit stands in it
+    return {name: of_site[torch.from_numpy(order.argsort())]
+            for (name, (order, _)), of_site in zip(known.items(), quantiles)}

@@ -13,9 +13,8 @@ from mmkcr.core import (
     count_params,
     select_units,
 )
-from mmkcr.core.added import added_layers
-from mmkcr.models.costs import cost_model
-from mmkcr.models.counting import count_macs, note_backbone_macs
+from mmkcr.core.products import added_layers
+from mmkcr.models.counting import cost_model, count_macs, note_backbone_macs
 from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import (
     copied_spaces,
@@ -30,13 +29,9 @@ from mmkcr.models.tasks import (
 )
 
 
-def slim(model: nn.Module,
-         target_macs: str | int | float | None = None,
-         divisor: int = 1,
-         input_shape: Sequence[int] = (3, 224, 224),
-         part: str | None = None,
-         latency: LatencyTable | None = None,
-         cost: str = 'macs',
+def slim(model: nn.Module, target_macs: str | int | float | None = None, divisor: int = 1,
+         input_shape: Sequence[int] = (3, 224, 224), part: str | None = None,
+         latency: LatencyTable | None = None, cost: str = 'macs',
          ordinary: bool = True) -> tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 
@@ -48,38 +43,29 @@ def slim(model: nn.Module,
         target_macs (str | int | float, optional): Maximum MACs of the built subnet, such as
             ``'12.6G'`` or ``0.8`` of the dense model, see :func:`~mmkcr.core.parse_target`.
             Defaults to None: the channels whose gates are open.
-        divisor (int): Sizes are multiples of it, or full. Defaults to 1.
-        input_shape (Sequence[int]): (C, H, W) of the image that the MACs are
-            counted for. Defaults to (3, 224, 224).
-        part (str, optional): ``'model'`` or ``'backbone'``, the part whose cost the
-            target limits. Defaults to None: what the price of a
-            ``SearchModel`` counts; else the backbone of a detector, because its
-            heads run on as many proposals as the weights give; else the model.
-        latency (LatencyTable, optional): Table of the dense network; ``target_macs`` is then a
-            time, see :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
-        cost (str): What the target limits, see :func:`~mmkcr.models.costs.cost_model`; parameters
-            and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to ``'macs'``.
-        ordinary (bool): See :func:`~mmkcr.apis.compress`. Defaults to True.
+        divisor (int): See :func:`~mmkcr.core.solve_budget`. Defaults to 1.
+        input_shape, latency, ordinary: See :func:`~mmkcr.apis.compress`; as there.
+        part (str, optional): What the target limits, see :func:`~mmkcr.models.tasks.counted_part`.
+            Defaults to None: that of a ``SearchModel``'s price.
+        cost (str): What the target limits, see :func:`~mmkcr.models.counting.cost_model`;
+            parameters and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to
+            ``'macs'``.
 
     Returns:
         tuple[nn.Module, Structure]: The subnet with inherited weights, without any wrapper, and
         its structure.
 
     Raises:
-        ValueError: The model has no gates, they are not finite, or the target is unreachable;
-            the message gives the reachable range.
+        ValueError: There are no gates, they are not finite, or the target is out of reach.
     """
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)
-    task = find_task(model)
-    sliced = bool(search_space(task).fixed)
-    if sliced:
-        task = copy.deepcopy(task)
-        for one in (search_space(task), *copied_spaces(task)):
-            one.fold_fixed()
-    # `counted` is what the target limits, `space` what is sliced
-    space, counted = search_space(task), counted_part(task, part)
-    gates = space.gates()
+    task = copy.deepcopy(find_task(model))  # bare; it becomes the subnet
+    space, averages = search_space(task), momentum_copies(task)
+    spaces, sliced = [space, *copied_spaces(task)], bool(space.fixed)
+    for one in spaces:
+        one.fold_fixed()
+    gates, counted = space.gates(), counted_part(task, part)  # what the target limits
     check_finite_gates(gates)
     macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))
     budget = cost_model(cost, macs, latency)
@@ -92,25 +78,23 @@ def slim(model: nn.Module,
     sizes = {site: len(units) for site, units in kept.items()}
     kept.update(select_units(free, budget.beside(sizes), target, divisor))
     structure = space.structure_for(kept)
-    subnet = copy.deepcopy(task)  # the bare task model
-    for one in (search_space(subnet), *copied_spaces(subnet)):
-        one.slice_to(structure)
-    for average in momentum_copies(subnet):
-        renew_record(average)
-    copied = {module for average in momentum_copies(task) for module in average.modules()}
-    added = [layer for layer in added_layers(task).values() if layer not in copied]
     # parameters of gates and masks are not the dense network's
-    extra = sum(map(count_params, (*gates.values(), *added)))
-    structure.macs = dict(dense=macs.dense,
-                          subnet=count_macs(counted_part(subnet, part), input_shape),
-                          input_shape=list(input_shape))
-    note_backbone_macs(structure, subnet, part)
-    structure.params = dict(dense=online_params(task) - extra + space.sliced_params(),
-                            subnet=online_params(subnet))
-    if sliced:
-        structure.provenance['start'] = 'subnet'  # dense counts are its own
+    copied = {module for average in averages for module in average.modules()}
+    added = [layer for layer in added_layers(task).values() if layer not in copied]
+    dense = online_params(task) + space.sliced_params() - sum(
+        map(count_params, (*gates.values(), *added)))
     if budget is not macs:
         structure.provenance[budget.name] = budget.describe(structure.sizes())
+    if sliced:
+        structure.provenance['start'] = 'subnet'  # dense counts are its own
+    for one in spaces:
+        one.slice_to(structure)
+    for average in averages:
+        renew_record(average)
+    structure.params = dict(dense=dense, subnet=online_params(task))
+    structure.macs = dict(dense=macs.dense, subnet=count_macs(counted, input_shape),
+                          input_shape=list(input_shape))
+    note_backbone_macs(structure, task, part)
     if ordinary:
-        leave_ordinary(subnet)
-    return subnet, structure
+        leave_ordinary(task)
+    return task, structure

@@ -2,6 +2,7 @@
 
 from . import attentions, channels, mlps, streams  # noqa: F401  (they register themselves)
 from .attentions import simple_attention
+from .mlps import simple_mlp
 from .views import (
     attention_adapter,
     attention_views,
@@ -9,7 +10,6 @@ from .views import (
     channel_views,
     mlp_adapter,
     mlp_views,
-    simple_mlp,
     stream_adapter,
     stream_views,
 )

@@ -9,33 +9,19 @@ a view are ``partial`` of functions of this module, so that networks can be pick
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from torch import nn
 
 from mmkcr.core import Axis, Unsupported
 from mmkcr.core.axes import along_outputs
-from mmkcr.models.layers.sized_attention import (
-    Rotary,
-    Sized,
-    SizedHuggingFaceAttention,
-    SizedHuggingFaceRotaryAttention,
-    SizedMultiheadAttention,
-    SizedReducedAttention,
-    SizedRotaryAttention,
-    SizedTimmBEiTAttention,
-    SizedWindowAttentionV2,
-)
+from mmkcr.models.layers import sized_attention as ours
+from mmkcr.models.layers import window_attention as windows
 from mmkcr.models.layers.take_over import take_over
-from .views import UNCALLED, attention_adapter, in_transformers, record
+from .views import UNCALLED, attention_adapter, in_transformers, present, record
 
-_UTILS = 'mmpretrain.models.utils.attention'
-
-
-def _is(module: nn.Module, name: str) -> bool:
-    """Whether a module is of a class of that name, or of a subclass."""
-    return any(cls.__name__ == name for cls in type(module).__mro__)
+_MM, _UTILS = 'mmpretrain.models.backbones', 'mmpretrain.models.utils.attention'
+_APART = ('q_proj', 'k_proj', 'v_proj')
 
 
 @attention_adapter(f'{_UTILS}.MultiheadAttention')
@@ -57,30 +43,6 @@ def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return record(layer, heads, width)
 
 
-@attention_adapter('mmpretrain.models.backbones.twins.GlobalSubsampledAttention',
-                   'timm.models.pvt_v2.Attention')
-def reduced_attention(module: nn.Module) -> dict[str, Any]:
-    """Attention to a downsampled map (Twins, timm's PVT v2); the reduction has no heads."""
-    if getattr(module, 'v_shortcut', False):
-        raise Unsupported('a shortcut adds the values to the output of the attention')
-    return _usual(SizedReducedAttention, ('q', 'kv'))
-
-
-@attention_adapter('mmpretrain.models.backbones.levit.Attention',
-                   'mmpretrain.models.backbones.levit.AttentionSubsample',
-                   'mmpretrain.models.backbones.efficientformer.AttentionWithBias',
-                   f'{_UTILS}.LeAttention')
-def biased_attention(module: nn.Module) -> dict[str, Any]:
-    """LeViT's attention, also in EfficientFormer and TinyViT: wide values, biases by offset.
-
-    Queries, keys and values of one head lie next to each other in the projections' outputs.
-    """
-    normed = isinstance(module.proj, nn.Sequential)  # an activation, then a layer with its norm
-    why = 'its queries, keys and values lie side by side, head by head'
-    return dict(projections=(), output='proj.1.linear' if normed else 'proj',
-                resize=_resize_biased, of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
-
-
 def _of_whole_heads(layer: nn.Module) -> list[Axis]:
     """Axes of the biases, and of projections that keep a head's q, k and v side by side."""
     keys, values = layer.key_dim, layer.d
@@ -100,72 +62,58 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return layer
 
 
-@attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope',
-                   'timm.models.eva.EvaAttention')
+@attention_adapter('timm.layers.attention.Attention')
 def timm_attention(module: nn.Module) -> dict[str, Any]:
-    """timm's ``Attention`` and ``AttentionRope`` (ViT, DINOv2, SigLIP 2 ...) and ``EvaAttention``.
-
-    The last one is of EVA-02 and DINOv3.
-    """
+    """timm's ``Attention`` (ViT, DINOv2, SigLIP 2 ...)."""
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
     if getattr(module, 'num_kv_groups', 1) > 1:
         raise Unsupported('heads share keys and values')
-    split = module._modules.get('qkv') is None
+    split, plain = module._modules.get('qkv') is None, isinstance(module.q_norm, nn.Identity)
+    return dict(projections=_APART if split else ('qkv', ), output='proj',
+                why_no_width='' if plain else 'a norm acts over the channels of a head')
+
+
+@attention_adapter('timm.layers.attention.AttentionRope')
+def rotary_attention(module: nn.Module) -> dict[str, Any]:
+    """The same with rotary positions."""
     layout = 'half' if getattr(module, 'rotate_half', False) else 'interleaved'
-    opened, eva = partial(_open_rotary, SizedRotaryAttention, layout), _is(module, 'EvaAttention')
-    plain = isinstance(module.q_norm, nn.Identity)
-    return dict(
-        projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ), output='proj',
-        resize=partial(_resize_opened, opened) if eva else record,
-        why_no_width='' if plain else 'a norm acts over the channels of a head',
-        **(dict(rotary=layout, opened=opened) if eva or _is(module, 'AttentionRope') else {}))
+    return dict(timm_attention(module), rotary=layout,
+                opened=partial(_open_rotary, ours.SizedRotaryAttention, layout))
+
+
+@attention_adapter('timm.models.eva.EvaAttention')
+def eva_attention(module: nn.Module) -> dict[str, Any]:
+    """The same of EVA-02 and DINOv3, whose heads fill the input's width."""
+    view = rotary_attention(module)
+    return dict(view, resize=partial(_resize_opened, view['opened']))
 
 
 def _open_rotary(cls: type[nn.Module], layout: str, layer: nn.Module) -> nn.Module:
-    return take_over(cls, layer, rotary=Rotary(layout))
+    return take_over(cls, layer, rotary=ours.Rotary(layout))
 
 
 def _resize_opened(opened: Callable[[nn.Module], nn.Module], layer: nn.Module, heads: int,
                    width: int) -> nn.Module:
     """Replace the layer, unless it is one of ours, by one that computes with any heads."""
-    return record(layer if isinstance(layer, Sized) else opened(layer), heads, width)
+    return record(layer if isinstance(layer, ours.Sized) else opened(layer), heads, width)
 
 
 @attention_adapter(*in_transformers(
-    vit='ViTAttention', dinov2='Dinov2Attention', clip='CLIPAttention', swin='SwinAttention',
-    dinov2_with_registers='Dinov2WithRegistersAttention', dinov3_vit='DINOv3ViTAttention',
-    siglip='SiglipAttention', siglip2='Siglip2Attention', segformer='SegformerAttention',
-    rt_detr='RTDetrSelfAttention', d_fine='DFineSelfAttention'))
-def hugging_face_attention(module: nn.Module) -> dict[str, Any]:
-    """Attention of Hugging Face's vision encoders, with separate projections."""
-    if 'q_proj' not in module._modules:
-        return _nested_attention(module)
-    rotary = _is(module, 'DINOv3ViTAttention')
+    clip='CLIPAttention', siglip='SiglipAttention', siglip2='Siglip2Attention'))
+def contrastive_attention(module: nn.Module) -> dict[str, Any]:
+    """Attention of CLIP and SigLIP, whose heads fill the input's width before v5."""
     resize = record
-    if hasattr(module, 'embed_dim') and not rotary and \
-            int(sys.modules['transformers'].__version__.split('.')[0]) < 5:
-        # heads fill the input's width
-        resize = partial(_resize_opened, partial(take_over, SizedHuggingFaceAttention))
-    opened = partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half')
-    return dict(projections=('q_proj', 'k_proj', 'v_proj'), resize=resize,
-                output='o_proj' if 'o_proj' in module._modules else 'out_proj',
-                **(dict(rotary='half', opened=opened) if rotary else {}))
-
-
-@attention_adapter(*in_transformers(flava='FlavaAttention'))
-def _nested_attention(module: nn.Module) -> dict[str, Any]:
-    """Attention of FLAVA, and of the others before v5: a nested module, then a layer."""
-    name = 'attention' if 'attention' in module._modules else 'self'
-    return dict(path=name, output='output.dense',
-                projections=tuple(f'{name}.{part}' for part in ('query', 'key', 'value')))
+    if int(sys.modules['transformers'].__version__.split('.')[0]) < 5:
+        resize = partial(_resize_opened, partial(take_over, ours.SizedHuggingFaceAttention))
+    return dict(projections=_APART, output='out_proj', resize=resize)
 
 
 @attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
 def torch_attention(module: nn.Module) -> dict[str, Any]:
     """mmcv's attention around ``nn.MultiheadAttention`` (DETR, DINO, Mask2Former ...)."""
     inner = module.attn
-    if type(inner) not in (nn.MultiheadAttention, SizedMultiheadAttention):
+    if type(inner) not in (nn.MultiheadAttention, ours.SizedMultiheadAttention):
         raise Unsupported(f'`{type(inner).__name__}` has no adapter')
     if inner.in_proj_weight is None or inner.bias_k is not None or inner.add_zero_attn or \
             inner.batch_first:
@@ -177,14 +125,7 @@ def torch_attention(module: nn.Module) -> dict[str, Any]:
 
 def _open_torch(layer: nn.Module) -> nn.Module:
     drop = nn.Dropout(layer.dropout).train(layer.training)
-    return take_over(SizedMultiheadAttention, layer, drop=drop)
-
-
-@attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
-def deformable_attention(module: nn.Module) -> dict[str, Any]:
-    """mmcv's deformable attention, whose heads sample the values at their own places."""
-    return dict(projections=('value_proj', ), output='output_proj', of_heads=_along_samples,
-                why_no_width='its heads have no queries and keys')
+    return take_over(ours.SizedMultiheadAttention, layer, drop=drop)
 
 
 def _along_samples(layer: nn.Module) -> list[Axis]:
@@ -194,48 +135,64 @@ def _along_samples(layer: nn.Module) -> list[Axis]:
             *along_outputs(layer.attention_weights, inner=samples)]
 
 
-def _usual(sized: type[nn.Module] | str | None = None, projections: tuple[str, ...] = ('qkv', ),
-           **others: Any) -> dict[str, Any]:
-    """Arguments of a view of layers that hold all heads, one after the other.
+def simple_attention(*names: str, projections: tuple[str, ...] = ('qkv', ),
+                     output: str | tuple[str, ...] = 'proj', sized: type[nn.Module] | None = None,
+                     **others: Any) -> None:
+    """Register attention that holds all heads of queries, then of keys, then of values.
 
-    Args:
-        sized (type | str, optional): Class of ours that computes with any number of heads; a name
-            if it is a layer of mmpretrain, too. Defaults to None: the host's own does.
-        projections, **others: See :class:`AttentionView`.
+    ``sized`` is a class of ours that computes with any number of heads, if the host's own does not;
+    all else is of :class:`~mmkcr.models.adapters.views.AttentionView`, see
+    :func:`~mmkcr.models.adapters.views.present`.
     """
-    if isinstance(sized, str):
-        sized = getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), sized)
     if sized is not None:
         others['resize'] = partial(_resize_opened, partial(take_over, sized))
-    return dict(dict(projections=projections, output='proj'), **others)
+    attention_adapter(*names)(partial(present, dict(
+        others, projections=projections, output=output)))
 
 
-def simple_attention(*names: str, **arguments: Any) -> None:
-    """Register attention whose view has always the same arguments, see :func:`_usual`."""
-    attention_adapter(*names)(lambda module: _usual(**arguments))
-
-
-_MM = 'mmpretrain.models.backbones'
 _COSINES = dict(why_uncalled=UNCALLED, why_no_width='its products are cosines over the whole head')
 simple_attention(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
-                 'mmseg.models.backbones.swin.WindowMSA', sized='SizedWindowMSA')
-simple_attention(f'{_UTILS}.BEiTAttention', sized='SizedBEiTAttention')
-simple_attention('timm.models.beit.Attention', sized=SizedTimmBEiTAttention)
+                 'mmseg.models.backbones.swin.WindowMSA', sized=windows.SizedWindowAttention)
+simple_attention(f'{_UTILS}.BEiTAttention', 'timm.models.beit.Attention',
+                 sized=windows.SizedBEiTAttention)
 # in pre-training it has a mask of its own
-simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized='SizedMixMIMAttention')
-simple_attention(f'{_UTILS}.WindowMSAV2', sized='SizedWindowMSAV2', **_COSINES)
-simple_attention('timm.models.swin_transformer_v2.WindowAttention', sized=SizedWindowAttentionV2,
-                 **_COSINES)
+simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized=windows.SizedMixMIMAttention)
+simple_attention(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention',
+                 sized=windows.SizedWindowAttentionV2, **_COSINES)
 simple_attention('timm.models.swin_transformer.WindowAttention')
 simple_attention(f'{_MM}.twins.LocallyGroupedSelfAttention',
                  'mmseg.models.backbones.twins.LocallyGroupedSelfAttention',
-                 sized='SizedGroupedAttention')
-simple_attention(f'{_MM}.xcit.ClassAttntion', sized='SizedClassAttention',
+                 sized=windows.SizedGroupedAttention)
+simple_attention(f'{_MM}.twins.GlobalSubsampledAttention', 'timm.models.pvt_v2.Attention',
+                 projections=('q', 'kv'), sized=ours.SizedReducedAttention)
+simple_attention(f'{_MM}.xcit.ClassAttntion', sized=ours.SizedClassAttention,
                  projections=('q', 'k', 'v'))
-simple_attention(f'{_MM}.xcit.XCA', sized='SizedCrossCovariance',
+simple_attention(f'{_MM}.xcit.XCA', sized=ours.SizedCrossCovariance,
                  why_no_width='its softmax is over the channels of a head')
 simple_attention(f'{_MM}.vit_sam.Attention',
                  *in_transformers(sam='SamVisionAttention', vitdet='VitDetAttention'),
                  why_no_width='its positions have channels that all heads share')
 simple_attention(f'{_MM}.vit_eva02.AttentionWithRoPE',
                  why_no_width='its positions are no rotations of pairs of channels')
+# wide values, biases by offset; an activation and a layer with its norm may end it
+simple_attention(f'{_MM}.levit.Attention', f'{_MM}.levit.AttentionSubsample',
+                 f'{_MM}.efficientformer.AttentionWithBias', f'{_UTILS}.LeAttention',
+                 projections=(), output=('proj.1.linear', 'proj'), resize=_resize_biased,
+                 of_heads=_of_whole_heads, **dict.fromkeys(
+                     ('why_no_width', 'why_uncalled'),
+                     'its queries, keys and values lie side by side, head by head'))
+# its heads sample the values at their own places
+simple_attention('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention',
+                 projections=('value_proj', ), output='output_proj', of_heads=_along_samples,
+                 why_no_width='its heads have no queries and keys')
+# before v5 a module of projections, then a layer
+simple_attention(*in_transformers(
+    vit='ViTAttention', dinov2='Dinov2Attention', swin='SwinAttention', flava='FlavaAttention',
+    dinov2_with_registers='Dinov2WithRegistersAttention', segformer='SegformerAttention',
+    rt_detr='RTDetrSelfAttention', d_fine='DFineSelfAttention'),
+    path=('attention', 'self'), output=('o_proj', 'out_proj', 'output.dense'),
+    projections=_APART + tuple(f'{name}.{part}' for name in ('attention', 'self')
+                               for part in ('query', 'key', 'value')))
+simple_attention(*in_transformers(dinov3_vit='DINOv3ViTAttention'), projections=_APART,
+                 output='o_proj', rotary='half',
+                 opened=partial(_open_rotary, ours.SizedHuggingFaceRotaryAttention, 'half'))

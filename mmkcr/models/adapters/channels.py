@@ -55,6 +55,14 @@ def _chain(module: nn.Module, paths: Sequence[str], ends: Sequence[Reads]) -> li
     return views
 
 
+def _side_by_side(module: nn.Module, convs: Sequence[str], reader: str,
+                  first: tuple[int, ...] = ()) -> list[View]:
+    """Views of convolutions whose outputs one layer reads, concatenated behind ``first``."""
+    before = (*first, *(f'{conv}.conv' for conv in convs))
+    return [_view(module, [conv], [Reads(reader, before=before[:len(first) + number])])
+            for number, conv in enumerate(convs)]
+
+
 # ---- segmentation -------------------------------------------------------------------------------
 
 
@@ -64,30 +72,24 @@ def uper_head(module: nn.Module) -> list[View]:
     _only(module, 'UPerHead')
     pooled = [f'psp_modules.{number}.1' for number in range(len(module.psp_modules))]
     laterals, outs = _convs(module, 'lateral_convs'), _convs(module, 'fpn_convs')
-    side_by_side = [f'{out}.conv' for out in outs]
+    written = tuple(f'{out}.conv' for out in outs)
     # `bottleneck` reads the last feature map, then all pooled maps
-    views = [_view(module, [conv], [Reads('bottleneck.conv', before=(
-        module.in_channels[-1], *(f'{other}.conv' for other in pooled[:number])))])
-        for number, conv in enumerate(pooled)]
-    # the top-down sum ties all laterals and the bottleneck to the same channels; the coarsest of
-    # them is also concatenated, behind the outputs of the fpn_convs
-    views.append(_view(module, [*laterals, 'bottleneck'], [
-        *(Reads(path) for path in side_by_side),
-        Reads('fpn_bottleneck.conv', before=tuple(side_by_side))]))
-    views += [_view(module, [conv], [Reads('fpn_bottleneck.conv',
-                                           before=tuple(side_by_side[:number]))])
-              for number, conv in enumerate(outs)]
-    return [*views, _view(module, ['fpn_bottleneck'], [Reads('conv_seg')])]
+    return [
+        *_side_by_side(module, pooled, 'bottleneck.conv', (module.in_channels[-1], )),
+        # the top-down sum ties all laterals and the bottleneck to the same channels; the coarsest
+        # of them is also concatenated, behind the outputs of the fpn_convs
+        _view(module, [*laterals, 'bottleneck'], [
+            *map(Reads, written), Reads('fpn_bottleneck.conv', before=written)]),
+        *_side_by_side(module, outs, 'fpn_bottleneck.conv'),
+        _view(module, ['fpn_bottleneck'], [Reads('conv_seg')])]
 
 
 @channel_adapter(f'{_MMSEG}.segformer_head.SegformerHead')
 def segformer_head(module: nn.Module) -> list[View]:
     """SegFormer: the concatenated levels, and the last map."""
     _only(module, 'SegformerHead')
-    convs = _convs(module, 'convs')
-    views = [_view(module, [conv], [Reads('fusion_conv.conv', before=tuple(
-        f'{other}.conv' for other in convs[:number]))]) for number, conv in enumerate(convs)]
-    return [*views, _view(module, ['fusion_conv'], [Reads('conv_seg')])]
+    return [*_side_by_side(module, _convs(module, 'convs'), 'fusion_conv.conv'),
+            _view(module, ['fusion_conv'], [Reads('conv_seg')])]
 
 
 @channel_adapter(f'{_MMDET}.layers.msdeformattn_pixel_decoder.MSDeformAttnPixelDecoder')
@@ -158,7 +160,6 @@ def pyramid_of_two_stages(module: nn.Module) -> list[View]:
     """What a feature pyramid passes to the region proposals and to the heads on regions."""
     neck, head = getattr(module, 'neck', None), module.roi_head
     _only(neck, 'FPN', 'PAFPN')
-    _only(module.rpn_head, 'RPNHead')
     if neck.add_extra_convs or head.with_shared_head:
         raise Unsupported('a feature pyramid with convolutions for more levels, or one that a '
                           'shared head reads')
@@ -170,21 +171,25 @@ def pyramid_of_two_stages(module: nn.Module) -> list[View]:
                 raise Unsupported(f'a feature pyramid that `{name}` may read')
     # one set of heads reads all levels, so all output convolutions share their channels
     convs = [f'neck.{conv}' for conv in _convs(neck, 'fpn_convs')]
-    readers = [Reads('rpn_head.rpn_conv' if isinstance(module.rpn_head.rpn_conv, nn.Conv2d) else
-                     'rpn_head.rpn_conv.0.conv')]
+    readers = [Reads(f'rpn_head.{_first(rpn_head(module.rpn_head))}')]
     if type(neck).__name__ == 'PAFPN':  # its levels are summed up once more
-        for name in ('downsample_convs', 'pafpn_convs'):
-            more = [f'neck.{conv}' for conv in _convs(neck, name)]
-            convs += more
-            readers += [Reads(f'{conv}.conv') for conv in more]
+        more = [f'neck.{conv}' for name in ('downsample_convs', 'pafpn_convs')
+                for conv in _convs(neck, name)]
+        convs += more
+        readers += [Reads(f'{conv}.conv') for conv in more]
     for name, adapter in (('bbox_head', box_head), ('mask_head', mask_head)):
         inner = getattr(head, name, None)
         several = isinstance(inner, nn.ModuleList)
-        for place, one in enumerate(inner if several else [inner] if inner is not None else []):
-            first = adapter(one)[0]['writers'][0]  # or says what is not supported
+        for place, one in enumerate(inner if several else filter(None, [inner])):
+            first = _first(adapter(one))  # or says what is not supported
             area = one.roi_feat_area if first == 'shared_fcs.0' and not one.with_avg_pool else 1
             readers.append(Reads(f'roi_head.{name}.{f"{place}." if several else ""}{first}', area))
     return [_view(module, convs, readers, resize=_resize_regions)]
+
+
+def _first(views: Sequence[View]) -> str:
+    """Path of the layer that reads what the module is given."""
+    return views[0]['writers'][0]
 
 
 def _resize_regions(module: nn.Module, channels: int) -> None:

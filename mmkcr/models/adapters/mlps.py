@@ -1,23 +1,31 @@
 """MLPs of the host libraries, one entry per class."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Unsupported
-from .views import in_transformers, mlp_adapter, simple_mlp
+from .views import in_transformers, mlp_adapter, present
 
 _MM = 'mmpretrain.models.backbones'
 _TIMM = 'timm.layers.mlp'
-_PLAIN = dict(inputs=('fc1', ), output='fc2')
 #: Why channels cannot be selected.
 _IN_BLOCK = dict(why_no_channels='it is part of its block, without a place for a selection')
-_MAPS = dict(why_no_channels='its input is a map, not tokens')
 _NORMED = dict(why_no_channels='a norm follows its last layer')
-_LAST = dict(why_no_channels='nothing stands behind its last layer')
 _TWICE = dict(why_no_channels='its dropout is called twice, which leaves no place behind it')
+
+
+def simple_mlp(*names: str, inputs: tuple[str, ...] = ('fc1', ),
+               output: str | tuple[str, ...] = 'fc2', **others: Any) -> None:
+    """Register MLPs whose parts have fixed local paths; without inputs it is none.
+
+    Arguments are those of :class:`~mmkcr.models.adapters.views.MLPView`, see
+    :func:`~mmkcr.models.adapters.views.present`.
+    """
+    mlp_adapter(*names)(partial(present, dict(others, inputs=inputs, output=output)))
 
 
 @mlp_adapter('mmcv.cnn.bricks.transformer.FFN', f'{_MM}.deit3.DeiT3FFN')
@@ -29,20 +37,15 @@ def ffn(module: nn.Module) -> dict[str, Any]:
                 scales=('gamma2', ), width='feedforward_channels')
 
 
-@mlp_adapter('mmpretrain.models.utils.swiglu_ffn.SwiGLUFFN')
-def swiglu_ffn(module: nn.Module) -> dict[str, Any]:
-    """mmpretrain's SwiGLU of DINOv2 and EVA-02, with a norm over the hidden layer or without."""
-    return dict(inputs=('w12', ), output='w3', after='dropout_layer', scales=('gamma2', ),
-                hidden_norm=_unless_identity(module, 'norm'))
-
-
-@mlp_adapter(f'{_TIMM}.Mlp', f'{_TIMM}.GluMlp', f'{_TIMM}.SwiGLU')
+@mlp_adapter(f'{_TIMM}.Mlp', f'{_TIMM}.GluMlp', f'{_TIMM}.SwiGLU', f'{_TIMM}.ConvMlp')
 def timm_mlp(module: nn.Module) -> dict[str, Any]:
-    """timm's ``Mlp``, ``GluMlp`` (gate and value in one layer) and ``SwiGLU``."""
-    split = hasattr(module, 'fc1_g')
-    return dict(_MAPS if isinstance(module.fc2, nn.Conv2d) else {}, after='drop2', output='fc2',
-                inputs=('fc1_g', 'fc1_x') if split else ('fc1', ),
-                hidden_norm=_unless_identity(module, 'norm'))
+    """timm's MLPs of tokens or maps; in ``GluMlp`` gate and value are one layer."""
+    maps = isinstance(module.fc2, nn.Conv2d)
+    if maps and not isinstance(module.norm, nn.Identity):
+        raise Unsupported(f'a `{type(module.norm).__name__}` acts on hidden maps')
+    return present(dict(
+        inputs=('fc1_g', 'fc1_x', 'fc1'), output='fc2', after='drop2', hidden_norm=('norm', ),
+        why_no_channels='its input is a map, not tokens' if maps else ''), module)
 
 
 @mlp_adapter('mmseg.models.backbones.mit.MixFFN', 'mmdet.models.backbones.pvt.MixFFN')
@@ -66,10 +69,7 @@ def plain_bottleneck(block: nn.Module, convs: Sequence[int] = (1, 2, 3),
                      norms: Sequence[int] = (1, 2)) -> None:
     """Refuse a block of a ResNet that is no bottleneck of ordinary layers, without groups.
 
-    Args:
-        block (nn.Module): The block.
-        convs (Sequence[int]): Numbers of the convolutions that are looked at. Defaults to all.
-        norms (Sequence[int]): Numbers of the norms. Defaults to those of the inner widths.
+    Only the convolutions and norms of some numbers are looked at.
     """
     groups = getattr(getattr(block, 'conv2', None), 'groups', 1)
     if type(block).__name__ != 'Bottleneck' or groups > 1:
@@ -104,83 +104,62 @@ def bottleneck(module: nn.Module) -> list[dict[str, Any]]:
                                       ('conv2', module.norm2_name, 'conv3'))]
 
 
-def _unless_identity(module: nn.Module, name: str) -> str:
-    return '' if isinstance(module._modules.get(name), (nn.Identity, type(None))) else name
-
-
-simple_mlp(f'{_MM}.mvit.MLP', **_PLAIN, **_LAST)
-simple_mlp(f'{_MM}.efficientformer.LinearMlp', **_PLAIN, after='drop2')
-simple_mlp(f'{_MM}.efficientformer.ConvMlp', **_PLAIN, between=('norm1', ), **_TWICE)
-simple_mlp(f'{_MM}.poolformer.Mlp', **_PLAIN, **_TWICE)
-simple_mlp(f'{_MM}.tinyvit.MLP', **_PLAIN, norm='norm', **_TWICE)
-simple_mlp(f'{_MM}.hivit.Mlp', **_PLAIN, after='drop')
-simple_mlp(f'{_MM}.van.MixFFN', **_PLAIN, between=('dwconv', ), **_TWICE)
-simple_mlp(f'{_MM}.levit.MLP', inputs=('linear1.linear', ), between=('linear1.bn', ),
-           output='linear2.linear', **_NORMED)
-simple_mlp(f'{_MM}.hornet.HorNetBlock', inputs=('pwconv1', ), output='pwconv2', **_IN_BLOCK)
-simple_mlp(f'{_TIMM}.ConvMlp', **_PLAIN, **_MAPS)
-simple_mlp('timm.models.pvt_v2.MlpWithDepthwiseConv', **_PLAIN, between=('dwconv', ), **_TWICE)
-simple_mlp('timm.models.levit.LevitMlp', inputs=('ln1.linear', ), between=('ln1.bn', ),
-           output='ln2.linear', **_NORMED)
-
-
-@mlp_adapter('mmkcr.models.layers.mbconv.MBConv')
+@mlp_adapter('mmkcr.models.backbones.efficientvit.MBConv')
 def mbconv(module: nn.Module) -> dict[str, Any]:
     """EfficientViT's inverted bottleneck; it reads the stream itself, without a norm."""
-    norms = {name: f'{name}.{conv.norm_name}' for name, conv in module.named_children()
-             if getattr(conv, 'with_norm', False)}
-    for name in ('inverted_conv', 'depth_conv'):
-        if name in norms:
-            plain_norm(module.get_submodule(norms[name]))
-    between = (norms.get('inverted_conv'), 'depth_conv.conv', norms.get('depth_conv'))
-    view = dict(inputs=('inverted_conv.conv', ), between=tuple(filter(None, between)),
-                output='point_conv.conv')
+    for conv in (module.inverted_conv, module.depth_conv):
+        if conv.with_norm:
+            plain_norm(conv.norm)
+    why, last = '', module.point_conv
     if not module.residual:
-        return dict(view, why_no_channels='it has no identity')
-    last = norms.get('point_conv')
-    try:
-        if last:
-            plain_norm(module.get_submodule(last))
-    except Unsupported as reason:
-        return dict(view, why_no_channels=str(reason))
-    return dict(view, norm='before', after='after', scales=(last, ) if last else ())
-
-
-@mlp_adapter(*in_transformers(
-    vit='ViTMLP', swin='SwinMLP', clip='CLIPMLP', siglip='SiglipMLP', siglip2='Siglip2MLP',
-    vitdet='VitDetMlp', sam='SamMLPBlock', dinov2='Dinov2MLP Dinov2SwiGLUFFN',
-    dinov2_with_registers='Dinov2WithRegistersMLP Dinov2WithRegistersSwiGLUFFN',
-    dinov3_vit='DINOv3ViTMLP DINOv3ViTGatedMLP', segformer='SegformerMixFFN SegformerMixMLP',
-    rt_detr='RTDetrMLP RTDetrEncoderLayer RTDetrDecoderLayer', d_fine='DFineEncoderLayer'))
-def hugging_face_mlp(module: nn.Module) -> Any:
-    """MLPs of Hugging Face's vision encoders: gated or not, with a depthwise convolution or not.
-
-    Before v5 the two layers of RT-DETR and D-FINE are those of the block.
-    """
-    parts = module._modules
-    inputs = [name for name in ('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in', 'dense1')
-              if name in parts]
-    if not inputs:
-        return []
-    output = next(name for name in ('fc2', 'lin2', 'down_proj', 'weights_out', 'dense2')
-                  if name in parts)
-    convolved = 'dwconv' in parts
-    why = _TWICE if convolved else _IN_BLOCK if 'self_attn' in parts else _LAST
-    return dict(why, inputs=tuple(inputs), output=output,
-                between=('dwconv.dwconv', ) if convolved else ())
+        why = 'it has no identity'
+    elif last.with_norm and not isinstance(last.norm, _BatchNorm):
+        why = f'a `{type(last.norm).__name__}` mixes the channels'
+    return present(dict(
+        inputs=('inverted_conv.conv', ), output='point_conv.conv', why_no_channels=why,
+        between=('inverted_conv.bn', 'depth_conv.conv', 'depth_conv.bn'), norm='before',
+        after='after', scales=('point_conv.bn', )), module)
 
 
 @mlp_adapter(*in_transformers(d_fine='DFineMLP'))
 def d_fine_mlp(module: nn.Module) -> Any:
     """D-FINE's MLP of two layers; its heads have more."""
-    two = len(module.layers) == 2
-    return dict(_LAST, inputs=('layers.0', ), output='layers.1') if two else []
+    return dict(inputs=('layers.0', ), output='layers.1') if len(module.layers) == 2 else []
 
 
-@mlp_adapter(*in_transformers(flava='FlavaLayer', vit='ViTLayer', swin='SwinLayer'))
-def split_mlp(module: nn.Module) -> Any:
-    """MLP of FLAVA, and of ViT before v5, whose two layers are separate modules of the block."""
-    if 'intermediate' not in module._modules:
-        return []
-    return dict(inputs=('intermediate.dense', ), output='output.dense',
-                norm='layernorm_after', after='output.dropout')
+# ---- mmpretrain ---------------------------------------------------------------------------------
+
+# of DINOv2 and EVA-02, with a norm over the hidden layer or without
+simple_mlp('mmpretrain.models.utils.swiglu_ffn.SwiGLUFFN', inputs=('w12', ), output='w3',
+           after='dropout_layer', scales=('gamma2', ), hidden_norm=('norm', ))
+simple_mlp(f'{_MM}.mvit.MLP')
+simple_mlp(f'{_MM}.efficientformer.LinearMlp', after='drop2')
+simple_mlp(f'{_MM}.efficientformer.ConvMlp', between=('norm1', ), **_TWICE)
+simple_mlp(f'{_MM}.poolformer.Mlp', f'{_MM}.tinyvit.MLP', **_TWICE)
+simple_mlp(f'{_MM}.hivit.Mlp', after='drop')
+simple_mlp(f'{_MM}.van.MixFFN', 'timm.models.pvt_v2.MlpWithDepthwiseConv', between=('dwconv', ),
+           **_TWICE)
+simple_mlp(f'{_MM}.levit.MLP', inputs=('linear1.linear', ), between=('linear1.bn', ),
+           output='linear2.linear', **_NORMED)
+simple_mlp(f'{_MM}.hornet.HorNetBlock', inputs=('pwconv1', ), output='pwconv2', **_IN_BLOCK)
+
+# ---- timm and Hugging Face ----------------------------------------------------------------------
+
+simple_mlp('timm.models.levit.LevitMlp', inputs=('ln1.linear', ), between=('ln1.bn', ),
+           output='ln2.linear', **_NORMED)
+simple_mlp(*in_transformers(
+    vit='ViTMLP', swin='SwinMLP', clip='CLIPMLP', siglip='SiglipMLP', siglip2='Siglip2MLP',
+    vitdet='VitDetMlp', sam='SamMLPBlock', dinov2='Dinov2MLP Dinov2SwiGLUFFN',
+    dinov2_with_registers='Dinov2WithRegistersMLP Dinov2WithRegistersSwiGLUFFN',
+    dinov3_vit='DINOv3ViTMLP DINOv3ViTGatedMLP', rt_detr='RTDetrMLP'),
+    inputs=('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in'),
+    output=('fc2', 'lin2', 'down_proj', 'weights_out'))
+simple_mlp(*in_transformers(segformer='SegformerMixFFN SegformerMixMLP'),
+           inputs=('fc1', 'dense1'), between=('dwconv.dwconv', ), output=('fc2', 'dense2'),
+           **_TWICE)
+# before v5 the two layers are those of a block, or separate modules of it
+simple_mlp(*in_transformers(rt_detr='RTDetrEncoderLayer RTDetrDecoderLayer',
+                            d_fine='DFineEncoderLayer'), **_IN_BLOCK)
+simple_mlp(*in_transformers(flava='FlavaLayer', vit='ViTLayer', swin='SwinLayer'),
+           inputs=('intermediate.dense', ), output='output.dense', norm='layernorm_after',
+           after='output.dropout')

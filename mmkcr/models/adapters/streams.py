@@ -7,22 +7,26 @@ from functools import partial
 from torch import nn
 
 from mmkcr.core import Unsupported
+from mmkcr.lazy import is_of
 from mmkcr.models.layers.take_over import take_over
+from mmkcr.models.layers.window_attention import SizedWindowAttention
 from . import mlps
 from .views import StreamView, stream_adapter
 
 
-def _norms(host: nn.Module, paths: Iterable[str | tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """The layer norms at some paths, with their entries per channel, where that is not 1.
+def _paths(blocks: Iterable[str], *names: str) -> tuple[str, ...]:
+    return tuple(f'{block}.{name}' for block in blocks for name in names)
 
-    Hosts leave norms out as None or an identity.
 
-    Raises:
-        Unsupported: There is another norm.
-    """
-    norms = []
-    for entry in paths:
-        path, inner = (entry, 1) if isinstance(entry, str) else entry
+def _once(paths: Iterable[str]) -> list[tuple[str, int]]:
+    """Paths of layers with one entry for each channel."""
+    return [(path, 1) for path in paths]
+
+
+def _norms(host: nn.Module, norms: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """The layer norms that are there, not None or an identity; refuses other norms."""
+    present = []
+    for path, inner in norms:
         owner, _, name = path.rpartition('.')
         norm = getattr(host.get_submodule(owner), name, None)
         if norm is None or isinstance(norm, nn.Identity):
@@ -30,8 +34,8 @@ def _norms(host: nn.Module, paths: Iterable[str | tuple[str, int]]) -> tuple[tup
         if not isinstance(norm, nn.LayerNorm):
             raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
                               'channels are not defined')
-        norms.append((path, inner))
-    return tuple(norms)
+        present.append((path, inner))
+    return tuple(present)
 
 
 def _embedding(host: nn.Module) -> tuple[str, ...]:
@@ -42,11 +46,9 @@ def _embedding(host: nn.Module) -> tuple[str, ...]:
 @stream_adapter('mmpretrain.models.backbones.vision_transformer.VisionTransformer')
 def vision_transformer(host: nn.Module) -> list[StreamView]:
     """mmpretrain's ``VisionTransformer`` with its own blocks."""
-    from mmcv.cnn.bricks.transformer import FFN
-    from mmpretrain.models.utils import MultiheadAttention
     for layer in host.layers:
-        known = (isinstance(getattr(layer, 'attn', None), MultiheadAttention)
-                 and isinstance(getattr(layer, 'ffn', None), FFN))
+        known = is_of(getattr(layer, 'ffn', None), 'mmcv.cnn.bricks.transformer.FFN') and is_of(
+            getattr(layer, 'attn', None), 'mmpretrain.models.utils.MultiheadAttention')
         if not known or hasattr(host, 'dist_token'):
             raise Unsupported(f'the residual width of `{type(host).__name__}` has no adapter')
         mlps.ffn(layer.ffn)  # says what is not supported
@@ -56,14 +58,11 @@ def vision_transformer(host: nn.Module) -> list[StreamView]:
     layers = [f'layers.{number}' for number in range(len(host.layers))]
     return [StreamView(
         'patch_embed', host.embed_dims,
-        writers=('patch_embed.projection', *(f'{layer}.{name}' for layer in layers
-                                             for name in ('attn.proj', 'ffn.layers.1'))),
-        readers=tuple((f'{layer}.{name}', 1) for layer in layers
-                      for name in ('attn.qkv', 'ffn.layers.0.0')),
-        scales=tuple(f'{layer}.{name}' for layer in layers
-                     for name in ('attn.gamma1', 'ffn.gamma2')),
-        norms=_norms(host, ['patch_embed.norm', 'pre_norm', 'ln1', 'ln2',
-                            *(f'{layer}.{name}' for layer in layers for name in ('ln1', 'ln2'))]),
+        writers=('patch_embed.projection', *_paths(layers, 'attn.proj', 'ffn.layers.1')),
+        readers=tuple(_once(_paths(layers, 'attn.qkv', 'ffn.layers.0.0'))),
+        scales=_paths(layers, 'attn.gamma1', 'ffn.gamma2'),
+        norms=_norms(host, _once(['patch_embed.norm', 'pre_norm', 'ln1', 'ln2',
+                                  *_paths(layers, 'ln1', 'ln2')])),
         tokens=('pos_embed', 'cls_token', 'register_tokens', 'mask_token'),
         folds=_embedding(host), masked=(('drop_after_pos', -1), ),
         places=tuple(range(len(host.out_indices))))]
@@ -92,13 +91,10 @@ def swin_transformer(host: nn.Module) -> list[StreamView]:
 def _swin_stage(host: nn.Module, number: int) -> StreamView:
     stage, merging = host.stages[number], f'stages.{number}.downsample'
     blocks = [f'stages.{number}.blocks.{place}' for place in range(len(stage.blocks))]
-    writers = [f'{block}.{name}' for block in blocks
-               for name in ('attn.w_msa.proj', 'ffn.layers.1')]
-    readers = [(f'{block}.{name}', 1) for block in blocks
-               for name in ('attn.w_msa.qkv', 'ffn.layers.0.0')]
+    writers = [*_paths(blocks, 'attn.w_msa.proj', 'ffn.layers.1')]
+    readers = _once(_paths(blocks, 'attn.w_msa.qkv', 'ffn.layers.0.0'))
     # output norms exist only for the stages in `out_indices`
-    norms = [*(f'{block}.{name}' for block in blocks for name in ('norm1', 'norm2')),
-             f'norm{number}']
+    norms = _once([*_paths(blocks, 'norm1', 'norm2'), f'norm{number}'])
     if stage.downsample is not None:  # it puts the channels of neighbours side by side
         merged = math.prod(stage.downsample.sampler.kernel_size)
         readers.append((f'{merging}.reduction', merged))
@@ -111,24 +107,20 @@ def _swin_stage(host: nn.Module, number: int) -> StreamView:
         path, masked = 'patch_embed', ('drop_after_pos', -1)
         tokens, folds = ('absolute_pos_embed', 'mask_token'), _embedding(host)
         writers.append('patch_embed.projection')
-        norms.append('patch_embed.norm')
+        norms.append(('patch_embed.norm', 1))
     return StreamView(
         path, stage.embed_dims, tuple(writers), tuple(readers), masked=(masked, ), folds=folds,
-        scales=tuple(f'{block}.ffn.gamma2' for block in blocks), norms=_norms(host, norms),
+        scales=_paths(blocks, 'ffn.gamma2'), norms=_norms(host, norms),
         tokens=tokens, places=_places(host, number), resize=partial(_resize_swin, number))
 
 
 def _resize_swin(number: int, host: nn.Module, units: int) -> None:
-    from mmpretrain.models.utils import WindowMSA
-
-    from mmkcr.models.layers.mmpretrain_attention import SizedWindowMSA
     stage = host.stages[number]
     host.num_features[number] = stage.embed_dims = units
     for block in stage.blocks:
         layer = block.attn.w_msa
-        # the heads of mmpretrain's fill the width of its input
-        if isinstance(layer, WindowMSA) and not isinstance(layer, SizedWindowMSA):
-            block.attn.w_msa = take_over(SizedWindowMSA, layer)
+        if not isinstance(layer, SizedWindowAttention):  # the heads fill the width of its input
+            block.attn.w_msa = take_over(SizedWindowAttention, layer)
         block.attn.w_msa.embed_dims = block.ffn.embed_dims = units
     if stage.downsample is not None:
         stage.downsample.in_channels = units
@@ -162,12 +154,11 @@ def resnet(host: nn.Module) -> list[StreamView]:
         norms = (f'{name}.0.downsample.{len(stage[0].downsample) - 1}',
                  *(f'{path}.{block.norm3_name}' for path, block in zip(blocks, stage)))
         # the first block reads the stage before, all others this stream, as the next stage does
-        readers = [f'{block}.conv1' for block in blocks[1:]]
+        readers = [*_paths(blocks[1:], 'conv1')]
         if number + 1 < len(shortcuts):
             readers += [shortcuts[number + 1], f'{host.res_layers[number + 1]}.0.conv1']
         streams.append(StreamView(
             shortcuts[number], stage[0].conv3.out_channels, scales=norms, folds=norms,
-            writers=(shortcuts[number], *(f'{block}.conv3' for block in blocks)),
-            readers=tuple((reader, 1) for reader in readers),
+            writers=(shortcuts[number], *_paths(blocks, 'conv3')), readers=tuple(_once(readers)),
             masked=tuple((norm, 1) for norm in norms), places=_places(host, number)))
     return streams

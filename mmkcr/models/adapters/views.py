@@ -2,12 +2,13 @@
 
 An *adapter* is a function from a module of a host library to a view of it. It is registered under
 the qualified name of the module's class, so no host library has to be imported. A subclass of a
-known class uses the same adapter unless it has its own.
+known class uses the same adapter unless it has its own. Paths of a view start at the host, those
+that an adapter gives at its module.
 """
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,26 +42,34 @@ _NO_NORM_BEFORE = {
 
 
 @dataclass(frozen=True)
-class MLPView:
-    """An MLP: projections into a hidden layer, and one out of it. Paths start at the host.
+class View:
+    """What all views have: ``path`` of the module that they are of."""
+
+    path: str
+
+    def completed(self, host: nn.Module) -> 'View':
+        """The view with what the host shows beyond the adapter's module."""
+        return self
+
+
+@dataclass(frozen=True)
+class MLPView(View):
+    """An MLP: projections into a hidden layer, and one out of it.
 
     Args:
-        path (str): Path of the module that is the MLP.
-        inputs (tuple[str, ...]): Projections (linear, or convolutions) into the hidden layer; gate
+        inputs (tuple[str, ...]): Projections into the hidden layer, linear or convolutions; gate
             and value may be the outputs of one, one after the other.
         output (str): The projection out of it.
         between (tuple[str, ...]): Depthwise convolutions and batch norms on hidden channels.
-            Defaults to none.
-        hidden_norm (str): A layer norm over the hidden channels. Defaults to none.
-        norm (str): The norm that only this MLP reads. Defaults to ''.
+        hidden_norm (str): A layer norm over the hidden channels.
+        norm (str): The norm that only this MLP reads.
         after (str): A module without parameters that is called exactly once, between the output
-            projection and the residual sum. Defaults to ''.
+            projection and the residual sum.
         scales (tuple[str, ...]): Channelwise factors between output projection and ``after``.
-        why_no_channels (str): Why input and output channels cannot be selected, or ''.
-        width (str): Attribute of the module that records the hidden width. Defaults to ''.
+        why_no_channels (str): Why input and output channels cannot be selected.
+        width (str): Attribute of the module that records the hidden width.
     """
 
-    path: str
     inputs: tuple[str, ...]
     output: str
     between: tuple[str, ...] = ()
@@ -71,15 +80,35 @@ class MLPView:
     why_no_channels: str = ''
     width: str = ''
 
+    def completed(self, host: nn.Module) -> 'MLPView':
+        """Add the norm in front, or why there is none, unless the adapter says it."""
+        if self.norm or self.why_no_channels:
+            return self
+        parent, _, name = self.path.rpartition('.')
+        block, mlp = host.get_submodule(parent), host.get_submodule(self.path)
+        norm = next((norm for norm in _NORMS_BEFORE.get(name, ()) if norm in block._modules), '')
+        reasons = [] if self.after else ['nothing stands behind its last layer']
+        reasons += [_NO_NORM_BEFORE[cls.__name__] for cls in type(block).__mro__
+                    if cls.__name__ in _NO_NORM_BEFORE]
+        if getattr(block, 'shortcut_proj_mlp', None) is not None:  # of timm's MViT
+            reasons.append('the shortcut reads the norm of the MLP too')
+        if not norm:
+            reasons.append('no norm that only the MLP reads was found')
+        reasons += [f'`{type(one).__name__}` is no registered class: nothing says what reads '
+                    f'`{norm}`' for one in (block, mlp)
+                    if not _of_library(one) and _names(one)[0] not in _ADAPTERS[MLPView]]
+        return replace(self, why_no_channels=reasons[0]) if reasons else replace(
+            self, norm=_absolute(parent, norm))
+
 
 def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
     """Set the attributes of an attention layer that record its heads, their width, and both."""
-    for names, value in ((('num_heads', 'num_attention_heads', 'num_kv_heads'), heads),
-                         (('head_dim', 'head_dims', 'attention_head_size'), width),
-                         (('attn_dim', 'kv_dim', 'all_head_size'), heads * width)):
-        for name in names:
-            if hasattr(layer, name):
-                setattr(layer, name, value)
+    sizes = {**dict.fromkeys(('num_heads', 'num_attention_heads', 'num_kv_heads'), heads),
+             **dict.fromkeys(('head_dim', 'head_dims', 'attention_head_size'), width),
+             **dict.fromkeys(('attn_dim', 'kv_dim', 'all_head_size'), heads * width)}
+    for name, value in sizes.items():
+        if hasattr(layer, name):
+            setattr(layer, name, value)
     return layer
 
 
@@ -94,7 +123,7 @@ def known_axes(layer: nn.Module) -> list[Axis]:
                (layer, 'temperature', 0)]
     if hasattr(layer, 'cpb_mlp'):
         by_head.append((list(layer.cpb_mlp.modules())[-1], 'weight', 0))
-    width = _recorded(layer, 'head_dim', 'attention_head_size')
+    width = getattr(layer, 'head_dim', getattr(layer, 'attention_head_size', None))
     for owner, name, dim in by_head:
         value = getattr(owner, name, None)
         # not one for all heads; of a layer that does not show its width, an adapter tells `extra`
@@ -104,43 +133,33 @@ def known_axes(layer: nn.Module) -> list[Axis]:
     return axes
 
 
-def _recorded(layer: nn.Module, *names: str) -> int | None:
-    """The first of some attributes that a layer has."""
-    return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
-
-
 @dataclass(frozen=True)
-class AttentionView:
+class AttentionView(View):
     """Multi-head attention: queries, keys and values of H heads with d channels each.
 
     Args:
-        path (str): Path of the module that computes the products.
         projections (tuple[str, ...]): Layers of queries, keys and values, fused or not.
         output (str): The projection that reads the heads' outputs; called as a module.
-        heads (int): H. Defaults to 0: what the module records.
+        heads (int): H, if the module does not record it.
         width (int): d, as the output projection shows it.
         fused (tuple[int, ...]): For each projection, how many of queries, keys and values it
             holds, all heads of one after those of the other, as its weight shows: (3, ) for one
             layer ``qkv``, (1, 2) for queries alone, keys and values together.
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
-            module that computes with them, itself or one of another class. Defaults to
-            :func:`record`.
-        extra (Callable): Takes the module; returns further axes with channels as units (biases,
-            tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to :func:`known_axes`.
-        why_no_width (str): Why heads cannot become narrower, or ''.
+            module that computes with them.
+        extra, of_heads (Callable): Take the module; return further axes, as
+            :class:`~mmkcr.core.Axis`, with channels as units (biases, tables of positions), or
+            with heads as units.
+        why_no_width (str): Why heads cannot become narrower.
         why_uncalled (str): Why the projections are not called as modules, so that no hook sees
-            queries and keys. Defaults to '': they are, unless the layer has a ``q_bias``.
-        of_heads (Callable, optional): Takes the module; returns further axes with heads as units.
-            Defaults to none.
+            queries and keys; known of a layer with a ``q_bias``.
         opened (Callable, optional): Takes the module; returns one of
             :mod:`~mmkcr.models.layers.sized_attention` that computes the same and calls its output
-            projection as a module, and with rotary positions a child ``rotary``. Defaults to None:
-            the module does so itself.
+            projection as a module, and with rotary positions a child ``rotary``.
         rotary (str): Which channels of queries and keys rotary positions turn as a pair, see
-            :func:`~mmkcr.functional.attention_refit.rotary_pairs`. Defaults to '': there are none.
+            :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
     """
 
-    path: str
     projections: tuple[str, ...]
     output: str
     heads: int = 0
@@ -154,17 +173,26 @@ class AttentionView:
     opened: Callable[[nn.Module], nn.Module] | None = None
     rotary: str = ''
 
+    def completed(self, host: nn.Module) -> 'AttentionView':
+        """Add the heads, their width, and what projections hold and whether they are called."""
+        layer, size = host.get_submodule(self.path), host.get_submodule(self.output).weight.shape[1]
+        recorded = getattr(layer, 'num_heads', getattr(layer, 'num_attention_heads', None))
+        heads = self.heads or recorded or size // layer.head_dim
+        fused = tuple(len(host.get_submodule(path).weight) // size for path in self.projections)
+        # biases of the layer's own are added behind the projection, where hooks do not see them
+        biased = getattr(layer, 'q_bias', None) is not None
+        return replace(self, heads=heads, width=size // heads, fused=fused,
+                       why_uncalled=self.why_uncalled or (UNCALLED if biased else ''))
+
 
 class Reads(NamedTuple):
     """A layer that reads channels.
 
     Args:
-        path (str): Path of a linear layer or convolution, from the host.
-        inner (int): Consecutive inputs of one channel (49 of a flattened 7 x 7 map). Defaults to
-            1.
+        path (str): A linear layer or convolution.
+        inner (int): Consecutive inputs of one channel (49 of a flattened 7 x 7 map).
         before (tuple[int | str, ...], optional): For a layer that reads a concatenation: what
-            comes before these channels, as numbers of channels or paths of the layers that write
-            them. Defaults to None: it reads nothing else.
+            comes before these channels, as numbers of channels or paths of their writers.
     """
 
     path: str
@@ -173,51 +201,43 @@ class Reads(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ChannelView:
+class ChannelView(View):
     """Channels that some layers write, as a sum or concatenated, and other layers read.
 
     Args:
         writers (tuple[str, ...]): Linear layers and convolutions; the first names the site.
         readers (tuple[Reads, ...]): The layers that read them; there must be no others.
-        norms (tuple[str, ...]): Norm behind each writer; '' where there is none. Defaults to none.
-        resize (Callable, optional): Takes the module of the adapter and the number of channels
-            that are left; sets attributes that depend on it. Defaults to nothing.
-        path (str): Path of the adapter's module.
+        norms (tuple[str, ...]): Norm behind each writer; '' where there is none.
+        resize (Callable, optional): Takes the adapter's module and the number of channels that are
+            left; sets attributes that depend on it.
     """
 
     writers: tuple[str, ...]
     readers: tuple[Reads, ...]
     norms: tuple[str, ...] = ()
     resize: Callable[[nn.Module, int], None] | None = None
-    path: str = ''
 
 
 @dataclass(frozen=True)
-class StreamView:
-    """A residual stream: what embeds into it, writes and reads it, by paths from the host.
+class StreamView(View):
+    """A residual stream: what embeds into it, at ``path``, writes and reads it.
 
     Args:
-        path (str): The layer that embeds (a patch embedding, a merging, a shortcut).
         total (int): Channels.
         writers (tuple[str, ...]): Linear layers and convolutions.
-        readers (tuple[tuple[str, int], ...]): Layers that read the channels, and their
-            consecutive inputs of one channel.
+        readers, norms (tuple[tuple[str, int], ...]): Layers that read the channels, layer norms
+            over them, and their consecutive entries of one channel.
         masked (tuple[tuple[str, int], ...]): Modules whose output the stream's mask multiplies,
             with the channel dimension.
         folds (tuple[str, ...]): Of writers, scales and norms, those that the mask can be folded
             into.
         places (tuple[int, ...]): Positions, in the tuple that the host returns, of features with
             these channels.
-        scales (tuple[str, ...]): Channelwise factors and batch norms. Defaults to none.
-        norms (tuple[tuple[str, int], ...]): Layer norms over the stream, and their consecutive
-            entries of one channel. Defaults to none.
-        tokens (tuple[str, ...]): Parameters of the host that start the stream, each (1, tokens,
-            channels). Defaults to none.
-        resize (Callable, optional): Takes the host and the number of channels that are left; sets
-            attributes that record it. Defaults to nothing.
+        scales (tuple[str, ...]): Channelwise factors and batch norms.
+        tokens (tuple[str, ...]): Parameters of the host that start it, (1, tokens, channels) each.
+        resize (Callable, optional): As of :class:`ChannelView`, of the host.
     """
 
-    path: str
     total: int
     writers: tuple[str, ...]
     readers: tuple[tuple[str, int], ...]
@@ -230,31 +250,26 @@ class StreamView:
     resize: Callable[[nn.Module, int], None] | None = None
 
 
-Adapter = Callable[..., Any]
-Table = dict[str, Adapter]
-_MLPS: Table = {}
-_ATTENTIONS: Table = {}
-_STREAMS: Table = {}
-_CHANNELS: Table = {}
+Adapter = Callable[[nn.Module], Any]
+#: By the class of their views and the name of the class that they know.
+_ADAPTERS: dict[type[View], dict[str, Adapter]] = {
+    view: {} for view in (MLPView, AttentionView, ChannelView, StreamView)}
 
 
-def _register(table: Table, *names: str) -> Callable[[Adapter], Adapter]:
+def _register(view: type[View], *names: str) -> Callable[[Adapter], Adapter]:
     def register(adapter: Adapter) -> Adapter:
-        table.update(dict.fromkeys(names, adapter))
+        _ADAPTERS[view].update(dict.fromkeys(names, adapter))
         return adapter
 
     return register
 
 
-#: Register ``adapter(module)``, which returns :class:`MLPView` arguments with local paths, or a
-#: list of such, for classes of some qualified names.
-mlp_adapter = partial(_register, _MLPS)
-#: Likewise with :class:`AttentionView` arguments.
-attention_adapter = partial(_register, _ATTENTIONS)
-#: Likewise with :class:`ChannelView` arguments.
-channel_adapter = partial(_register, _CHANNELS)
-#: Likewise ``adapter(host)``, which returns a list of :class:`StreamView` of a whole host.
-stream_adapter = partial(_register, _STREAMS)
+#: Register ``adapter(module)``, which returns arguments of a view, or a list of such, for classes
+#: of some qualified names; of :class:`StreamView` ``adapter(host)``, which returns a list of views.
+mlp_adapter = partial(_register, MLPView)
+attention_adapter = partial(_register, AttentionView)
+channel_adapter = partial(_register, ChannelView)
+stream_adapter = partial(_register, StreamView)
 
 
 def in_transformers(**classes: str) -> list[str]:
@@ -263,14 +278,24 @@ def in_transformers(**classes: str) -> list[str]:
             for model, names in classes.items() for name in names.split()]
 
 
-def simple_mlp(name: str, **arguments: Any) -> None:
-    """Register an MLP whose parts have fixed local paths."""
-    _MLPS[name] = lambda module: arguments
+def present(arguments: Mapping[str, Any], module: nn.Module) -> Any:
+    """Arguments of a view with those paths of tuples that a module has, not as an identity.
+
+    A single path is the first of a tuple that is there.
+    """
+    there = {path for path, part in module.named_modules() if not isinstance(part, nn.Identity)}
+    view = {key: tuple(path for path in value if path in there) if isinstance(value, tuple)
+            else value for key, value in arguments.items()}
+    for key in {'path', 'output', 'hidden_norm'} & view.keys():
+        if isinstance(view[key], tuple):
+            view[key] = next(iter(view[key]), '')
+    return view if view.get('inputs', True) else []
 
 
 def known_hosts() -> list[str]:
     """Modules that define the layers with an adapter, such as ``timm.layers.mlp``."""
-    return sorted({name.rpartition('.')[0] for name in (*_MLPS, *_ATTENTIONS)})
+    return sorted({name.rpartition('.')[0]
+                   for view in (MLPView, AttentionView) for name in _ADAPTERS[view]})
 
 
 def _names(module: nn.Module) -> list[str]:
@@ -278,8 +303,9 @@ def _names(module: nn.Module) -> list[str]:
     return [f'{cls.__module__}.{cls.__qualname__}' for cls in type(module).__mro__]
 
 
-def _found(table: Table, module: nn.Module) -> Adapter | None:
-    return next((table[name] for name in _names(module) if name in table), None)
+def _adapter_of(view: type[View], module: nn.Module) -> Adapter | None:
+    adapters = _ADAPTERS[view]
+    return next((adapters[name] for name in _names(module) if name in adapters), None)
 
 
 def _absolute(path: str, local: Any) -> Any:
@@ -292,15 +318,11 @@ def _absolute(path: str, local: Any) -> Any:
     return tuple(_absolute(path, one) for one in local) if isinstance(local, tuple) else local
 
 
-def _views(table: Table, cls: type[Any], complete: Callable[[nn.Module, Any], Any],
-           host: nn.Module) -> list[Any]:
-    """What the adapters of a host's modules give, as views of a class with paths from the host.
-
-    The views are completed by what the host shows.
-    """
-    views: list[Any] = []
+def _views(cls: type[View], host: nn.Module) -> list[View | Unsupported]:
+    """Views of a host's modules, in their order; why there is none for a known one."""
+    views: list[View | Unsupported] = []
     for path, module in host.named_modules():
-        adapter = _found(table, module)
+        adapter = _adapter_of(cls, module)
         if adapter is None:
             continue
         try:
@@ -308,7 +330,7 @@ def _views(table: Table, cls: type[Any], complete: Callable[[nn.Module, Any], An
             for local in parts if isinstance(parts, list) else [parts]:
                 view = {key: value if key in _NO_PATHS else _absolute(path, value)
                         for key, value in local.items()}
-                views.append(complete(host, cls(**{**view, 'path': view.get('path') or path})))
+                views.append(cls(**{**view, 'path': view.get('path') or path}).completed(host))
         except Unsupported as reason:  # one that cannot be seen does not hide the others
             views.append(Unsupported(f'{reason} at `{path}`'))
         except AttributeError as error:
@@ -318,48 +340,8 @@ def _views(table: Table, cls: type[Any], complete: Callable[[nn.Module, Any], An
     return views
 
 
-def _with_norm(host: nn.Module, view: MLPView) -> MLPView:
-    """Add the norm in front of an MLP, or why there is none, unless its adapter says it."""
-    if view.norm:
-        return view
-    parent, _, name = view.path.rpartition('.')
-    block = host.get_submodule(parent)
-    norm = next((norm for norm in _NORMS_BEFORE.get(name, ()) if norm in block._modules), '')
-    known = [cls.__name__ for cls in type(block).__mro__ if cls.__name__ in _NO_NORM_BEFORE]
-    foreign = [one for one in (block, host.get_submodule(view.path))
-               if not _of_library(one) and _names(one)[0] not in _MLPS]
-    # a block of MViT (mmpretrain's or timm's) whose shortcut widens at the MLP
-    widens = getattr(block, 'proj', None) if getattr(
-        block, 'dim_mul_in_attention', True) is False else getattr(block, 'shortcut_proj_mlp', None)
-    if widens is not None:
-        reason = 'the shortcut reads the norm of the MLP too'
-    elif known:
-        reason = _NO_NORM_BEFORE[known[0]]
-    elif not norm:
-        reason = 'no norm that only the MLP reads was found'
-    elif foreign:
-        reason = (f'`{type(foreign[0]).__name__}` is no registered class: nothing says what reads '
-                  f'`{norm}`')
-    else:
-        return replace(view, norm=_absolute(parent, norm))
-    return replace(view, why_no_channels=view.why_no_channels or reason)
-
-
-def _with_sizes(host: nn.Module, view: AttentionView) -> AttentionView:
-    """Add the heads, their width, and what the projections hold and whether they are called."""
-    layer, size = host.get_submodule(view.path), host.get_submodule(view.output).weight.shape[1]
-    heads = view.heads or _recorded(layer, 'num_heads', 'num_attention_heads') or \
-        size // layer.head_dim
-    fused = tuple(len(host.get_submodule(path).weight) // size for path in view.projections)
-    # biases of the layer's own are added behind the projection, where its hooks do not see them
-    biased = getattr(layer, 'q_bias', None) is not None
-    return replace(view, heads=heads, width=size // heads, fused=fused,
-                   why_uncalled=view.why_uncalled or (UNCALLED if biased else ''))
-
-
 def _of_library(module: nn.Module) -> bool:
-    """Whether a module computes as a host library says: its class adds no methods to one of theirs.
-    """
+    """Whether a module computes as a library says: its class adds no methods to one of theirs."""
     for cls in type(module).__mro__:
         if cls.__module__.startswith(LIBRARIES):
             return 'forward' not in vars(module)
@@ -383,14 +365,14 @@ def keeps_zero(part: nn.Module) -> bool:
 
 #: Take a host; give views of its MLPs, attention layers, and channels between layers of heads and
 #: necks, in the order of its modules: an ``Unsupported`` for a known layer that cannot be seen.
-mlp_views = partial(_views, _MLPS, MLPView, _with_norm)
-attention_views = partial(_views, _ATTENTIONS, AttentionView, _with_sizes)
-channel_views = partial(_views, _CHANNELS, ChannelView, lambda host, view: view)
+mlp_views = partial(_views, MLPView)
+attention_views = partial(_views, AttentionView)
+channel_views = partial(_views, ChannelView)
 
 
 def stream_views(host: nn.Module) -> list[Any]:
     """The residual streams of a host, in forward order, or the reason why there is none."""
-    adapter = _found(_STREAMS, host)
+    adapter = _adapter_of(StreamView, host)
     try:
         if adapter is None:
             raise Unsupported(f'the residual width of `{type(host).__name__}` has no adapter')

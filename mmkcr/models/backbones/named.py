@@ -1,16 +1,14 @@
 """The methods' backbones under their names: a host class and the method's kinds of site.
 
-:class:`~mmkcr.models.searchable.SearchableBackbone` does everything else. Any other backbone takes
-the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
+Any other backbone takes the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from mmpretrain.models import MobileViT, ResNet, SwinTransformer, VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
-from mmkcr.models.layers.window_attention import fuse_window_attention
 from mmkcr.models.searchable import SearchableBackbone
 from mmkcr.registry import MODELS
 from .efficientvit import EfficientViT
@@ -71,20 +69,9 @@ class KCRSwinTransformer(UpgradedSwinKeys, SearchableBackbone, SwinTransformer):
 
     With ``pad_small_map=True`` and ``out_indices=(0, 1, 2, 3)`` it is a backbone for mmdet and
     mmseg: every feature level keeps its dense width.
-
-    Args:
-        *args: See :class:`mmpretrain.models.SwinTransformer`.
-        fused_attention (bool): Attend by ``scaled_dot_product_attention``, see
-            :class:`~mmkcr.models.layers.window_attention.FusedWindowMSA`. Defaults to False.
-        **kwargs: See :class:`~mmkcr.models.searchable.SearchableBackbone`.
     """
 
     method, kinds = 'kcr', ('mlp_channels', )
-
-    def __init__(self, *args: Any, fused_attention: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if fused_attention:
-            fuse_window_attention(self)
 
 
 @MODELS.register_module()
@@ -105,28 +92,27 @@ class DCSBackbone(SearchableBackbone):
     - ``DCS-QK-Mask`` (two masks): ``qk_mask=dict(type='mmkcr.QKMask', separate=True)``.
 
     Args:
-        *args: The host backbone's arguments.
-        qk_mask (dict, optional): Config of the mask without its channels. Defaults to
-            ``dict(type='mmkcr.QKMask')``.
+        *args, **kwargs: The host backbone's arguments, and those of
+            :class:`~mmkcr.models.searchable.SearchableBackbone`.
+        qk_mask (dict, optional): Config of the mask without its channels.
         outputs (bool): Select attention outputs. Defaults to True.
-        **kwargs: See :class:`~mmkcr.models.searchable.SearchableBackbone`.
     """
 
     method = 'dcs'
+    #: Arguments that hosts lack and their defaults; a structure records those that differ.
+    own: Mapping[str, Any] = dict(outputs=True, qk_mask=dict(type='mmkcr.QKMask'))
 
     def __init__(self, *args: Any,
                  qk_mask: Mapping[str, Any] | None = dict(type='mmkcr.QKMask'),
                  outputs: bool = True, **kwargs: Any) -> None:
-        self.qk_mask, self.outputs = qk_mask, outputs
+        self.qk_mask, self.outputs = None if qk_mask is None else dict(qk_mask), outputs
         masks = [] if qk_mask is None else [dict(qk_mask, kind='qk_mask')]
         self.kinds = [*masks, *(self.kinds if outputs else ())]
         super().__init__(*args, **kwargs)
 
     def _own_arguments(self) -> dict[str, Any]:
-        given = {} if self.outputs else dict(outputs=False)
-        if self.qk_mask is None or dict(self.qk_mask) != dict(type='mmkcr.QKMask'):
-            given['qk_mask'] = None if self.qk_mask is None else dict(self.qk_mask)
-        return given
+        return {name: getattr(self, name) for name, default in self.own.items()
+                if getattr(self, name) != default}
 
 
 @MODELS.register_module()
@@ -134,22 +120,19 @@ class DCSEfficientViT(DCSBackbone, EfficientViT):
     """:class:`EfficientViT` with DCS-Transformer blocks (DCS, appendix A).
 
     Args:
-        *args: See :class:`EfficientViT`.
+        *args, **kwargs: See :class:`EfficientViT` and :class:`DCSBackbone`.
         local (bool): Also select the channels of the bottleneck after every attention, which is
             this network's MLP. The projections alone hold a twelfth of B1's MACs, which is less
             than the paper's subnet saves. Defaults to False.
-        **kwargs: See :class:`DCSBackbone`.
     """
 
     kinds = ('attention_outputs', )
+    own = dict(DCSBackbone.own, local=False)
 
     def __init__(self, *args: Any, local: bool = False, **kwargs: Any) -> None:
-        self.select_local = local
+        self.local = local
         self.kinds = [*self.kinds, *(KCREfficientViT.kinds if local else ())]
         super().__init__(*args, **kwargs)
-
-    def _own_arguments(self) -> dict[str, Any]:
-        return {**super()._own_arguments(), **(dict(local=True) if self.select_local else {})}
 
 
 @MODELS.register_module()
@@ -157,11 +140,9 @@ class DCSMobileViT(DCSBackbone, MobileViT):
     """mmpretrain's ``MobileViT`` with DCS-Transformer blocks.
 
     Args:
-        *args: See :class:`mmpretrain.models.MobileViT`; ``arch`` is 'small', 'x_small',
-            'xx_small' or a list.
-        img_size (int): The most common image size. Any size can be run; the commands count MACs
-            for this one. Defaults to 224.
-        **kwargs: See :class:`DCSBackbone`.
+        *args, **kwargs: See :class:`mmpretrain.models.MobileViT`, whose ``arch`` is 'small',
+            'x_small', 'xx_small' or a list, and :class:`DCSBackbone`.
+        img_size (int): See :class:`EfficientViT`. Defaults to 224.
     """
 
     kinds = ('mlp_channels', )
@@ -185,6 +166,11 @@ class _WithTokens:
     #: Site of the width that patches are embedded in.
     embedding_site = 'patch_embed.embedding'
 
+    @property
+    def last_norm(self) -> nn.Module:
+        """The norm whose outputs are the normalised tokens, if there is one."""
+        return self.ln1 if hasattr(self, 'ln1') else getattr(self, f'norm{self.num_layers - 1}')
+
     def token_map(self, tokens: Tensor, hw: tuple) -> Tensor:
         """Normalised tokens (B, N, present) as a map (B, dense width, h, w)."""
         last = [site for site in self.search_space.sites.values() if site.kind == 'embedding'][-1]
@@ -196,20 +182,10 @@ class _WithTokens:
 class OFBVisionTransformer(ViTKeys, _WithTokens, OFBBackbone, VisionTransformer):
     """mmpretrain's ``VisionTransformer`` with the search space of Once-for-Both."""
 
-    @property
-    def last_norm(self) -> Any:
-        """The norm whose outputs are the normalised tokens."""
-        return self.ln1
-
 
 @MODELS.register_module()
 class OFBSwinTransformer(_WithTokens, UpgradedSwinKeys, OFBBackbone, SwinTransformer):
     """mmpretrain's ``SwinTransformer`` with the search space of Once-for-Both."""
-
-    @property
-    def last_norm(self) -> Any:
-        """The norm whose outputs are the normalised tokens."""
-        return getattr(self, f'norm{self.num_layers - 1}')
 
 
 @MODELS.register_module()
@@ -231,12 +207,11 @@ class DWConvVisionTransformer(ViTKeys, SearchableBackbone, RegisterVisionTransfo
     ``pre_norm=True``; DeiT ``'deit-small'`` and the like.
 
     Args:
-        *args: See :class:`mmpretrain.models.VisionTransformer`.
+        *args, **kwargs: See :class:`RegisterVisionTransformer` and
+            :class:`~mmkcr.models.searchable.SearchableBackbone`.
         operator (str): Operator of replaced heads in a supernet and new structures: ``'dwconv'``
             (DW[all]), ``'conv'`` (Conv[all]), ``'ensembled-dwconv'`` or ``'spvit'``. A structure
             file names its own. Defaults to ``'dwconv'``.
-        **kwargs: See :class:`RegisterVisionTransformer` and
-            :class:`~mmkcr.models.searchable.SearchableBackbone`.
     """
 
     method, kinds = 'dwconv', ('head_operator', )

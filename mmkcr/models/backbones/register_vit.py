@@ -39,23 +39,16 @@ class RegisterVisionTransformer(VisionTransformer):
     """mmpretrain's ``VisionTransformer`` for foundation models.
 
     Args:
-        *args: See :class:`mmpretrain.models.VisionTransformer`.
+        *args, **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
         num_registers (int): Register tokens, put behind the class token after the position
             embedding. Defaults to 0.
         with_cp (bool): Gradient checkpointing of every block. Defaults to False.
-        **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
     """
 
-    arch_zoo = {
-        **_ZOO,
-        **dict.fromkeys(['dinov2-b', 'dinov2-base'], _ZOO['base']),
-        **dict.fromkeys(['dinov2-l', 'dinov2-large'], _ZOO['large']),
-    }
+    arch_zoo = {**_ZOO, 'dinov2-base': _ZOO['base'], 'dinov2-large': _ZOO['large']}
 
     def __init__(self, *args: Any, num_registers: int = 0, with_cp: bool = False,
                  **kwargs: Any) -> None:
-        if num_registers < 0:
-            raise ValueError(f'expected `num_registers` of at least 0, found {num_registers}')
         self.num_registers = num_registers
         self.grid = TokenGrid()
         super().__init__(*args, **kwargs)

@@ -1,7 +1,6 @@
 """Operators that replace attention heads (drop-in depthwise convolution, section 3.2).
 
-An operator has its own parameters. The weights of the values and the columns of the output
-projection stay those of the attention.
+An operator has its own parameters; values and output projection stay those of the attention.
 
 Shapes: B images, N tokens, of which E are extra tokens (class and registers) and P = h * w are
 patches; D channels, s heads of d channels each; C output channels, which are s * d, or d if the
@@ -9,14 +8,14 @@ heads are ensembled into one.
 """
 
 import math
-from abc import ABCMeta, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, Cost, count_params, slice_axes
-from mmkcr.core.added import AddedLayer
+from mmkcr.core.axes import along_outputs
+from mmkcr.core.products import AddedLayer
 
 #: Softmax temperature of the ensembles over heads.
 ENSEMBLE_TEMPERATURE = 0.01
@@ -42,8 +41,8 @@ class TokenExchange(nn.Module):
     """Exchange between E extra tokens and the patches, by two learned scalars per token and head.
 
     An extra token adds the mean of the patches' values, times the first scalar. Before the
-    convolution each patch adds the extra token's value, times the second scalar. The public code
-    has this for the class token; here register tokens are treated in the same way.
+    convolution each patch adds its value, times the second. Register tokens are treated as the
+    class token is in the public code.
     """
 
     def __init__(self, extra: int, heads: int) -> None:
@@ -54,9 +53,7 @@ class TokenExchange(nn.Module):
         self.to_patches = nn.Parameter(torch.zeros(extra, heads))
 
     def forward(self, extra: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """New extra tokens (B, E, C), and what each patch adds from the old ones, (B, 1, C).
-
-        They follow from the extra tokens' values and the patches' mean value, of the same shapes.
+        """New extra tokens (B, E, C) and what each patch adds, (B, 1, C), of values and their mean.
         """
         repeat = extra.shape[-1] // self.from_patches.shape[1]  # channels of a head
         taken = self.from_patches.repeat_interleave(repeat, 1) * mean
@@ -64,13 +61,12 @@ class TokenExchange(nn.Module):
         return extra + taken, given
 
 
-class HeadOperator(AddedLayer, metaclass=ABCMeta):
-    """Computes the output of s heads from the tokens, without attention.
+class HeadOperator(AddedLayer):
+    """Computes the output of s heads from the tokens, of which E are extra ones, without attention.
 
-    Args:
-        heads (int): s.
-        head_dims (int): d.
-        extra (int): E. Defaults to 0.
+    ``run(x, derived, hw)`` takes tokens (B, N, D), the extra ones first, to what the projection
+    reads, (B, N, C). ``macs_per_head(dims, tokens, patches)`` are the MACs of one output head,
+    without the output projection, by D, N and P.
     """
 
     #: Whether the heads are mixed into one.
@@ -85,41 +81,27 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__()
         self.heads, self.head_dims = heads, head_dims
-        self.exchange = TokenExchange(extra, self.out_heads) if extra else None
+        self.exchange = TokenExchange(extra, self.count_out(self.heads)) if extra else None
         if self.ensembled:
             self.logits = nn.Parameter(torch.ones(heads, *self.logits_shape))
 
-    @property
-    def out_heads(self) -> int:
-        """Heads of the output."""
-        return 1 if self.ensembled else self.heads
-
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
+    def derive(self, weight: Tensor | None, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
-        """Compute the weights that do not depend on the image: by default as they are.
+        """Compute the weights that do not depend on the image: as they are, or of one head.
 
         They are ``value``, ``bias``, ``columns`` (D, C) and, for full convolutions, ``kernel``
-        (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
-
-        Args:
-            weight (Tensor): Weight of the values, shape (s * d, D).
-            bias (Tensor, optional): Bias of the values, shape (s * d,).
-            columns (Tensor): Columns of the output projection, shape (D, s * d).
-            chosen (Tensor, optional): How far each head is replaced, in [0, 1], shape (s,).
-                An ensemble is over the replaced heads. Defaults to all.
+        (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3). They come from weight (s * d, D) and
+        bias of the values, and columns (D, s * d) of the output projection. An ensemble is over
+        the heads as far as they are replaced, ``chosen`` (s,) in [0, 1]; by default over all.
         """
+        if self.ensembled:
+            shares = self.shares(chosen).reshape(self.heads, -1).mean(1)  # over the taps, if any
+            weight, bias = _mix(shares, weight, 0), _mix(shares, bias, 0)
+            columns = _mix(shares, columns, 1)
         return dict(value=weight, bias=bias, columns=columns)
 
-    @abstractmethod
-    def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
-        """Tokens (B, N, D), the extra ones first, to what the projection reads, (B, N, C)."""
-
-    @abstractmethod
-    def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """MACs of one output head, without the output projection, by D, N and P."""
-
     def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
-        """MACs if ``heads`` heads are replaced, see :meth:`macs_per_head`."""
+        """MACs if ``heads`` heads are replaced."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
 
     @property
@@ -130,7 +112,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def params(self, heads: Cost) -> Cost:
         """Parameters of the operator if ``heads`` heads are replaced."""
         # ensemble logits grow with the replaced heads, all else with the output heads
-        weights = (count_params(self) - self._mixed * self.heads) // self.out_heads
+        weights = (count_params(self) - self._mixed * self.heads) // self.count_out(self.heads)
         return self.count_out(heads) * weights + heads * self._mixed
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
@@ -149,14 +131,12 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def select(self, index: Tensor) -> 'HeadOperator':
         """Keep only the given heads, int64 of shape (s',), in place."""
         self.heads = len(index)
-        axes = [Axis(self.exchange, name, 1) for name in ('from_patches', 'to_patches')]
-        # of one output head only the logits exist once per replaced head
-        slice_axes([Axis(self, 'logits')] if self.ensembled else [*axes, *self.axes()], index)
+        # of one output head only the logits exist once per replaced head; what is absent is left
+        axes = [Axis(self, 'logits')] if self.ensembled else [
+            Axis(self.exchange, 'from_patches', 1), Axis(self.exchange, 'to_patches', 1),
+            Axis(self, 'taps'), *along_outputs(getattr(self, 'conv', None), inner=self.head_dims)]
+        slice_axes(axes, index)
         return self
-
-    @abstractmethod
-    def axes(self) -> list[Axis]:
-        """Axes along the output heads, without those of the exchange."""
 
     def shares(self, chosen: Tensor | None) -> Tensor:
         """Share of every head in the ensemble, shape (s, *logits_shape), with sum 1 over heads."""
@@ -183,22 +163,18 @@ class DepthwiseHeads(HeadOperator):
     """DW[all]: a depthwise 3 x 3 convolution of the values (equation 11).
 
     It has stride 1, zero padding and a bias, but no activation, norm or scale. It starts as a
-    normalised Gaussian of sigma 1 with bias 0. Arguments as in :class:`HeadOperator`.
+    normalised Gaussian of sigma 1 with bias 0.
     """
 
     plain = reads_values = True
 
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__(heads, head_dims, extra)
-        channels = self.out_heads * head_dims
+        channels = self.count_out(self.heads) * head_dims
         self.conv = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
         with torch.no_grad():
             self.conv.weight.copy_(gaussian_taps().expand_as(self.conv.weight))
             self.conv.bias.zero_()
-
-    def axes(self) -> list[Axis]:
-        """Of the convolution."""
-        return [Axis(self.conv, name, inner=self.head_dims) for name in ('weight', 'bias')]
 
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
         """Compute the values, exchange with the extra tokens, and convolve."""
@@ -226,13 +202,6 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
 
     ensembled, plain, reads_values = True, False, False
 
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
-               chosen: Tensor | None = None) -> Derived:
-        """One head's weights."""
-        shares = self.shares(chosen)
-        return dict(value=_mix(shares, weight, 0), bias=_mix(shares, bias, 0),
-                    columns=_mix(shares, columns, 1))
-
     def folded(self, derived: Derived) -> DepthwiseHeads:
         """The one head, without the mixture."""
         one = DepthwiseHeads(1, self.head_dims)
@@ -250,24 +219,24 @@ class ConvHeads(HeadOperator):
 
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__(heads, head_dims, extra)
-        self.taps = nn.Parameter(gaussian_taps().repeat(self.out_heads, 1, 1))
+        self.taps = nn.Parameter(gaussian_taps().repeat(self.count_out(self.heads), 1, 1))
         self.kernel: nn.Parameter | None = None  # these two once it is folded
         self.bias_taps: nn.Parameter | None = None
 
-    def axes(self) -> list[Axis]:
-        """Of the taps."""
-        return [Axis(self, 'taps')]
-
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
+    def derive(self, weight: Tensor | None, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
         """The folded kernels, and the taps of each output channel."""
-        if self.plain:  # `weight` is None without extra tokens
-            return dict(super().derive(weight, bias, columns), taps=self.taps,
-                        kernel=self.kernel, bias_taps=self.bias_taps)
-        taps = self.taps.repeat_interleave(self.head_dims, 0)  # (C, 3, 3)
-        return dict(value=weight, bias=bias, columns=columns, taps=taps,
-                    kernel=weight[..., None, None] * taps[:, None],
-                    bias_taps=None if bias is None else bias[:, None, None] * taps)
+        derived = super().derive(weight, bias, columns, chosen)
+        if self.plain:
+            return dict(derived, taps=self.taps, kernel=self.kernel, bias_taps=self.bias_taps)
+        return dict(derived, taps=self.taps.repeat_interleave(self.head_dims, 0),
+                    kernel=self._with_taps(weight, chosen),
+                    bias_taps=None if bias is None else self._with_taps(bias, chosen))
+
+    def _with_taps(self, rows: Tensor, chosen: Tensor | None) -> Tensor:
+        """Each of the values' channels (s d, ...) times its head's taps, (C, ..., 3, 3)."""
+        taps = self.taps.repeat_interleave(self.head_dims, 0)
+        return rows[..., None, None] * taps.unflatten(0, (-1, *[1] * (rows.ndim - 1)))
 
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
         """Convolve the patches, and exchange with the extra tokens."""
@@ -298,7 +267,7 @@ class ConvHeads(HeadOperator):
             self.bias_taps = nn.Parameter(derived['bias_taps'])
         # what the patches add from the extra tokens is convolved by the taps alone
         self.taps = None if self.exchange is None else nn.Parameter(derived['taps'].clone())
-        self.heads, self.ensembled, self.plain = self.out_heads, False, True
+        self.heads, self.ensembled, self.plain = self.count_out(self.heads), False, True
         self._parameters.pop('logits', None)
         return self
 
@@ -319,32 +288,20 @@ class ConvHeads(HeadOperator):
 class SPViTHeads(ConvHeads):
     """SPViT-style: a full convolution, ensembled over the heads tap by tap, then ReLU.
 
-    Every tap has its own softmax over the heads at temperature 0.01. The public code adds up
-    taps and projections without weights, which scales the output by 81. Here the taps start as a
-    Gaussian, and the projection is the mean over the taps. So if all taps choose the same head,
-    the result is that head of :class:`ConvHeads`, followed by a ReLU.
+    Every tap has its own softmax over the heads at temperature 0.01. The public code adds up taps
+    and projections without weights, which scales the output by 81. Here the taps start as a
+    Gaussian, and the projection is the mean over the taps. So if all taps choose one head, the
+    result is that of :class:`ConvHeads` and a ReLU.
     """
 
     ensembled = True
     logits_shape = (9, )
 
-    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
-               chosen: Tensor | None = None) -> Derived:
-        """One head's kernel, tap by tap."""
-        if self.plain:
-            return super().derive(weight, bias, columns)
-        shares = self.shares(chosen)  # (s, 9)
-        taps = self.taps.flatten()
-        mean = shares.mean(1)  # for what has no taps: exchanged values and the projection
-
-        def by_tap(tensor: Tensor) -> Tensor:
-            mixed = [tap * _mix(share, tensor, 0) for tap, share in zip(taps, shares.T)]
-            return torch.stack(mixed, -1).unflatten(-1, (3, 3))
-
-        return dict(value=_mix(mean, weight, 0), bias=_mix(mean, bias, 0),
-                    columns=_mix(mean, columns, 1), kernel=by_tap(weight),
-                    bias_taps=None if bias is None else by_tap(bias),
-                    taps=self.taps.expand(self.head_dims, 3, 3))
+    def _with_taps(self, rows: Tensor, chosen: Tensor | None) -> Tensor:
+        """One head's channels, each tap of its own mixture, (d, ..., 3, 3)."""
+        mixed = [tap * _mix(share, rows, 0)
+                 for tap, share in zip(self.taps.flatten(), self.shares(chosen).T)]
+        return torch.stack(mixed, -1).unflatten(-1, (3, 3))
 
     def activate(self, maps: Tensor) -> Tensor:
         """ReLU."""
@@ -357,11 +314,6 @@ def _mix(shares: Tensor, weight: Tensor | None, dim: int) -> Tensor | None:
         return None
     parts = weight.unflatten(dim, (len(shares), -1))
     return (parts * shares.reshape(-1, *[1] * (parts.ndim - 1 - dim))).sum(dim)
-
-
-def channels_of_heads(heads: Tensor, head_dims: int) -> Tensor:
-    """Channels of the given heads, in the order of the heads."""
-    return (heads[:, None] * head_dims + torch.arange(head_dims, device=heads.device)).flatten()
 
 
 #: Operators by the names that structure files use.
@@ -383,11 +335,7 @@ def folded_name(name: str) -> str:
 
 
 def head_operator(name: str) -> type[HeadOperator]:
-    """The operator class of a name.
-
-    Raises:
-        ValueError: No operator has this name.
-    """
+    """The operator class of a name, or a ``ValueError``."""
     if name not in OPERATORS:
         raise ValueError(f'expected an operator for heads among {sorted(OPERATORS)}, found '
                          f'{name!r}')

@@ -26,15 +26,11 @@ class LiteMLA(BaseModule):
     query whose channels are all closed would be 1 / eps times too large.
 
     Args:
-        channels (int): Channels C, a multiple of ``head_dim``.
-        head_dim (int): Head width d.
+        channels, head_dim (int): C, a multiple of d, and d.
         eps (float): Added to the normaliser: 1e-5 in timm, 1e-15 in the official code.
         quadratic (bool): Form the N x N attention map if N <= d, as the official code does and
             timm does not. The results are equal up to ``eps``.
         norm_cfg (dict): Norm of the projection.
-
-    Raises:
-        ValueError: ``channels`` is not a multiple of ``head_dim``.
     """
 
     def __init__(self, channels: int, head_dim: int, eps: float, quadratic: bool,
@@ -58,29 +54,19 @@ class LiteMLA(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
-        theta = None if self.mask is None else self.mask(x)
-        out = self.attend(*self.queries_keys_values(self.qkv(x), theta))
-        out = out.reshape(x.shape[0], self.features, *x.shape[2:])
-        return x + self.proj(self.select(out))
-
-    def queries_keys_values(self, qkv: Tensor,
-                            theta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys of all scales, masked and rectified, and values, (B, S H, d, N) each.
-
-        Args:
-            qkv (Tensor): (B, 3 C, H, W); a head's 3 d channels are contiguous.
-            theta (Tensor, optional): Output of the mask, (B, R, C, H, W), for every scale.
-        """
-        scales = torch.cat([qkv, self.aggreg[0](qkv)], 1).flatten(2)
-        heads = scales.unflatten(1, (-1, 3, self.head_dim))
-        qk, v = heads.split([2, 1], 2)  # (B, S H, 2, d, N) and (B, S H, 1, d, N)
-        if theta is not None:
-            theta = theta.flatten(3).unflatten(2, (-1, qk.shape[3])).transpose(1, 2)
-            qk = qk.unflatten(1, (2, -1))
+        qkv = self.qkv(x)
+        scales = torch.cat([qkv, self.aggreg[0](qkv)], 1).flatten(2)  # a head's 3 d side by side
+        # (B, S H, 2, d, N) and (B, S H, 1, d, N)
+        qk, v = scales.unflatten(1, (-1, 3, self.head_dim)).split([2, 1], 2)
+        if self.mask is not None:
+            theta = self.mask(x).flatten(3)  # (B, R, C, N)
+            theta = theta.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
             # (B, S, H, 2, d, N) times (B, 1, H, R, d, N): all scales share the mask
-            qk = (qk * self.mask.binarize(theta[:, None])).flatten(1, 2)
+            qk = qk.unflatten(1, (2, -1)) * self.mask.binarize(theta[:, None])
+            qk = qk.flatten(1, 2)
         q, k = F.relu(qk).unbind(2)
-        return q, k, v.squeeze(2)
+        out = self.attend(q, k, v.squeeze(2)).reshape(x.shape[0], self.features, *x.shape[2:])
+        return x + self.proj(self.select(out))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Normalised linear attention of (B, S H, d, N) each, to the shape of the values."""

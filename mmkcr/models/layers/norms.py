@@ -9,20 +9,15 @@ from .take_over import take_over
 
 
 class SlicedLayerNorm(nn.LayerNorm):
-    """Layer norm with the statistics of all D channels that returns only the kept ones.
-
-    It is made by :meth:`convert_from`. Its affine parameters are sliced as those of any layer.
-    """
+    """Layer norm with the statistics of all D channels that returns only the kept ones."""
 
     total: int
 
     @classmethod
     def convert_from(cls, norm: nn.LayerNorm, kept: Tensor) -> 'SlicedLayerNorm':
-        """Take over a norm over D channels, whose affine parameters are sliced, or will be.
+        """Take over a norm over D channels that keeps some, int64, ascending, shape (K,).
 
-        Args:
-            norm (nn.LayerNorm): Do not use it afterwards.
-            kept (Tensor): Kept channels, int64, ascending, shape (K,).
+        Its affine parameters are sliced, or will be.
         """
         new = take_over(cls, norm, total=norm.normalized_shape[0])
         # not in the state_dict: the structure has the kept units

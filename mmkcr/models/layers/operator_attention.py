@@ -1,8 +1,7 @@
 """Attention some of whose heads are, or may be, computed by an operator.
 
-This is section 3.2 of the paper on drop-in depthwise convolution. Its blockwise and its scattered
-replacement, of all heads of a block or of any, are one module here. Shapes as in
-:mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay attention.
+Blockwise and scattered replacement (drop-in depthwise convolution, section 3.2) are one module.
+Shapes as in :mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay.
 """
 
 from collections.abc import Sequence
@@ -13,18 +12,12 @@ from torch import Tensor, nn
 
 from mmkcr.core import Axis, slice_axes
 from mmkcr.functional.pivots import others
-from .head_operators import FOLDED, Derived, HeadOperator, channels_of_heads, head_operator
+from .head_operators import FOLDED, Derived, HeadOperator, head_operator
 from .take_over import take_over
 
 
 class TokenGrid:
-    """Layout of the current batch's tokens, for modules that only see a sequence.
-
-    Args:
-        extra (int): E, tokens before the patches. Defaults to 0.
-        hw (tuple[int, int], optional): h and w. Defaults to None: :meth:`record`, a hook on the
-            patch embedding, sets them for every batch.
-    """
+    """E, the tokens before the patches, and h and w of the batch, which :meth:`record` sets."""
 
     def __init__(self, extra: int = 0, hw: tuple[int, int] | None = None) -> None:
         self.extra, self.hw = extra, hw
@@ -35,13 +28,13 @@ class TokenGrid:
 
 
 def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:
-    """Where the entries of an :class:`OperatorAttention` are in an attention of H heads.
+    """Rows of the dense ``qkv`` and columns of the dense ``proj`` in an :class:`OperatorAttention`.
 
-    They are rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns of the dense
-    ``proj``, shape (H d,), by the heads that stay attention, int64, ascending, shape (a,).
+    Shapes are (3 a d + (H - a) d,) and (H d,), by the heads that stay, int64, ascending, (a,).
     """
     dims = heads * head_dims
-    stay, leave = (channels_of_heads(some, head_dims) for some in (kept, others(kept, heads)))
+    channels = torch.arange(dims, device=kept.device).view(heads, head_dims)
+    stay, leave = (channels[some].flatten() for some in (kept, others(kept, heads)))
     both = torch.cat([stay, leave])
     # rows of the dense qkv: q at 0, k at D, v at 2 D; only v is left of the replaced heads
     return torch.cat([stay, stay + dims, both + 2 * dims]), both
@@ -89,20 +82,16 @@ class OperatorAttention(_AttentionParts):
         attn (MultiheadAttention | MixedAttention): Has H heads. Its tensors are taken over; do not
             use it afterwards.
         kept (Sequence[int]): Heads that stay attention; none is blockwise replacement.
-        operator (str): Operator of the other heads, see
+        operator (str): Operator of the other heads, that of a ``MixedAttention``, see
             :data:`~mmkcr.models.layers.head_operators.OPERATORS`; with ``'-folded'`` behind it,
             its weights are plain, see :meth:`fold`.
         grid (TokenGrid): Token grid of the backbone.
-
-    Raises:
-        ValueError: The operator is unknown, or is not that of the ``MixedAttention``.
     """
 
     def __init__(self, attn: nn.Module, kept: Sequence[int], operator: str,
                  grid: TokenGrid) -> None:
         super().__init__(attn, grid)
-        self.attended = sorted(kept)
-        stay = torch.tensor(self.attended, dtype=torch.int64, device=self.proj.weight.device)
+        stay = torch.tensor(sorted(kept), dtype=torch.int64, device=self.proj.weight.device)
         replaced = others(stay, self.num_heads)
         operator, plain = operator.removesuffix(FOLDED), operator.endswith(FOLDED)
         self.operator = None
@@ -149,29 +138,22 @@ class OperatorAttention(_AttentionParts):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, D) to (B, N, D)."""
-        rows = self._attended
+        rows, operator = self._attended, self.operator
         # qkv and proj are called as modules where that is possible, so that hooks on them run
-        if self.operator is None or self.operator.reads_values:
-            qkv = self.qkv(x)
+        if operator is None or operator.reads_values:
+            qkv = attended = values = self.qkv(x)
             # with nothing to separate there is no slice, which an ONNX file would copy
-            if self.operator is None:
-                parts = [self._attend(qkv)]
-            elif not rows:
-                parts = [self.operator.mix(qkv, self.grid.hw)]
-            else:
+            if rows and operator is not None:
                 attended, values = qkv.split((rows, qkv.shape[-1] - rows), -1)
-                parts = [self._attend(attended), self.operator.mix(values, self.grid.hw)]
+            parts = [self._attend(attended)] if rows else []
+            parts += [] if operator is None else [operator.mix(values, self.grid.hw)]
             return self._finish(self.proj(_joined(parts)))
         weight, derived = self.proj.weight, self._derive()
         parts = [self._attend(F.linear(x, *self._rows(0, rows)))] if rows else []
-        parts.append(self.operator.run(x, derived, self.grid.hw))
-        if self.operator.ensembled:  # its d columns replace those of all replaced heads
+        parts.append(operator.run(x, derived, self.grid.hw))
+        if operator.ensembled:  # its d columns replace those of all replaced heads
             weight = torch.cat([weight[:, :rows // 3], derived['columns']], 1)
         return self._finish(F.linear(_joined(parts), weight, self.proj.bias))
-
-    def extra_repr(self) -> str:
-        """Shown by ``print(model)``."""
-        return f'heads={self.num_heads}, attended={self.attended}'
 
 
 def _with_weights(layer: nn.Linear, weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -195,14 +177,6 @@ class MixedAttention(_AttentionParts):
     projection: ``m * attention + (1 - m) * operator``. An ensembled operator has a projection of
     its own. It ensembles the heads as far as they are replaced, and its output is weighted by the
     largest 1 - m. The gate is that of the layer's site, ``head_operator.gate``.
-
-    Args:
-        attn (MultiheadAttention): Its parameters keep their keys.
-        operator (str): See :data:`~mmkcr.models.layers.head_operators.OPERATORS`.
-        grid (TokenGrid): Token grid of the backbone.
-
-    Raises:
-        ValueError: The operator is unknown.
     """
 
     def __init__(self, attn: nn.Module, operator: str, grid: TokenGrid) -> None:

@@ -25,13 +25,9 @@ def exporting() -> bool:
 
 
 def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
-    """Kept channels at their positions among all channels, and zeros elsewhere.
+    """The K kept channels of ``x`` at their positions among all ``total`` ones, zeros elsewhere.
 
-    Args:
-        x (Tensor): Has K channels along ``dim``.
-        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
-        total (int): Number of all channels.
-        dim (int): Dimension of the channels. Defaults to -1.
+    The positions are int64, ascending, shape (K,).
     """
     if exporting():
         return _padded(x, dim, 0, 1).index_select(dim, _sources(kept, total))
@@ -76,12 +72,9 @@ class _Selection(nn.Module):
         self.contiguous = len(kept) == 0 or int(kept[-1]) + 1 - self.first == len(kept)
 
     def set_form(self, form: str, group: int = 1) -> None:
-        """Compute in another form from now on, with the same result.
+        """Compute in another form of this module, 'grouped' by rows of ``group`` channels.
 
-        Args:
-            form (str): See this module.
-            group (int): For the form ``'grouped'``: channels per row, a divisor of
-                :func:`largest_group`. Defaults to 1.
+        The group divides :func:`largest_group`.
         """
         self.form, self.group = form, group
         # whole groups are kept, so every group-th kept channel begins a row
@@ -102,10 +95,6 @@ class _Selection(nn.Module):
             picked = rows.gather(1, self.index.expand(rows.shape[0], -1))
             return picked.reshape(*x.shape[:-1], len(self.index))
         return x.index_select(dim, self.index)
-
-    def extra_repr(self) -> str:
-        """Shown by ``print(model)``."""
-        return f'kept={self.count}, total={self.total}, dim={self.dim}, form={self.form}'
 
 
 class Take(_Selection):

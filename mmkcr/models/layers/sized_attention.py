@@ -3,6 +3,9 @@
 Each class takes over the parts of its host's layer under their own keys
 (:func:`~mmkcr.models.layers.take_over.take_over`) and computes the same function, without a branch
 on an argument: :mod:`~mmkcr.models.layers.plain` records it as a graph.
+A graph has no branches; where a layer is not recorded, :func:`given`, :func:`chosen` and
+:func:`or_zeros` are the conditionals that they are named after.
+
 Shapes: B images (times windows), N tokens, C channels of the input and output, H remaining heads,
 d channels per head.
 """
@@ -11,10 +14,33 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from mmkcr.functional.attention_refit import channels_of_pairs
-from .optional import RARE, chosen, given, or_zeros, required
+
+
+def given(value: Any) -> Any:
+    """Whether a value is not None."""
+    return value != None if isinstance(value, fx.Proxy) else value is not None  # noqa: E711
+
+
+def chosen(condition: Any, one: Any, other: Any) -> Any:
+    """One value if a condition is true, else the other; both are computed."""
+    if isinstance(condition, fx.Proxy):  # a list of the one value or of none, and the reverse
+        return ((one, ) * condition + (other, ) * (1 - condition))[0]
+    return one if condition else other
+
+
+def or_zeros(term: Tensor | None, like: Tensor, edge: float = 0.) -> Tensor:
+    """A tensor of three dimensions at least, or zeros (1, 1, 1) where there is none.
+
+    In a graph entries of ``edge`` have no gradient, and the zeros are it: all alike for a softmax.
+    """
+    if not isinstance(term, fx.Proxy):
+        return like.new_zeros((1, 1, 1)) if term is None else term
+    # `clamp` takes None as a bound, also in TorchScript, which `chosen` does not become
+    bound, infinite = like.new_full((1, 1, 1), edge), like.new_ones((1, 1, 1)) / 0
+    return torch.clamp(bound, -infinite, term) + torch.clamp(bound, term, infinite) - bound
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -43,72 +69,6 @@ class Sized(nn.Module):
         return split_fused(qkv, self.num_heads)
 
 
-class SizedAttention(Sized):
-    """Attention with a fused ``qkv`` and a bias on the scores.
-
-    Subclasses override what differs in their host, such as :meth:`_table` and :meth:`_scores`.
-    """
-
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """Scaled products of queries and keys, (B, H, N, N)."""
-        return (q * self.scale) @ k.transpose(-2, -1)
-
-    def _table(self) -> Tensor | None:
-        """Biases of the scores by relative position, (positions, H), or None."""
-        return self.relative_position_bias_table
-
-    def _attend(self, x: Tensor, added: Tensor) -> Tensor:
-        """Tokens (B, N, C) to (B, N, C).
-
-        Args:
-            x (Tensor): Tokens.
-            added (Tensor): Added to the scores of each window, of shape (windows, H, N, N) or 1
-                instead of each. The windows of an image follow each other along B.
-        """
-        return self.proj_drop(self.proj(self._mix(x, added)))
-
-    def _mix(self, x: Tensor, added: Tensor) -> Tensor:
-        """What the projection reads, (B, N, H d); arguments as of :meth:`_attend`."""
-        q, k, v = self._qkv(x)
-        scores, table, tokens = self._scores(q, k), self._table(), x.shape[1]
-        if table is not None:
-            bias = table[self.relative_position_index.view(-1)].view(tokens, tokens, -1)
-            added = added + bias.permute(2, 0, 1)
-        # (images, windows, H, N, N); `added.shape`, not `len`, which exporters freeze
-        scores = (scores.unflatten(0, (-1, added.shape[0])) + added).flatten(0, 1)
-        # a module where the host has one, which an analysis may hook
-        weights = self.softmax(scores) if hasattr(self, 'softmax') else scores.softmax(-1)
-        return (self.attn_drop(weights) @ v).transpose(1, 2).flatten(2)
-
-
-class WindowAttention(SizedAttention):
-    """Attention within windows, with a mask where they were shifted."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend within windows (B, N, C); the mask (windows, N, N) is added to their scores."""
-        return self._attend(x, or_zeros(mask, x)[:, None])
-
-
-class SizedWindowAttentionV2(WindowAttention):
-    """Swin V2: cosine attention with a learned temperature; an MLP gives the position bias."""
-
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        scale = self.logit_scale.clamp(max=4.605170185988092).exp()  # at most 100: log(100)
-        return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * scale
-
-    def _table(self) -> Tensor:
-        table = self.cpb_mlp(self.relative_coords_table)
-        return 16 * table.view(-1, self.num_heads).sigmoid()
-
-
-class SizedTimmBEiTAttention(SizedAttention):
-    """timm's attention of BEiT."""
-
-    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-        """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
-        return self._attend(x, or_zeros(shared_rel_pos_bias, x, RARE)[None])
-
-
 class SizedHuggingFaceAttention(Sized):
     """Hugging Face's attention of CLIP and SigLIP, before v5 of ``transformers``."""
 
@@ -126,11 +86,7 @@ class SizedHuggingFaceAttention(Sized):
 
 
 class Rotary(nn.Module):
-    """Rotates pairs of query or key channels by the angles of their tokens.
-
-    Args:
-        layout (str): See :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
-    """
+    """Rotates pairs of query or key channels, see :func:`.rotary_pairs`, by the tokens' angles."""
 
     def __init__(self, layout: str) -> None:
         super().__init__()
@@ -165,7 +121,8 @@ class SizedRotaryAttention(Sized):
                 attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attend among tokens (B, N, C)."""
         q, k, v = self._qkv(x)
-        sin, cos = (None, None) if rope is None else required(rope, x).chunk(2, -1)
+        # in a graph it is there, although its type says otherwise
+        sin, cos = (None, None) if rope is None else or_zeros(rope, x).chunk(2, -1)
         q, k = (self.rotary(part, sin, cos).type_as(v)
                 for part in (self.q_norm(q), self.k_norm(k)))
         drop = self.attn_drop.p if self.training else 0.
@@ -242,3 +199,26 @@ class SizedReducedAttention(Sized):
         out = F.scaled_dot_product_attention(q, k, v, None, drop)
         out = self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
         return self.out_drop(out) if hasattr(self, 'out_drop') else out
+
+
+class SizedClassAttention(Sized):
+    """XCiT's attention of the class token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend from the first of the tokens (B, N, C) to all; returns (B, 1, C)."""
+        q, k, v = (split_heads(layer(tokens), self.num_heads) for layer, tokens in (
+            (self.q, x[:, :1]), (self.k, x), (self.v, x)))
+        weights = self.attn_drop(((q * self.scale) @ k.transpose(-2, -1)).softmax(-1))
+        return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
+
+
+class SizedCrossCovariance(Sized):
+    """XCiT's cross-covariance attention: channels of a head attend to each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, C) to (B, N, C)."""
+        # (B, H, d, N) each: the scores are (d, d), between channels
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 4, 1)
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        out = self.attn_drop((scores * self.temperature).softmax(-1)) @ v  # (B, H, d, N)
+        return self.proj_drop(self.proj(out.permute(0, 3, 1, 2).flatten(2)))

@@ -12,12 +12,8 @@ def take_over(cls: type[Layer], module: nn.Module, without: Sequence[str] = (),
               **attributes: Any) -> Layer:
     """A layer of another class with the parts of a given one, under their own names.
 
-    Args:
-        cls (type): The new layer's class.
-        module (nn.Module): Gives its parameters, buffers, children, hooks and plain attributes. Do
-            not use it afterwards.
-        without (Sequence[str]): Children and attributes that are left out. Defaults to none.
-        **attributes: Children and plain attributes that are added.
+    The given layer, which is not used afterwards, gives its parameters, buffers, children, hooks
+    and plain attributes, ``without`` those of some names. Others are added.
     """
     new = cls.__new__(cls)  # not `__init__`, which would make new parameters
     # copies of the dicts of parameters, children and hooks, so that the layers do not share them

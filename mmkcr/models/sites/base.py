@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from mmkcr.core import Axis, BaseGate, Site, Unsupported
-from mmkcr.core.words import did_you_mean
+from mmkcr.core import Axis, BaseGate, MaskPoint, Site, Unsupported
+from mmkcr.core.checks import did_you_mean
 from mmkcr.lazy import is_of
 from mmkcr.models.adapters import attention_views
 from mmkcr.models.adapters.views import LIBRARIES, known_hosts
@@ -22,9 +23,6 @@ KINDS: dict[str, type['HostSite']] = {}
 
 class HostSite(Site):
     """A site on an adapter's view of one module; other arguments as of :class:`~mmkcr.core.Site`.
-
-    Args:
-        view (Any): The adapter's view.
     """
 
     #: Takes a host; gives the views of the modules that the kind looks at, or an
@@ -43,9 +41,26 @@ class HostSite(Site):
         """A module of the host by its path."""
         return self.host.get_submodule(path)
 
+    def exchange(self, path: str, module: nn.Module) -> None:
+        """Put a module in the place of another, in its mode."""
+        before = self.module(path)
+        if module is not before:
+            self.host.set_submodule(path, module.train(before.training))
+
     def widened(self, outputs: Any) -> Any:
         """The host's outputs in their dense width."""
         return outputs
+
+    def mask_points(self) -> list[MaskPoint]:
+        """By default where a scale folds: behind layers that write the units, or before readers."""
+        points = []
+        for axis in self.axes():
+            layer = axis.module
+            if axis.folds and axis.name == 'weight':
+                written = axis.dim == getattr(layer, 'transposed', False)
+                points.append(MaskPoint(layer, 'output' if written else 'input',
+                                        channel_dim(layer), axis.repeats, axis.inner))
+        return points
 
     def claims(self) -> list[Axis]:
         """The axes that no other site may lie along: by default its own."""
@@ -84,7 +99,7 @@ class AttentionSite(HostSite):
 
 def channel_dim(layer: nn.Module) -> int:
     """Dimension of the channels that a layer reads and writes: 1 of maps, -1 of tokens."""
-    return 1 if isinstance(layer, _ConvNd) else -1
+    return 1 if isinstance(layer, (_ConvNd, _BatchNorm, nn.GroupNorm)) else -1
 
 
 def linear_paths(host: nn.Module) -> list[str]:
@@ -99,15 +114,10 @@ def kind_name(kind: KindConfig) -> str:
 
 
 def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSite]:
-    """The sites of some kinds, in forward order.
+    """The sites of some kinds in a host, by name, in forward order.
 
-    Args:
-        host (nn.Module): A backbone.
-        kinds (Sequence[str | dict]): Names of kinds, or dicts with ``kind`` and optionally a
-            regular expression ``where`` for the paths of their modules, and options of the kind.
-
-    Returns:
-        dict[str, HostSite]: The sites by name.
+    Kinds are names, or dicts with ``kind`` and optionally a regular expression ``where`` for the
+    paths of their modules, and options of the kind.
 
     Raises:
         ValueError: A kind or option is unknown, the host does not have a kind, ``where`` matches
@@ -116,14 +126,22 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSi
     check_layers(host)
     sites: dict[str, HostSite] = {}
     for config in kinds:
-        cls, where, options = _parse(config)
-        kind_sites, reasons = _sites_of(host, cls, options)
+        options = {'kind': config} if isinstance(config, str) else dict(config)
+        kind, where = options.pop('kind', None), options.pop('where', '')
+        if kind not in KINDS:
+            raise ValueError(f'expected a kind of site among {sorted(KINDS)}, found {kind!r}'
+                             f'{did_you_mean(str(kind), KINDS)}')
+        unknown = sorted(set(options) - set(KINDS[kind].options))
+        if unknown:
+            raise ValueError(f'expected options of the kind `{kind}` among '
+                             f'{["where", *KINDS[kind].options]}, found {unknown}')
+        kind_sites, reasons = _sites_of(host, KINDS[kind], options)
         if not kind_sites:
-            raise ValueError(_nothing_found(host, cls.kind, reasons))
+            raise ValueError(_nothing_found(host, kind, reasons))
         matching = {name: site for name, site in kind_sites.items() if re.search(where, site.path)}
         if not matching:
             one = next(iter(kind_sites.values()))
-            raise ValueError(f'expected `where` of the kind `{cls.kind}` to match some of '
+            raise ValueError(f'expected `where` of the kind `{kind}` to match some of '
                              f'{len(kind_sites)} modules (such as `{one.path}`), found {where!r}')
         sites.update(matching)
     check_ties(host, sites)
@@ -136,9 +154,8 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSi
 def check_layers(model: nn.Module) -> None:
     """Refuse layers whose weight is not a parameter of their own: slicing it would not last.
 
-    Raises:
-        ValueError: A layer with an adapter (LoRA), a mask, a norm or another parametrisation of
-            its weight, a quantised or a sharded one; the message says which, and what to do.
+    They have an adapter (LoRA), a mask, a norm or another parametrisation of their weight, or are
+    quantised or sharded.
     """
     for path, module in model.named_modules():
         for name in ('weight', 'bias'):
@@ -184,19 +201,6 @@ def why_not(host: nn.Module, kind: str) -> str:
                                          'looks at has an adapter'])[0]
 
 
-def _parse(config: KindConfig) -> tuple[type[HostSite], str, dict[str, Any]]:
-    options = {'kind': config} if isinstance(config, str) else dict(config)
-    kind, where = options.pop('kind', None), options.pop('where', '')
-    if kind not in KINDS:
-        raise ValueError(f'expected a kind of site among {sorted(KINDS)}, found {kind!r}'
-                         f'{did_you_mean(str(kind), KINDS)}')
-    unknown = sorted(set(options) - set(KINDS[kind].options))
-    if unknown:
-        raise ValueError(f'expected options of the kind `{kind}` among '
-                         f'{["where", *KINDS[kind].options]}, found {unknown}')
-    return KINDS[kind], where, options
-
-
 def _sites_of(host: nn.Module, cls: type[HostSite],
               options: Mapping[str, Any]) -> tuple[dict[str, HostSite], list[str]]:
     sites, reasons = {}, []
@@ -226,9 +230,6 @@ def check_ties(model: nn.Module, sites: Mapping[str, HostSite]) -> None:
     """Refuse sites on a tensor that another layer of the model has: slicing would break the tie.
 
     A layer that is called at several places is one layer, and no tie.
-
-    Raises:
-        ValueError: Two layers share a weight, and a site lies along it.
     """
     owners: dict[int, list[str]] = {}
     for path, module in model.named_modules():

@@ -1,15 +1,18 @@
-"""Channels between the layers of heads and necks."""
+"""Channels that layers write for others: of necks and heads, of streams, of linear attention."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmkcr.core import Axis, MaskPoint, Unsupported
+from mmkcr.core import Axis, Cost, MaskPoint, Unsupported
 from mmkcr.core.axes import along_inputs, along_outputs, outputs_of
-from mmkcr.models.adapters import channel_views
+from mmkcr.models.adapters import channel_views, stream_views
 from mmkcr.models.adapters.mlps import plain_conv
-from .base import HostSite, channel_dim
+from mmkcr.models.layers.selection import Take, put
+from .base import HostSite, linear_paths
 
 
 class Channels(HostSite):
@@ -25,12 +28,7 @@ class Channels(HostSite):
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'Channels':
-        """The channels of a view.
-
-        Raises:
-            Unsupported: A layer normalises its weights, a norm mixes all channels, or the group
-                widths of norms differ.
-        """
+        """The channels of a view."""
         for path in (*view.writers, *(reads.path for reads in view.readers)):
             plain_conv(host.get_submodule(path))
         widths = {1}  # channels per unit: 1, and the group width of any `GroupNorm`
@@ -58,22 +56,98 @@ class Channels(HostSite):
                 item if isinstance(item, int) else self.module(item) for item in reads.before)
             axes.append(along_inputs(layer, inner=reads.inner * self.width, before=before,
                                      writer=None if before is None else writer))
-        for path, norm in self._written():
-            # a scale folds into the norm if there is one: the norm would undo it in the layer
+        for path, norm in zip(view.writers, view.norms or ('', ) * len(view.writers)):
+            # a mask acts on the norm if there is one: the norm would undo a scale in the layer
             axes += along_outputs(self.module(path), not norm, inner=self.width)
             axes += along_outputs(self.module(norm), True, inner=self.width) if norm else []
         return axes
-
-    def _written(self) -> list[Any]:
-        norms = self.view.norms or ('', ) * len(self.view.writers)
-        return list(zip(self.view.writers, norms))
-
-    def mask_points(self) -> list[MaskPoint]:
-        """The output of every writer, behind its norm if there is one."""
-        return [MaskPoint(self.module(norm or path), 'output', channel_dim(self.module(path)),
-                          inner=self.width) for path, norm in self._written()]
 
     def resized(self, kept: Tensor) -> None:
         """Let the adapter update a module that records the width."""
         if self.view.resize is not None:
             self.view.resize(self.module(self.view.path), len(kept) * self.width)
+
+
+class Embedding(HostSite):
+    """A unit is a channel of a residual stream, in all layers that write it or read it.
+
+    The mask multiplies the embeddings that start the stream. Features that leave the host keep the
+    dense width, with 0 at dropped channels. So heads and necks stay those of the dense model.
+    """
+
+    kind = 'embedding'
+    views = staticmethod(stream_views)
+
+    @classmethod
+    def of(cls, host: nn.Module, view: Any) -> 'Embedding':
+        """The width of a stream."""
+        return cls(host, view, view.path, view.total)
+
+    def axes(self) -> list[Axis]:
+        view = self.view
+        axes = [Axis(self.host, name, 2, True) for name in view.tokens]
+        for path in (*view.writers, *view.scales):
+            axes += along_outputs(self.module(path), path in view.folds)
+        for path, inner in view.norms:
+            axes += along_outputs(self.module(path), path in view.folds, inner=inner)
+        return axes + [along_inputs(self.module(path), inner=inner)
+                       for path, inner in view.readers]
+
+    def mask_points(self) -> list[MaskPoint]:
+        return [MaskPoint(self.module(path), 'output', dim) for path, dim in self.view.masked]
+
+    def norms(self) -> tuple[tuple[str, int], ...]:
+        """Norms over the stream."""
+        return self.view.norms
+
+    def resized(self, kept: Tensor) -> None:
+        """Update the host's own record of the width."""
+        if self.view.resize is not None:
+            self.view.resize(self.host, len(kept))
+
+    def widened(self, outputs: Any) -> Any:
+        """See :class:`~mmkcr.models.sites.base.HostSite`."""
+        if isinstance(outputs, Tensor):
+            return self.widened((outputs, ))[0]
+        return type(outputs)(
+            self.widen(out, 1 if out.ndim == 4 else -1) if place in self.view.places else out
+            for place, out in enumerate(outputs))
+
+    def widen(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Put the present channels, along ``dim``, at their places in the dense width, else 0."""
+        kept, support = self.kept, None if self.gate is None else self.gate.support()
+        if support is not None:  # channels that no option keeps leave as 0, as after slicing
+            shape = [1] * x.ndim
+            shape[dim] = -1
+            x = x * (support > 0).to(x.dtype).view(shape)
+        if kept is None or len(kept) == self.total:
+            return x
+        return put(x, kept.to(x.device), self.total, dim)
+
+
+class AttentionOutputs(HostSite):
+    """A unit is a channel of EfficientViT's concatenated scales, which the projection reads."""
+
+    kind = 'attention_outputs'
+    views = staticmethod(linear_paths)
+
+    @classmethod
+    def of(cls, host: nn.Module, view: str) -> 'AttentionOutputs':
+        """The inputs of a layer's projection."""
+        return cls(host, view, view, host.get_submodule(view).features)
+
+    def axes(self) -> list[Axis]:
+        return [along_inputs(self.owner.proj.conv, True)]
+
+    def resized(self, kept: Tensor) -> None:
+        """Select what the projection reads."""
+        self.owner.select = Take(kept, self.total, 1)
+
+    def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
+        """``(2 size^2 + size) + (1 + size) H W C'`` (DCS, appendix A).
+
+        C' are the hidden channels of the local module's first convolution.
+        """
+        local = self.module(f'{self.view.rpartition(".")[0]}.local')
+        filters = local.inverted_conv.conv.out_channels
+        return 2 * size * size + size + (1 + size) * math.prod(input_shape[-2:]) * filters

@@ -58,7 +58,7 @@ class HeadOperatorSite(AttentionSite):
         return [along_inputs(self.owner.proj, inner=self.view.width)]
 
     def claims(self) -> list[Axis]:
-        """The axes that no other kind may claim."""
+        """All of the projections, which are replaced."""
         return [Axis(layer, 'weight', dim) for layer in (self.owner.qkv, self.owner.proj)
                 for dim in (0, 1)]
 

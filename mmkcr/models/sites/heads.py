@@ -1,12 +1,94 @@
 """Heads of attention, whole or with some of their channels (Once for Both, section 3)."""
 
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, Unsupported
-from .attention_width import AttentionWidth
-from .rotary_pairs import RotaryPairs
+from mmkcr.core import Axis, MaskPoint, Unsupported, scale_axes
+from mmkcr.core.axes import along_inputs, along_outputs
+from mmkcr.models.layers.sized_attention import Sized
+from .base import AttentionSite
+
+
+class AttentionWidth(AttentionSite):
+    """Queries, keys, values and the output projection are sliced together."""
+
+    #: ``repeats`` and ``inner`` of an axis over all channels of all heads, see
+    #: :class:`~mmkcr.core.Axis`.
+    layout: tuple[int, int] = (1, 1)
+    #: Whether the layer is to rotate queries and keys by a module.
+    rotates: ClassVar[bool] = False
+
+    def open(self) -> None:
+        """Exchange a layer that does not call all that hooks need as modules."""
+        opened = self.view.opened
+        if opened and bool(self.view.rotary) == self.rotates and not isinstance(self.owner, Sized):
+            self.exchange(self.path, opened(self.owner))
+
+    def axes(self) -> list[Axis]:
+        view, called = self.view, not self.view.why_uncalled
+        # masks act on queries, keys and values if hooks can see them, else on the output's input
+        axes = [axis for path, repeats in zip(view.projections, view.fused)
+                for axis in along_outputs(self.module(path), called, repeats=repeats)]
+        axes.append(along_inputs(self.module(view.output), not called))
+        return [self._of_units(axis) for axis in (*axes, *view.extra(self.owner))]
+
+    def _of_units(self, axis: Axis) -> Axis:
+        """An axis of channels, converted to one of this kind's units."""
+        repeats, inner = self.layout
+        if axis.per > 1:  # one entry per head
+            return axis._replace(per=axis.per // inner)
+        return axis._replace(repeats=axis.repeats * repeats, inner=axis.inner * inner)
+
+    def products(self) -> Mapping[str, tuple[str, ...]]:
+        """Both products of the attention."""
+        return {self.path: ('scores', 'values')}
+
+    def _shape(self, kept: Tensor) -> tuple[int, int]:
+        """Number of heads that are left, and their width."""
+        raise NotImplementedError
+
+    def resized(self, kept: Tensor) -> None:
+        """Resize the layer to the heads and widths that are left."""
+        width = self.view.width if self.kept is None else self._shape(self.kept)[1]
+        heads, new = self._shape(kept)
+        self.exchange(self.path, self.view.resize(self.owner, heads, new))
+        if self.view.rotary:  # a layer of ours keeps the dense scale
+            return
+        if new != width:
+            for name in ('scale', 'scaling'):  # what the host records for the width that is there
+                if isinstance(getattr(self.owner, name, None), float):
+                    setattr(self.owner, name, getattr(self.owner, name) * (new / width)**-0.5)
+            self._factor *= (new / width)**0.5
+        if self.gate is not None and self._factor != 1:
+            self._unmask()  # weights that still learn keep their scale; queries may be fewer
+            self._mask()
+
+    #: What the queries are to be multiplied by, so that the softmax keeps the dense head's scale.
+    _factor: float = 1.
+
+    def _mask(self) -> None:
+        super()._mask()
+        if self._factor != 1:
+            query, scale = self._query_scale()
+            self._handles.append(query.register_forward_hook(partial(_scaled, scale)))
+
+    def detach(self) -> None:
+        """Remove the gate; what scales the queries becomes part of their weights."""
+        super().detach()
+        if self._factor != 1:
+            query, scale = self._query_scale()
+            scale_axes(along_outputs(query, True), scale)
+            self._factor = 1.
+
+    def _query_scale(self) -> tuple[nn.Module, Tensor]:
+        """The layer of the queries, and the scale of its outputs, of which they are the first."""
+        query = self.module(self.view.projections[0])
+        scale = query.weight.new_ones(len(query.weight))
+        scale[:len(scale) // self.view.fused[0]] = self._factor
+        return query, scale
 
 
 class Heads(AttentionWidth):
@@ -25,7 +107,6 @@ class Heads(AttentionWidth):
         return site
 
     def axes(self) -> list[Axis]:
-        """See :class:`~mmkcr.core.Site`."""
         view = self.view
         return [*super().axes(), *(view.of_heads(self.owner) if view.of_heads is not None else ())]
 
@@ -38,7 +119,7 @@ class HeadChannels(AttentionWidth):
 
     Unit ``h * width + c`` is channel c of head h. A selection keeps equally many channels of every
     head that it keeps. The softmax keeps the scale of the dense head. If rotary positions rotate
-    pairs of channels, the site is a :class:`~mmkcr.models.sites.rotary_pairs.RotaryPairs`.
+    pairs of channels, the site is a :class:`RotaryPairs`.
     """
 
     kind = 'head_channels'
@@ -63,6 +144,34 @@ class HeadChannels(AttentionWidth):
         return heads, len(kept) // heads
 
 
+class RotaryPairs(AttentionWidth):
+    """A unit is a pair of channels, the same pair in all heads, because heads share the angles.
+
+    Queries and keys lose the pair and its angles. Values and the output projection, which do not
+    depend on positions, lose the two channels with the same indices.
+    """
+
+    kind = 'head_channels'
+    rotates = True
+
+    def _of_units(self, axis: Axis) -> Axis:
+        return super()._of_units(axis)._replace(folds=axis.dim == 0)
+
+    def mask_points(self) -> list[MaskPoint]:
+        """Queries and keys after the rotation, and the input of the output projection."""
+        repeats, inner = self.layout  # the rotation's output has heads apart: one head's repeats
+        return [MaskPoint(self.owner.rotary, 'output', -1, repeats // self.view.heads, inner),
+                MaskPoint(self.module(self.view.output), 'input', -1, repeats, inner)]
+
+    def _shape(self, kept: Tensor) -> tuple[int, int]:
+        return self.view.heads, 2 * len(kept)
+
+    def resized(self, kept: Tensor) -> None:
+        """Resize the layer, and rotate by the angles of the pairs that are left."""
+        super().resized(kept)
+        self.owner.rotary.keep(kept, self.view.width)
+
+
 def _check_positions(host: nn.Module, path: str) -> None:
     """Refuse heads whose position biases are in a table of another module, as an option of BEiT."""
     modules, names = [host], path.split('.')
@@ -71,3 +180,8 @@ def _check_positions(host: nn.Module, path: str) -> None:
     # an attribute of mmpretrain's and of timm's models
     if any(isinstance(getattr(module, 'rel_pos_bias', None), nn.Module) for module in modules):
         raise Unsupported(f'all layers share the position biases of the heads at `{path}`')
+
+
+def _scaled(scale: Tensor, _: nn.Module, args: tuple, out: Tensor) -> Tensor:
+    """The output of a projection, as a forward hook."""
+    return (out * scale.to(out.device)).to(out.dtype)  # bf16 has two digits of a scale

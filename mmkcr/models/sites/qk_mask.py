@@ -17,11 +17,8 @@ def _masked(mask: nn.Module, parts: Sequence[int], _: nn.Module, args: tuple[Ten
             out: Tensor) -> Tensor:
     """Multiply queries and keys by a mask of the input, as a forward hook of their projection.
 
-    Args:
-        mask (QKMask): Mask of D channels. It belongs to the attention layer.
-        parts (Sequence[int]): What the projection's output begins with, D channels each: 0 for
-            queries, 1 for keys. Values, which may follow, are not masked.
-        _, args, out: See :meth:`nn.Module.register_forward_hook`.
+    ``parts`` are what the projection's output begins with, D channels each: 0 for queries, 1 for
+    keys. Values, which may follow, are not masked.
     """
     chosen = mask.binarize(mask(args[0]))  # (..., N, 1 or 2, D)
     # with one mask for both, part % 1 is 0

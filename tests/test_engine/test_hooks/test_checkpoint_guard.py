@@ -1,11 +1,18 @@
 """What may change when a run is resumed, and what is named."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
+import torch
 from mmengine.config import Config
 
-from mmkcr.engine.resume.checkpoint_guard import config_changes
+from mmkcr.engine.resume import checkpoint_guard
+from mmkcr.engine.resume.checkpoint_guard import (
+    CheckpointGuardHook,
+    config_changes,
+    config_entries,
+)
 
 BEFORE = dict(
     default_scope='mmpretrain', work_dir='a', resume=False, load_from='x.pth',
@@ -23,7 +30,7 @@ BEFORE = dict(
 def changes(**options):
     now = Config(copy.deepcopy(BEFORE))
     now.merge_from_dict({key.replace('__', '.'): value for key, value in options.items()})
-    return config_changes(Config(BEFORE).pretty_text, now, 'x.pth')
+    return config_changes(config_entries(BEFORE), config_entries(now.to_dict()))
 
 
 def test_what_is_the_same_run():
@@ -48,9 +55,23 @@ def test_another_run(key, value, line):
     assert changes(**{key: value}) == ([line], [])
 
 
-def test_code_is_not_run_to_compare():
-    with pytest.raises(ValueError, match='plain values in the checkpoint `x.pth`'):
-        config_changes('import os\nmodel = os.getcwd()', Config(BEFORE), 'x.pth')
+def test_entries_are_data(tmp_path):
+    entries = config_entries(dict(BEFORE, custom_hooks=[dict(type=Config, among=[{3}])]))
+    torch.save(entries, tmp_path / 'x.pth')
+    assert torch.load(tmp_path / 'x.pth', weights_only=True) == entries
+    assert entries['custom_hooks.0.type'] == 'type' and entries['custom_hooks.0.among'] == ['set']
+
+
+@pytest.mark.parametrize('meta', [dict(cfg='model = 1'), None, dict(entries=['model.x'])])
+def test_a_checkpoint_without_entries_is_warned_of(meta, monkeypatch):
+    monkeypatch.setattr(checkpoint_guard, 'load_run', lambda *_: None)
+    warnings = []
+    runner = SimpleNamespace(_load_from='x.pth', _resume=True, cfg=Config(BEFORE), model=None,
+                             logger=SimpleNamespace(warning=warnings.append))
+    CheckpointGuardHook().after_load_checkpoint(runner, dict(
+        meta=meta, optimizer={}, state_dict=dict(a=torch.ones(1))))
+    assert warnings == ['The config of the run in `x.pth` cannot be compared, as the checkpoint '
+                        'does not hold its entries.']
 
 
 HOLDS, OTHER = "the checkpoint's is used", 'the run does not go on as it would have'

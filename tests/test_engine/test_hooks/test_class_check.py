@@ -6,8 +6,7 @@ import pytest
 from mmpretrain.models import BaseSelfSupervisor
 from torch import nn
 
-from mmkcr.engine.hooks import ClassCheckHook
-from mmkcr.engine.hooks.class_check import check_classes
+from mmkcr.engine.checks import ClassCheckHook, check_classes
 
 
 class Head(nn.Module):

@@ -23,9 +23,8 @@ from mmengine.structures import InstanceData
 
 from long_form import few
 from mmkcr.engine.registered import AtomicCheckpointHook, ExactResumeHook
-from mmkcr.engine.resume.atomic_checkpoint import AtomicLocalBackend
-from mmkcr.engine.resume.host_state import host_state, set_host_state
-from mmkcr.engine.resume.preemption import STATUS
+from mmkcr.engine.resume.checkpoints import STATUS, AtomicLocalBackend
+from mmkcr.engine.resume.exact_resume import own_state, set_own_state
 from mmkcr.safe_load import read_checkpoint
 
 TOLD = dict(signal='SIGTERM', left='preempted.pth')
@@ -274,10 +273,10 @@ def test_histories_of_a_dynamic_head_pass_through_a_checkpoint(tmp_path):
     head.update_hyperparameters()
     head.iou_history.append(np.float64(0.5))
     one.hooks[1].best_score, one.hooks[1].wait_count = np.float32(0.5), 2
-    torch.save(dict(state_dict=one.model.state_dict(), hosts=[host_state(one)]),
+    torch.save(dict(state_dict=one.model.state_dict(), hosts=[own_state(one)]),
                tmp_path / 'a.pth')
     (state, ) = read_checkpoint(tmp_path / 'a.pth')['hosts']
-    set_host_state(two, state)
+    set_own_state(two, state)
     other = two.model[1]
     assert (other.iou_history, other.beta_history) == ([0.5], [])
     assert other.bbox_assigner.pos_iou_thr == other.bbox_assigner.neg_iou_thr == 0.6875
@@ -285,9 +284,9 @@ def test_histories_of_a_dynamic_head_pass_through_a_checkpoint(tmp_path):
     assert [(hook.wait_count, hook.best_score) for hook in two.hooks] == [
         (0, -float('inf')), (2, 0.5)]
     other.iou_history.append(1.)
-    assert len(state) == 10 and host_state(one) == state
+    assert len(state) == 10 and own_state(one) == state
     two.model[1].bbox_assigner = None  # of a head without `train_cfg`
-    assert len(host_state(two)) == 7
+    assert len(own_state(two)) == 7
 
 
 def _log_lines(work_dir):

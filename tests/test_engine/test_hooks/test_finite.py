@@ -8,7 +8,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
 
 from mmkcr.core import NonFiniteError
-from mmkcr.engine.hooks import FiniteHook
+from mmkcr.engine.checks import FiniteHook
 
 NAN, INF = float('nan'), float('inf')
 

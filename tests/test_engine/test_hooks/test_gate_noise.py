@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mmkcr.methods.dcs.qk_mask import GateNoiseHook, QKMask
+from mmkcr.methods.dcs.qk_mask import QKMask
+from mmkcr.methods.search.schedules import GateNoiseHook
 
 
 def noise_at(iteration, seed=0):

@@ -7,8 +7,10 @@ from mmengine.hooks import Hook
 
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator
-from mmkcr.methods.dcs.bottleneck import InformationBottleneckHook
-from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
+from mmkcr.methods.dcs.information_bottleneck import (
+    InformationBottleneckHook,
+    InformationBottleneckLoss,
+)
 from .kernel_toy import eval_features
 
 

@@ -10,31 +10,17 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
-from mmkcr.engine.resume.preemption import PreemptionHook, keep_workers
+from mmkcr.engine.resume.checkpoints import PreemptionHook, keep_workers
 
 
-def test_a_file_without_a_pointer_stays(tmp_path):
-    """A run may be killed between the two; every later start died in its first iteration."""
-    path = tmp_path / 'preempted.pth'
-    path.write_bytes(b'weights')
-    for pointer, stays in ((None, True), ('preempted.pth', True), ('epoch_1.pth', False)):
-        if pointer is not None:
-            (tmp_path / 'last_checkpoint').write_text(str(tmp_path / pointer))
-        PreemptionHook._forget_old(SimpleNamespace(work_dir=str(tmp_path)))
-        assert path.is_file() == stays
-
-
-def test_the_signal_is_given_back(tmp_path):
+def test_the_signal_is_given_back():
     """After a training SIGTERM ends the process again as it did before."""
     before, hook = signal.getsignal(signal.SIGTERM), PreemptionHook()
-    runner = SimpleNamespace(train_loop=SimpleNamespace(), val_loop=None,
-                             work_dir=str(tmp_path))
+    runner = SimpleNamespace(train_loop=SimpleNamespace(), val_loop=None)
     hook.before_train(runner)
     assert signal.getsignal(signal.SIGTERM) == hook._note
     hook.after_train(runner)
     assert signal.getsignal(signal.SIGTERM) == before
-    with pytest.raises(KeyError, match='SIGNOTHING'):
-        PreemptionHook(signals=['SIGNOTHING'])
 
 
 @pytest.mark.parametrize('context', [None, 'spawn'])
@@ -42,8 +28,8 @@ def test_workers_of_the_run_are_shielded_and_no_others(context):
     """A signal blocked in every worker would let a program that ends wait for them for ever."""
     loader, other = (DataLoader(range(8), num_workers=1, persistent_workers=True,
                                 multiprocessing_context=context) for _ in range(2))
-    keep_workers(loader, [signal.SIGTERM])
-    keep_workers(DataLoader(range(8)), [signal.SIGTERM])  # has none
+    keep_workers(loader)
+    keep_workers(DataLoader(range(8)))  # has none
     # what starts a worker does not matter to those of others
     for shielded, one in ((True, loader), (False, other))[:1 if context else 2]:
         before = set(multiprocessing.active_children())

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from long_form import few
-from mmkcr.engine.hooks.sync_batch_norm import synchronize
+from mmkcr.engine.sync_batch_norm import synchronize
 
 SGD = dict(type='SGD', lr=0.02, momentum=0.9, weight_decay=0.01, _delete_=True)
 FEW = {'train_dataloader.dataset.indices': list(range(0, 1437, 24)),

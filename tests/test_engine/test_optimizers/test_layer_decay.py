@@ -8,7 +8,6 @@ from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructo
 
 import mmkcr.engine.registered  # noqa: F401
 from mmkcr.apis import slim
-from mmkcr.engine.optimizers import layer_depth
 from mmkcr.registry import MODELS
 
 RATE = 0.7
@@ -123,24 +122,6 @@ def test_settings_of_the_user_win():
         model.head, 'layers') else 'head.fc.bias'][1] == 0.
 
 
-@pytest.mark.parametrize(('backbone', 'stem', 'last', 'layers'), [
-    (dict(type='mmpretrain.MobileViT', arch='xx_small'), 'stem.', 'conv_1x1_exp.', 12),
-    (dict(type='mmkcr.EfficientViT', arch='b0'), 'stem.', None, 12),
-    (dict(type='mmpretrain.ResNet', depth=18), ('conv1.', 'bn1.'), None, 10),
-    (dict(type='mmseg.ResNetV1c', depth=18), 'stem.', None, 10)])
-def test_backbones_without_depths(backbone, stem, last, layers):
-    model = MODELS.build(backbone)
-    depth = layer_depth(model)
-    depths = {name: depth(name) for name, _ in model.named_parameters()}
-    assert {total for _, total in depths.values()} == {layers}
-    values = [value for value, _ in depths.values()]
-    assert values == sorted(values)  # in the order of computation
-    assert set(values) == set(range(layers if last else layers - 1))
-    assert all((value == 0) == name.startswith(stem) for name, (value, _) in depths.items())
-    assert last is None or all(
-        (value == layers - 1) == name.startswith(last) for name, (value, _) in depths.items())
-
-
 @pytest.mark.parametrize(('optimizer', 'paramwise', 'message'), [
     (dict(type='SGD', lr=1.), {}, '`weight_decay` of the optimizer'),
     (dict(type='SGD', weight_decay=1.), {}, '`lr` of the optimizer'),
@@ -153,7 +134,9 @@ def test_refusals(optimizer, paramwise, message):
             paramwise_cfg=paramwise))
 
 
-def test_model_without_blocks():
-    with pytest.raises(ValueError, match='a backbone with blocks .* found `LinearClsHead`'):
-        layer_depth(MODELS.build(dict(type='mmpretrain.LinearClsHead', num_classes=2,
-                                      in_channels=2)))
+@pytest.mark.parametrize('backbone', [
+    dict(type='mmkcr.EfficientViT', arch='b0'), dict(type='mmpretrain.ResNet', depth=18)])
+def test_backbones_without_depths_are_refused(backbone):
+    with pytest.raises(ValueError, match='expected a backbone with `get_layer_depth` .* found `'
+                       + backbone['type'].split('.')[-1]):
+        wrapper_of(MODELS.build(backbone))

@@ -67,8 +67,6 @@ NETWORKS = {
     'swin-cls': Network(KCRSwinTransformer, CHANNELS, dict(SWIN, out_indices=(2, )), (56, 56)),
     'swin-dense-task': Network(KCRSwinTransformer, CHANNELS, dict(
         SWIN, **LEVELS, pad_small_map=True), (61, 83)),
-    'swin-fused': Network(KCRSwinTransformer, CHANNELS, dict(
-        SWIN, **LEVELS, pad_small_map=True, fused_attention=True), (61, 83)),
     'kcr-efficientvit-cls': Network(KCREfficientViT, FEW_CHANNELS, EFFICIENT, (48, 48)),
     'kcr-efficientvit-dense-task': Network(KCREfficientViT, FEW_CHANNELS, dict(
         EFFICIENT, **LEVELS), (61, 83)),

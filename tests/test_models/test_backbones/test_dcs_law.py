@@ -10,6 +10,8 @@ import torch
 
 from mmkcr.core import MacsModel
 from mmkcr.models import DCSEfficientViT, DCSMobileViT
+from mmkcr.models.search_space import leave_ordinary
+from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.tasks import task_forward
 from .law import (
     EFFICIENT,
@@ -32,7 +34,7 @@ def test_closed_form_of_the_masks(name):
     model = copy.deepcopy(scene(name)[0])
     macs = MacsModel(model, model, model.search_space.gated_sites(),
                      task_forward(model, (3, *size)))
-    masks, positions = model.masks(), {}
+    masks, positions = QKMaskSite.masks(model), {}
     assert bool(masks) == ('kcr-' not in name and kwargs.get('qk_mask', 1) is not None)
     for path, module in model.named_modules():
         if f'{path}.mask' in masks:
@@ -63,7 +65,7 @@ def test_the_papers_cost_has_the_local_modules_width():
 def test_arch1_has_masks_and_nothing_to_search(cls, kwargs):
     model = randomise(cls(**kwargs, outputs=False))
     x = torch.randn(2, 3, 40, 40)
-    assert len(model.masks()) == 3 and not model.gates()
+    assert len(QKMaskSite.masks(model)) == 3 and not model.gates()
     model.double()
     masked = outputs(model, x)
     for a, b in zip(masked, model(x.double())):  # with gradients, the mask has one too
@@ -73,9 +75,10 @@ def test_arch1_has_masks_and_nothing_to_search(cls, kwargs):
                             if '.mask.' not in key})
     opened.train(False)
     assert not torch.allclose(outputs(opened, x)[-1], masked[-1])
-    for mask in model.masks().values():
+    for mask in QKMaskSite.masks(model).values():
         mask.weight.data.zero_(), mask.bias.data.fill_(1.)
     assert_same(outputs(opened, x), outputs(model, x))
+    leave_ordinary(model)
     with pytest.raises(ValueError, match="searchable layers, found none .*'outputs': False"):
         cls(**kwargs, outputs=False, gates=FEW_CHANNELS)
     with pytest.raises(ValueError, match='checkpoint of the dense .*missing .*mask'):

@@ -48,8 +48,8 @@ def build(kwargs, seed=0, cls=DWConvVisionTransformer, **more):
 
 def structure(model, kept):
     """By block the heads that stay attention."""
-    return model.structure_for({f'layers.{i}.attn.head_operator': torch.tensor(heads).long()
-                                for i, heads in enumerate(kept)})
+    return model.search_space.structure_for({f'layers.{i}.attn.head_operator': torch.tensor(
+        heads).long() for i, heads in enumerate(kept)})
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -72,7 +72,7 @@ def test_conversion_inherits_the_weights():
     """A replaced block keeps v and the projection of the dense one; the others are as they were."""
     model = build(dict(VIT, out_indices=(0, 1)))
     subnet = copy.deepcopy(model)
-    subnet.slice_to(structure(model, [[0, 1, 2, 3], [], [1, 3]]))
+    subnet.search_space.slice_to(structure(model, [[0, 1, 2, 3], [], [1, 3]]))
     dense, blockwise, scattered = model.layers[1].attn, subnet.layers[1].attn, subnet.layers[2].attn
     assert torch.equal(blockwise.qkv.weight, dense.qkv.weight[48:])
     assert torch.equal(blockwise.proj.weight, dense.proj.weight)
@@ -87,7 +87,7 @@ def test_conversion_inherits_the_weights():
 @given(height=st.integers(1, 9), width=st.integers(1, 9))
 def test_any_height_and_width(height, width):
     model = build(dict(VIT, out_type='featmap', num_registers=1))
-    model.slice_to(structure(model, [[], [0, 2], [1, 2, 3]]))
+    model.search_space.slice_to(structure(model, [[], [0, 2], [1, 2, 3]]))
     x = torch.randn(1, 3, 8 * height, 8 * width)
     out = outputs(model, x)[0]
     assert out.shape == (1, 24, height, width) and torch.isfinite(out).all()
@@ -101,7 +101,7 @@ def test_gradient_checkpointing_changes_nothing_even_across_sizes(gates):
     for with_cp in (False, True):
         model = build(dict(VIT, out_type='featmap'), gates=gates, with_cp=with_cp)
         if gates is None:
-            model.slice_to(structure(model, kept))
+            model.search_space.slice_to(structure(model, kept))
         models.append(randomise(copy.deepcopy(model), 1))
         models[-1].train()
     plain, checkpointed = models
@@ -126,7 +126,7 @@ def test_gradient_checkpointing_changes_nothing_even_across_sizes(gates):
 def test_onnx_with_dynamic_sizes(kwargs, operator, tmp_path):
     pytest.importorskip('onnxruntime')
     model = build(kwargs, operator=operator)
-    model.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
+    model.search_space.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
     report = export_onnx(model, tmp_path / 'm.onnx', (3, 32, 32), batch_sizes=(1, 3))
     assert report.dynamic_size and not report.notice
     assert len(report.errors) == 4 and max(report.errors.values()) < 1e-4
@@ -136,7 +136,7 @@ def test_onnx_with_dynamic_sizes(kwargs, operator, tmp_path):
 def test_onnx_with_another_position_embedding(dynamic, tmp_path):
     onnx = pytest.importorskip('onnx')
     model = build(dict(VIT, out_type='featmap'))
-    model.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
+    model.search_space.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
     before = copy.deepcopy(model.state_dict())
     report = export_onnx(model, tmp_path / 'm.onnx', (3, 48, 40), dynamic, batch_sizes=(2, ))
     operators = {node.op_type for node in onnx.load(tmp_path / 'm.onnx').graph.node}
@@ -147,7 +147,7 @@ def test_onnx_with_another_position_embedding(dynamic, tmp_path):
 
 def test_subnet_compiles_without_a_break():
     model = build(dict(VIT, out_type='featmap', num_registers=1))
-    model.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
+    model.search_space.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
     x = torch.randn(2, 3, 32, 32)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend='eager', fullgraph=True)
@@ -211,8 +211,8 @@ def test_chosen_heads_start_from_the_dense_network(name, choice, tmp_path):
     for site in dense.search_space.sites.values():
         site.operator = operator
     wanted = structure(dense, kept)
-    assert model.structure.sites == wanted.sites
-    dense.slice_to(wanted)
+    assert model.search_space.structure.sites == wanted.sites
+    dense.search_space.slice_to(wanted)
     x = torch.randn(2, 3, *size)
     for found, expected in zip(outputs(model, x), outputs(dense, x)):
         assert torch.equal(found, expected)
@@ -237,7 +237,7 @@ def test_chosen_heads_beside_channels(gates):
     (dict(blocks=[1, 1]), r'found \[1, 1\]'), (dict(blocks='all'), "found 'all'"),
     (dict(blocks=[1], which='lowest'), r"found \['blocks', 'which'\]"),
     (dict(blocks=[1], operator='pool'), "found 'pool'"),
-    (dict(scores='scores.json'), 'expected `replace`'),
+    (dict(scores='scores.json'), 'blocks to replace, found None'),
     (dict(scores='scores.json', replace=4), 'from 0 to 3 blocks'),
     (dict(scores='scores.json', replace=13, scattered=True), 'from 0 to 12 heads'),
     (dict(scores='other.json', replace=1), '4 numbers at site `layers.2.attn.head_operator`'),
@@ -267,7 +267,7 @@ def test_one_structure_file_for_heads_and_channels(operator, target, tmp_path):
     else:
         heads = build(VIT, operator=operator)  # the parent class, which has no sites at the MLPs
         fixed = structure(heads, [[], [0, 2], [0, 1, 2, 3]])
-        heads.slice_to(fixed)
+        heads.search_space.slice_to(fixed)
     model = build(VIT, cls=KCRDWConvVisionTransformer, gates=gates, structure=fixed).double()
     if fixed is not None:
         own = [f'{site}.gate.' for site in model.gates()]
@@ -318,13 +318,13 @@ def test_published_architectures(arch):
         expected = VisionTransformer(arch=dict(model.arch_settings), **kwargs).state_dict()
     depth, heads = {'dinov2-large': (24, 16), 'large': (24, 16), 'deit-small': (12, 6)}.get(
         arch, (12, 12))
-    assert model.sites() == {f'layers.{i}.attn.head_operator': heads for i in range(depth)}
+    assert model.search_space.totals() == {
+        f'layers.{i}.attn.head_operator': heads for i in range(depth)}
     assert list(model.state_dict()) == list(expected)
 
 
 @pytest.mark.parametrize('build_it, message', [
     (lambda s: DWConvVisionTransformer(**VIT, operator='dw'), "found 'dw'"),
-    (lambda s: DWConvVisionTransformer(**VIT, num_registers=-1), 'found -1'),
     (lambda s: DWConvVisionTransformer(**VIT, gates=dict(mlp_channels=CHANNELS)),
      "by kind among .'head_operator'., found"),
     (lambda s: DWConvVisionTransformer(**VIT, gates=BLOCKS, structure=s), 'found both'),

@@ -14,7 +14,7 @@ from mmpretrain.models import MobileViT, ResNet, SwinTransformer, VisionTransfor
 from lab.model_zoo import uninitialized
 from mmkcr.apis import count_macs, slim
 from mmkcr.core import MacsModel, Structure, count_params
-from mmkcr.core.added import added_layers
+from mmkcr.core.products import added_layers
 from mmkcr.core.sites import holders
 from mmkcr.models import EfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.norms import SlicedLayerNorm
@@ -38,16 +38,16 @@ from .law import (
 pytestmark = pytest.mark.usefixtures('exact_positions')
 HOSTS = VisionTransformer, SwinTransformer, ResNet, MobileViT, EfficientViT
 #: Arguments that no host has.
-OWN = 'fused_attention', 'local', 'num_registers', 'operator', 'qk_mask'
+OWN = 'local', 'num_registers', 'operator', 'qk_mask'
 #: Ours in subnets of the hosts' layers: what takes and puts channels, and attention that is
 #: narrower than its input.
-LAYERS = dict(kcr={'SlicedLayerNorm', 'Put'}, ofb={'SizedWindowMSA'})
+LAYERS = dict(kcr={'SlicedLayerNorm', 'Put'}, ofb={'SizedWindowAttention'})
 GUMBEL = [name for name, network in NETWORKS.items()
           if network.gates['type'] == 'mmkcr.GumbelChannelGate']
 every = pytest.mark.parametrize('name', NETWORKS)
 
 
-@pytest.mark.parametrize('name', [name for name in NETWORKS if name != 'swin-fused'])
+@every
 def test_dense_is_the_host_class_bit_for_bit(name):
     cls, _, kwargs, size = NETWORKS[name]
     ours = randomise(cls(**kwargs))
@@ -121,12 +121,12 @@ def test_subnet_from_its_file_and_state_dict(name, tmp_path):
     assert count_params(again) == structure.params['subnet']
     if structure.method in LAYERS and not issubclass(cls, EfficientViT):
         assert {type(m).__name__ for m in again.modules() if type(m).__module__.startswith('mmkcr')
-                } <= LAYERS[structure.method] | {cls.__name__, 'FusedWindowMSA'}
+                } <= LAYERS[structure.method] | {cls.__name__}
     # the file's own arguments build it too
     data = json.loads((tmp_path / 's.json').read_text())
     own = MODELS.build(dict(data['backbone'], structure=Structure.load(data)))
     assert list(own.state_dict()) == list(subnet.state_dict())
-    assert own.sites() == model.sites()
+    assert own.search_space.totals() == model.search_space.totals()
 
 
 @every
@@ -134,11 +134,11 @@ def test_dense_checkpoint_loads_into_supernet_apart_from_what_is_added(name):
     cls, gates, kwargs, _ = NETWORKS[name]
     dense, model = randomise(cls(**kwargs), 3), cls(**kwargs, gates=gates)
     missing, unexpected = model.load_state_dict(dense.state_dict(), strict=False)
-    added = *added_layers(model), *(f'{site}.gate' for site in model.sites())
+    added = *added_layers(model), *(f'{site}.gate' for site in model.search_space.sites)
     assert not unexpected
     assert missing == [key for key in model.state_dict()
                        if key.startswith(tuple(f'{path}.' for path in added))]
-    assert {f'{site}.gate.alpha' for site in model.sites()} <= set(missing)
+    assert {f'{site}.gate.alpha' for site in model.search_space.sites} <= set(missing)
     assert all(torch.equal(model.state_dict()[key], value)
                for key, value in dense.state_dict().items())
     with pytest.raises(ValueError, match='checkpoint of the subnet'):
@@ -178,8 +178,8 @@ def test_gradients_reach_everything(name):
 def test_published_architectures_have_the_expected_sites():
     with uninitialized():
         vit, swin = KCRVisionTransformer(arch='deit-small'), KCRSwinTransformer(arch='tiny')
-    assert vit.sites() == {f'layers.{i}.ffn.mlp_channels': 384 for i in range(12)}
-    assert swin.sites() == {
+    assert vit.search_space.totals() == {f'layers.{i}.ffn.mlp_channels': 384 for i in range(12)}
+    assert swin.search_space.totals() == {
         f'stages.{s}.blocks.{b}.ffn.mlp_channels': 96 * 2**s
         for s, depth in enumerate([2, 2, 6, 2]) for b in range(depth)
     }

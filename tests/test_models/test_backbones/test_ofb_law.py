@@ -119,12 +119,12 @@ def test_adamw_steps_after_slicing_are_the_masked_ones(name):
     for site, gate in model.gates().items():
         supported = gate.supported()
         kept[site] = gate.kept if supported is None else gate.kept[supported]
-        model.search_space.slice_units(site, kept[site], optimizer)
+        model.search_space.slice_units(site, kept[site], optimizer=optimizer)
     assert {name: gate.present for name, gate in model.gates().items()} != before
     for _ in range(2):
         step(model, optimizer, x), step(masked, masked_optimizer, x)
     for site in kept:  # the masked network, sliced only now
-        masked.search_space.slice_units(site, kept[site], masked_optimizer)
+        masked.search_space.slice_units(site, kept[site], optimizer=masked_optimizer)
     found, wanted = dict(model.named_parameters()), dict(masked.named_parameters())
     for name, value in found.items():
         torch.testing.assert_close(value, wanted[name], rtol=1e-6, atol=1e-7, msg=name)

@@ -117,10 +117,3 @@ def test_initial_values():
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
         BiMaskGate(32, **options)
-
-
-def test_dead_options_stay_dead():
-    gate = BiMaskGate(32)
-    gate.restrict(gate.only(2))
-    with pytest.raises(ValueError, match='of which 1 dead'):
-        gate.restrict(torch.ones_like(gate.alive) & (torch.arange(7) < 1))

@@ -11,8 +11,7 @@ from mmkcr.apis import compress
 from mmkcr.apis.compress_files import write_sensitivity
 from mmkcr.core import MacsModel
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.methods.search.search_model import SearchModel
-from mmkcr.methods.search.start import load_scores, start_from_scores
+from mmkcr.methods.search.search_model import SearchModel, load_scores, start_from_scores
 from mmkcr.models import Searchable
 from mmkcr.models.tasks import task_forward
 

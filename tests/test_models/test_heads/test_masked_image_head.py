@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmpretrain.structures import DataSample
 
-from mmkcr.methods.ofb.masked_image_head import MaskedImageHead
+from mmkcr.methods.ofb.masked_search import MaskedImageHead
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 

@@ -18,21 +18,17 @@ from timm.models.eva import EvaAttention
 from timm.models.swin_transformer_v2 import WindowAttention
 from torch import nn
 
-from mmkcr.models.adapters.attentions import timm_attention, torch_attention
-from mmkcr.models.layers.mmpretrain_attention import (
+from mmkcr.models.adapters.attentions import rotary_attention, torch_attention
+from mmkcr.models.layers.plain import make_plain
+from mmkcr.models.layers.sized_attention import SizedMultiheadAttention
+from mmkcr.models.layers.take_over import take_over
+from mmkcr.models.layers.window_attention import (
     SizedBEiTAttention,
     SizedGroupedAttention,
     SizedMixMIMAttention,
-    SizedWindowMSA,
-    SizedWindowMSAV2,
-)
-from mmkcr.models.layers.plain import make_plain
-from mmkcr.models.layers.sized_attention import (
-    SizedMultiheadAttention,
-    SizedTimmBEiTAttention,
+    SizedWindowAttention,
     SizedWindowAttentionV2,
 )
-from mmkcr.models.layers.take_over import take_over
 
 
 @pytest.mark.parametrize('size', [(14, 14), (14, 9), (9, 14), (5, 7), (9, 5)], ids=str)
@@ -49,7 +45,7 @@ def test_grouped_attention_is_the_hosts_where_windows_do_not_fit(size):
 @pytest.mark.parametrize('cls', [EvaAttention, AttentionRope])
 def test_rotary_attention_is_the_hosts_where_it_is_causal(cls):
     host = cls(16, 4, scale_norm=False).double().eval()
-    ours = timm_attention(host)['opened'](copy.deepcopy(host))
+    ours = rotary_attention(host)['opened'](copy.deepcopy(host))
     tokens, rope = (torch.randn(*size, dtype=torch.float64) for size in ((2, 9, 16), (8, 8)))
     for causal in (False, True):
         torch.testing.assert_close(ours(tokens, rope=rope, is_causal=causal),
@@ -83,16 +79,17 @@ def padding(*size):
 
 #: Layer of a host, class of ours, tokens, and what its optional arguments may be.
 LAYERS = dict(
-    swin=(lambda: window(WindowMSA, qkv_bias=True), SizedWindowMSA, (6, 9),
+    swin=(lambda: window(WindowMSA, qkv_bias=True), SizedWindowAttention, (6, 9),
           dict(mask=scores(3, 9, 9))),
-    swin_v2=(lambda: window(WindowMSAV2), SizedWindowMSAV2, (6, 9), dict(mask=scores(3, 9, 9))),
+    swin_v2=(lambda: window(WindowMSAV2), SizedWindowAttentionV2, (6, 9),
+             dict(mask=scores(3, 9, 9))),
     mixmim=(lambda: window(MixMIMWindowAttention), SizedMixMIMAttention, (6, 9), dict(
         mask=st.sampled_from([None, torch.randint(2, (6, 9, 1)).double()]))),
     beit=(lambda: window(BEiTAttention, use_rel_pos_bias=True), SizedBEiTAttention, (2, 10),
           dict(rel_pos_bias=scores(4, 10, 10))),
     timm_swin_v2=(lambda: window(WindowAttention), SizedWindowAttentionV2, (6, 9),
                   dict(mask=scores(3, 9, 9))),
-    timm_beit=(lambda: window(Attention), SizedTimmBEiTAttention, (2, 10),
+    timm_beit=(lambda: window(Attention), SizedBEiTAttention, (2, 10),
                dict(shared_rel_pos_bias=scores(4, 10, 10))),
     torch=(lambda: nn.MultiheadAttention(16, 4), SizedMultiheadAttention, (5, 3), dict(
         attn_mask=st.one_of(scores(5, 5), scores(12, 5, 5), padding(5, 5)),

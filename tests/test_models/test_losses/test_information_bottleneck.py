@@ -140,7 +140,8 @@ def test_bad_calls():
     with pytest.raises(RuntimeError, match='expected clusters, found none .* add `Information'):
         build()(features, labels)
     loss = refresh(build(), features, labels)
-    with pytest.raises(ValueError, match=r'shape \(B, 4\), found `\(12, 3\)`'):
+    with pytest.raises(ValueError, match=r'features of shape \(12, 4\), found `\(12, 3\)`'):
         loss(features[:, :3], labels)
-    with pytest.raises(ValueError, match=r'centroids of shape \(3, 4\), found `\(2, 4\)`'):
-        loss.refresh(torch.zeros(2, 4), loss.log_q)
+    for short in (torch.zeros(1, 4), torch.zeros(3, 1)):  # they would broadcast
+        with pytest.raises(ValueError, match=r'centroids of shape \(3, 4\), found `'):
+            loss.refresh(short, loss.log_q)

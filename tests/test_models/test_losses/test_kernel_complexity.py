@@ -190,20 +190,18 @@ def test_a_refresh_keeps_no_gradient_and_no_history():
 def test_bad_input_is_one_sentence():
     with pytest.raises(ValueError, match=r'rank ratio in \(0, 1\], found `2`'):
         KernelComplexityLoss(8, rank_ratio=2)
-    with pytest.raises(ValueError, match='found `exact` in KernelComplexityLoss'):
+    with pytest.raises(ValueError, match='found `exact` with `None` in KernelComplexityLoss'):
         KernelComplexityLoss(8, form='exact')
-    with pytest.raises(ValueError, match="num_samples with form 'sample'"):
+    with pytest.raises(ValueError, match="'sample' with `num_samples`, found `sample` with `None`"):
         KernelComplexityLoss(8, form='sample')
     loss = KernelComplexityLoss(8)
-    with pytest.raises(ValueError, match=r'shape \(8, 1 to 2\), found `\(8, 9\)`'):
-        loss.set_basis(torch.zeros(8, 9))
-    with pytest.raises(ValueError, match=r'features of shape \(B, 8\), found `\(4, 9\)`'):
-        loss(torch.zeros(4, 9))
+    for wrong in (torch.zeros(8, 9), torch.zeros(1, 2), torch.zeros(8, 0)):
+        with pytest.raises(ValueError, match=r'a basis of shape \(8, [12]\), found `'):
+            loss.set_basis(wrong)
+    assert not loss.ready
+    loss.set_basis(torch.eye(8, 1))
+    with pytest.raises(ValueError, match=r'features of shape \(4, 8\), found `\(4, 3, 8\)`'):
+        loss(torch.zeros(4, 3, 8))
     sample = KernelComplexityLoss(8, form='sample', num_samples=5)
     with pytest.raises(ValueError, match='features of `5` samples, found `6`'):
         sample.refresh_from_features(draw_features(6, 8))
-    with pytest.raises(ValueError, match='refresh_from_features'):
-        sample.refresh(torch.eye(8), 5)
-    sample.refresh_from_features(draw_features(5, 8))
-    with pytest.raises(ValueError, match="samples' indices"):
-        sample(torch.zeros(2, 8))

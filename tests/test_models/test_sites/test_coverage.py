@@ -34,7 +34,7 @@ from mmkcr.models import Searchable
 from mmkcr.models.adapters import attention_adapter
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
-from mmkcr.models.sites.attention_width import _scaled
+from mmkcr.models.sites.heads import _scaled
 
 DOCUMENT = Path(__file__).parents[3] / 'docs' / 'coverage.md'
 NAMES = [pytest.param(name, marks=pytest.mark.skipif(
@@ -140,7 +140,7 @@ def test_macs_of_fewer_heads_are_those_of_the_built_subnet(name):
     family = FAMILIES[name]
     shape, host = (3, family.size, family.size), family.build()
     dense = count_macs(host, shape)
-    space = SearchSpace.of_dense(host, ['heads'])
+    space = SearchSpace(host, ['heads'])
     macs = MacsModel(host, host, space.sites, lambda: host(torch.zeros(1, *shape)))
     sizes = {site: max(total // 2, 1) for site, total in space.totals().items()}
     assert macs.dense == dense == macs(space.totals()) > macs(sizes)
@@ -187,6 +187,7 @@ def test_every_pair_of_kinds_works_or_is_refused():
     ('XCiT', 'embedding', r'the residual width of `XCiT` has no adapter'),
     ('EVA-02', 'head_channels', 'positions are no rotations of pairs of channels at `layers.0'),
     ('ViT', 'mlp_chanels', "among .*'mlp_channels'.*, found 'mlp_chanels'"),
+    ('ViT', dict(where='layers'), 'a kind of site among .*, found None'),
 ])
 def test_what_a_family_does_not_have_is_refused_with_what_it_has(name, kind, message):
     with pytest.raises(ValueError, match=message):

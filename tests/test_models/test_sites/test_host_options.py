@@ -18,7 +18,7 @@ from torch import nn
 from lab.kind_coverage import GATES, Family, _mm, law_error
 from mmkcr.models import DWConvVisionTransformer, Searchable
 from mmkcr.models.adapters import attention_views
-from mmkcr.models.layers.sized_attention import SizedWindowAttentionV2
+from mmkcr.models.layers.window_attention import SizedWindowAttentionV2
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import why_not
 
@@ -201,6 +201,8 @@ def test_norms_over_hidden_channels_of_timm():
         host = timm.create_model('vit_tiny_patch16_224', embed_dim=16, depth=1, num_heads=2,
                                  norm_layer=norm, scale_mlp_norm=True)
         assert ('a `RmsNorm`' in why_not(host, 'mlp_hidden')) is (norm is timm.layers.RmsNorm)
+    maps = timm.layers.ConvMlp(8, norm_layer=nn.BatchNorm2d)
+    assert why_not(nn.Sequential(maps), 'mlp_hidden').startswith('a `BatchNorm2d` acts on hidden')
 
 
 @pytest.mark.parametrize('options', [dict(drop_path_rate=0.5),
@@ -224,7 +226,7 @@ def test_weights_that_are_computed_are_refused(normalise):
     normalise(host.layers[1].ffn.layers[1])
     with pytest.raises(ValueError, match=r'expected layers whose weights are parameters of their '
                        r'own, found a .*Linear` at `layers\.1\.ffn\.layers\.1` without such'):
-        SearchSpace.of_dense(host, ['mlp_hidden'])
+        SearchSpace(host, ['mlp_hidden'])
 
 
 def test_masks_stay_where_hosts_exchange_batch_norms():

@@ -33,7 +33,7 @@ def test_a_sliced_network_computes_as_with_its_units_at_zero(name, kind):
         for axis in site.axes():
             if axis.value is not None and axis.per == 1:
                 axis.value.data.index_fill_(axis.dim, axis.entries(dropped), 0.)
-    space = SearchSpace.of_dense(slim, [kind])
+    space = SearchSpace(slim, [kind])
     space.slice_to(space.structure_for(kept))
     images = torch.randn(2, 3, family.size, family.size)
     with torch.no_grad():

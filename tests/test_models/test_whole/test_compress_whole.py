@@ -11,10 +11,10 @@ from mmseg.structures import SegDataSample
 
 from long_form import few
 from mmkcr.apis import slim as slim_supernet
-from mmkcr.apis.compress_files import compress_files, compress_task
-from mmkcr.cli.init_config import init_config
+from mmkcr.apis.compress_files import CompressTask
+from mmkcr.cli.init import init_config
 from mmkcr.closed_form.compression import agreement, compress, macs_model
-from mmkcr.closed_form.kinds import searched
+from mmkcr.closed_form.options import searched
 from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
 from mmkcr.engine.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.engine.compressed_config import compressed_config
@@ -117,9 +117,9 @@ def test_files_of_a_whole_model(tmp_path):
     for number in range(3):
         noise = torch.randint(0, 255, (64, 64, 3), dtype=torch.uint8).numpy()
         Image.fromarray(noise).save(images / f'{number}.png')
-    files = compress_files(compress_task(
+    files = CompressTask(
         tmp_path / 'dense.py', tmp_path / 'dense.pth', str(images), 3, SHAPE, scope='model',
-        out=tmp_path / 'slim'), '60%', **FAST)
+        out=tmp_path / 'slim').compress('60%', **FAST)
     assert set(files.parts) == {'backbone', 'decode_head'} and not files.notes
     assert sum(slim for _, slim in files.parts.values()) == files.structure.macs['subnet']
     written = json.loads((tmp_path / 'slim/structure.json').read_text())
@@ -138,11 +138,13 @@ def test_files_of_a_whole_model(tmp_path):
         load_weights(model, tmp_path / 'dense.pth')
     # it is no dense model, of which more could be cut
     with pytest.raises(ValueError, match='expected a dense model to compress, found a subnet'):
-        compress_files(compress_task(
+        CompressTask(
             tmp_path / 'slim/config.py', tmp_path / 'slim/subnet.pth', str(images), 3, SHAPE,
-            out=tmp_path / 'again'), '80%', **FAST)
+            out=tmp_path / 'again').compress('80%', **FAST)
     with pytest.raises(ValueError, match='expected the config of a dense model'):
         init_config(tmp_path / 'slim/config.py', 'kcr')
+    with pytest.raises(ValueError, match="expected a method of .* found 'kcr' and 'tune'"):
+        init_config(tmp_path / 'slim/config.py', 'kcr', 'tune')
 
 
 def test_a_head_without_an_adapter_is_named():

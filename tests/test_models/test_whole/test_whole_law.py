@@ -7,7 +7,7 @@ import torch
 from mmengine.registry import MODELS as HOSTS
 
 from lab.kind_coverage import GATES, randomise
-from mmkcr.closed_form.kinds import default_kinds
+from mmkcr.closed_form.options import default_kinds
 from mmkcr.core import BytesModel, MacsModel, ParamsModel, Unsupported, count_params
 from mmkcr.engine.build import build_model, state_bytes
 from mmkcr.models.adapters import channel_views

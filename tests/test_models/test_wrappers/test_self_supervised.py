@@ -290,7 +290,7 @@ def test_gates_that_slice_are_refused():
 def test_indices_are_no_features():
     kcr = dict(kcr=dict(type='mmkcr.KernelComplexityLoss', num_features=32))
     model = search_model(masked('MAE', gates=GATES), regularizers=kcr).train()
-    with pytest.raises(TypeError, match='found a tensor of torch.int64: name the layer'):
+    with pytest.raises(TypeError, match='of `torch.int64`: name the layer'):
         model(torch.randn(2, *SHAPE), [], mode='loss')
 
 

@@ -34,50 +34,36 @@ class MOCA(BaseSelfSupervisor):
         early_layer (int): Layer that the decoder reads, from 0. Defaults to 7, of 12.
         mask_ratios (Sequence[float]): Share of masked tokens, for each mask of every view.
             Defaults to (0.55, 0.75).
-        decoded (Sequence[float]): Share of decoded tokens, for each mask; less than 1 makes
-            training faster. Defaults to (0.65, 0.45).
+        decoded (Sequence[float]): Share of decoded tokens, for each mask; visible ones always are.
+            Less than 1 makes training faster. Defaults to (0.65, 0.45).
         base_momentum (float): Momentum of the teacher, falling to 0 by a cosine. Defaults to 0.006.
-        data_preprocessor (dict, optional): See ``BaseSelfSupervisor``.
-        init_cfg (dict | list[dict], optional): See ``BaseModule``.
-
-    Raises:
-        ValueError: No teacher (``base_momentum`` outside (0, 1)), a backbone that does not
-            mask, a layer that the backbone does not have, or impossible ratios.
+        data_preprocessor, init_cfg: See ``BaseSelfSupervisor``.
     """
 
-    def __init__(self,
-                 backbone: Mapping[str, Any] | nn.Module,
-                 head: Mapping[str, Any],
-                 codebook: Mapping[str, Any],
-                 neck: Mapping[str, Any] | None = None,
-                 early_layer: int = 7,
-                 mask_ratios: Sequence[float] = (0.55, 0.75),
-                 decoded: Sequence[float] = (0.65, 0.45),
-                 base_momentum: float = 0.006,
-                 data_preprocessor: Mapping[str, Any] | None = None,
-                 init_cfg: Any = None) -> None:
+    def __init__(self, backbone: Mapping[str, Any] | nn.Module, head: Mapping[str, Any],
+                 codebook: Mapping[str, Any], neck: Mapping[str, Any] | None = None,
+                 early_layer: int = 7, mask_ratios: Sequence[float] = (0.55, 0.75),
+                 decoded: Sequence[float] = (0.65, 0.45), base_momentum: float = 0.006,
+                 data_preprocessor: Mapping[str, Any] | None = None, init_cfg: Any = None) -> None:
         super().__init__(backbone, neck, head, data_preprocessor=data_preprocessor,
                          init_cfg=init_cfg)
         if not isinstance(base_momentum, (int, float)) or not 0 < base_momentum < 1:
             raise ValueError('expected `base_momentum` within (0, 1) of MOCA, whose teacher is a '
                              f'momentum copy, found {base_momentum!r}')
-        name = type(self.backbone).__name__
-        if 'mask' not in inspect.signature(self.backbone.forward).parameters:
-            raise ValueError('expected a backbone of MOCA that masks images (such as `MAEViT`), '
-                             f'found `{name}`')
         layers = len(getattr(self.backbone, 'layers', ()))
-        if not 0 <= early_layer < layers:
-            raise ValueError(f'expected `early_layer` of MOCA below the {layers} layers of '
-                             f'`{name}`, found {early_layer}')
-        # visible tokens are always decoded, so no smaller share is possible
-        if len(mask_ratios) != len(decoded) or not all(
-                0 < 1 - ratio <= share + 1e-9 and share <= 1
-                for ratio, share in zip(mask_ratios, decoded)):
-            raise ValueError('expected as many `decoded` as `mask_ratios` of MOCA, each at least '
-                             'the share that is not masked, found '
-                             f'{tuple(decoded)} for {tuple(mask_ratios)}')
+        if 'mask' not in inspect.signature(self.backbone.forward).parameters or \
+                not 0 <= early_layer < layers:
+            raise ValueError('expected a backbone of MOCA that masks images (such as `MAEViT`) and '
+                             f'has `early_layer` {early_layer}, found '
+                             f'`{type(self.backbone).__name__}` of {layers} layers')
         self.early_layer = early_layer
-        self.mask_ratios, self.decoded = tuple(mask_ratios), tuple(decoded)
+        self.masks = tuple(zip(mask_ratios, decoded))
+        # 1 - 0.7 is 0.30000000000000004
+        if len(mask_ratios) != len(decoded) or not all(
+                0 < 1 - ratio <= share + 1e-9 <= 1 + 1e-9 for ratio, share in self.masks):
+            raise ValueError('expected as many `decoded` as `mask_ratios` of MOCA, each at least '
+                             f'the share that is not masked, found {tuple(decoded)} for '
+                             f'{tuple(mask_ratios)}')
         self.codebook = MODELS.build(codebook)
         self.teacher = CosineEMA(self.backbone, momentum=base_momentum)
 
@@ -87,15 +73,7 @@ class MOCA(BaseSelfSupervisor):
 
     def loss(self, inputs: list[Tensor], data_samples: list | None = None,
              **kwargs: Any) -> dict[str, Tensor]:
-        """Compute ``loss_image`` and, with a decoder, ``loss_token``.
-
-        Args:
-            inputs (list[Tensor]): Two views, (B, 3, H, W) each.
-            data_samples (list, optional): Not read.
-
-        Raises:
-            ValueError: There are not two views.
-        """
+        """Compute ``loss_image`` and, with a decoder, ``loss_token`` of two views (B, 3, H, W)."""
         if not isinstance(inputs, (list, tuple)) or len(inputs) != 2:
             views = f'{len(inputs)} views' if isinstance(inputs, (list, tuple)) else 'one image'
             raise ValueError('expected two views of every image (`MultiView` in the training '
@@ -107,7 +85,7 @@ class MOCA(BaseSelfSupervisor):
         losses: dict[str, list[Tensor]] = dict(loss_image=[])
         if self.with_neck:
             losses['loss_token'] = []
-        for ratio, share in zip(self.mask_ratios, self.decoded):
+        for ratio, share in self.masks:
             self.backbone.mask_ratio = ratio
             seen: list[Tensor] = []  # the early layer's output
             with self.backbone.layers[self.early_layer].register_forward_hook(

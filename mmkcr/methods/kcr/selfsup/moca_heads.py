@@ -1,13 +1,14 @@
-"""Decoder and prediction heads of MOCA.
+"""Codebook of the teacher's tokens, decoder and prediction heads of MOCA.
 
-Shapes: B images, N tokens per image, V of them visible, C channels of the student, D of the
-decoder, K words.
+Shapes: B images, N tokens per image, V of them visible, C channels of student and teacher, D of
+the decoder, K words.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from mmengine.dist import all_reduce, get_dist_info
 from mmengine.model import BaseModule
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from mmpretrain.models.utils import build_2d_sincos_position_embedding
@@ -18,6 +19,93 @@ from mmkcr.registry import MODELS
 
 _INIT = [dict(type='Xavier', distribution='uniform', layer='Linear'),
          dict(type='Constant', layer='LayerNorm', val=1.)]
+
+
+@MODELS.register_module()
+class OnlineCodebook(nn.Module):
+    r"""Words that tokens are assigned to: a queue of tokens of earlier batches (MOCA).
+
+    Token i is assigned to word k by :math:`q_{ik} = softmax_k(\kappa s_{ik} / \sigma)`, with the
+    cosine :math:`s_{ik}` and :math:`\sigma`, the running mean over tokens of
+    :math:`\max_k s_{ik} - mean_k s_{ik}`. So the sharpness of assignments does not depend on the
+    scale of the cosines. An image's assignment is the mean over its inner tokens.
+
+    An update replaces the oldest words by inner tokens, one from each of as many images of the
+    batch; a smaller batch gives several per image. The draw is a function of the seed and the
+    number of updates, for several processes as for one with the whole batch.
+
+    Args:
+        channels (int): C.
+        words (int): K. Defaults to 4096.
+        new_words (int): Words replaced in an update, a divisor of K. Defaults to 16.
+        sharpness (float): :math:`\kappa`. Defaults to 10.
+        border (int): Rows and columns of tokens at the edge of an image that are neither words
+            nor part of an image's assignment. Defaults to 2.
+        decay (float): Decay of the running mean. Defaults to 0.99.
+        seed (int): Seed of the draws. Defaults to 0.
+    """
+
+    def __init__(self, channels: int, words: int = 4096, new_words: int = 16,
+                 sharpness: float = 10., border: int = 2, decay: float = 0.99,
+                 seed: int = 0) -> None:
+        super().__init__()
+        if not 1 <= new_words <= words or words % new_words:
+            raise ValueError(f'expected `new_words` of a codebook that divide its {words} words, '
+                             f'found {new_words}')
+        self.new_words, self.sharpness, self.border = new_words, sharpness, border
+        self.decay, self.seed = decay, seed
+        first = torch.randn(words, channels, generator=torch.Generator().manual_seed(seed))
+        self.register_buffer('words', normalize(first.clamp(min=0), dim=1))
+        self.register_buffer('spread', torch.tensor(0.5))
+        self.register_buffer('steps', torch.tensor(0, dtype=torch.long))
+
+    def forward(self, tokens: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Assign tokens (B, N, C) of a ``size`` in rows and columns to words.
+
+        It gives those of the tokens (B, N, K) and of the images (B, K), in rows of sum 1, and the
+        spread of the cosines, a scalar for :meth:`update`.
+        """
+        cosines = (normalize(tokens, dim=-1) @ self.words.T.to(tokens.dtype)).float()  # (B, N, K)
+        spread = (cosines.amax(-1) - cosines.mean(-1)).mean()
+        codes = torch.softmax(cosines * (self.sharpness / self.spread), -1)
+        return codes, codes[:, self._inner(size, tokens.device)].mean(1), spread
+
+    @torch.no_grad()
+    def update(self, tokens: Tensor, size: tuple[int, int], spread: Tensor) -> None:
+        """Replace the oldest words by tokens of all processes, and update the running spread.
+
+        It takes the arguments of :meth:`forward` and the spread that this gave.
+        """
+        (rank, world), step = get_dist_info(), int(self.steps)
+        images = len(tokens) * world
+        generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
+        order = torch.randperm(images, generator=generator)
+        # all images in turn, until there are enough (rounded up)
+        chosen = order.repeat(-(-self.new_words // images))[:self.new_words].to(tokens.device)
+        inner = self._inner(size, tokens.device)
+        places = inner[torch.randint(len(inner), chosen.shape, generator=generator)]
+        # image j of process r is image j * world + r of all
+        mine = chosen % world == rank
+        words = torch.zeros_like(self.words[:self.new_words])
+        words[mine] = tokens[chosen[mine] // world, places[mine]].to(words.dtype)
+        all_reduce(words)  # each row is 0 but on one rank
+        first = step * self.new_words % len(self.words)
+        self.words[first:first + self.new_words] = normalize(words, dim=1)
+        spread = spread.detach().clone()
+        all_reduce(spread, 'mean')
+        self.spread.lerp_(spread.to(self.spread.dtype), 1 - self.decay)
+        self.steps += 1
+
+    def _inner(self, size: tuple[int, int], device: torch.device) -> Tensor:
+        """Positions of the tokens away from the edge of the image."""
+        rows, columns = size
+        grid = torch.arange(rows * columns, device=device).view(rows, columns)
+        edge = self.border
+        inner = grid[edge:rows - edge, edge:columns - edge].flatten()
+        if not len(inner):
+            raise ValueError(f'expected a `border` of the codebook that leaves some of {rows} x '
+                             f'{columns} tokens, found {edge}')
+        return inner
 
 
 @MODELS.register_module()
@@ -51,17 +139,11 @@ class MOCADecoder(BaseModule):
 
     def forward(self, image: Tensor, tokens: Tensor, order: Tensor,
                 decoded: float = 1.) -> tuple[Tensor, Tensor]:
-        """Decode a share of the tokens.
+        """Features (B, P, D) and places (B, P) of a share of the tokens.
 
-        Args:
-            image (Tensor): Embedding of every image, (B, C).
-            tokens (Tensor): An early layer's tokens at the visible places, (B, V, C).
-            order (Tensor): Permutation of the places, the visible ones first, (B, N).
-            decoded (float): Share of the places that is decoded: the first ones of ``order``, and
-                at least the visible ones. Defaults to 1.
-
-        Returns:
-            tuple[Tensor]: Features (B, P, D), places (B, P).
+        They come from the embedding of every image, (B, C), and an early layer's tokens at the
+        visible places, (B, V, C). The order (B, N) permutes the places, the visible ones first; the
+        first ones are decoded, a share ``decoded``, and at least the visible ones.
         """
         visible = tokens.shape[1]
         places = order[:, :max(visible, int(decoded * order.shape[1]))]  # (B, P)
@@ -116,8 +198,7 @@ class MOCAHead(BaseModule):
         decoder_channels (int, optional): D. Defaults to None: no loss of tokens.
         hidden_ratio (float): Hidden width of the prototypes' perceptrons over C. Defaults to 2.
         scale (float): Scale of the logits. Defaults to 5.
-        image_weight (float): Weight of the images' loss. Defaults to 1.
-        token_weight (float): Weight of the tokens' loss. Defaults to 1.
+        image_weight, token_weight (float): Weights of the two losses. Default to 1.
         init_cfg (dict, optional): See ``BaseModule``.
     """
 

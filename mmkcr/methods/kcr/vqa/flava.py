@@ -4,7 +4,6 @@ The encoders are those of Hugging Face's ``transformers``, with keys of their ow
 ``backbone.model``, ``text_encoder`` and ``multimodal_encoder``.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from mmpretrain.models import ImageClassifier
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from mmkcr.core.structure import read_json
 from mmkcr.registry import MODELS
 
 
@@ -30,26 +30,14 @@ def hugging_face() -> Any:
 
 
 def read_answers(answers: str | Sequence[str]) -> list[str]:
-    """The answers that serve as classes, in their order: as given, or from a JSON file's list.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It holds something else, none, or one of them twice.
-    """
+    """The answers that serve as classes, in their order: as given, or from a JSON file's list."""
     if isinstance(answers, str):
-        if not Path(answers).is_file():
-            raise FileNotFoundError(f'expected a list of answers at `{answers}`, found no such '
-                                    'file; make it with `python '
-                                    'tools/dataset_converters/vqa_answers.py`')
-        try:
-            answers = json.loads(Path(answers).read_text())
-        except (ValueError, RecursionError):
-            answers = []
-    texts = list(answers) if isinstance(answers, (list, tuple)) else []
-    if not texts or not all(isinstance(answer, str) for answer in texts) or \
-            len(set(texts)) != len(texts):
-        raise ValueError(f'expected different answers as text, found {str(texts):.60}')
-    return texts
+        answers = read_json(Path(answers), 'a list of answers, made by `python '
+                            'tools/dataset_converters/vqa_answers.py`, as a')
+    if not answers or not isinstance(answers, (list, tuple)) or not all(
+            isinstance(answer, str) for answer in answers) or len(set(answers)) < len(answers):
+        raise ValueError(f'expected different answers as text, found {str(answers):.60}')
+    return list(answers)
 
 
 def _encoder(name: str, config: Mapping[str, Any], normed: bool = False) -> nn.Module:
@@ -77,10 +65,6 @@ class FlavaImageEncoder(BaseModule):
         init_cfg (dict, optional): See ``BaseModule``.
         **config: Arguments of ``transformers.FlavaImageConfig``, such as ``hidden_size``. Defaults
             to those of the public checkpoint, a ViT-B/16.
-
-    Raises:
-        ImportError: ``transformers`` is not installed.
-        ValueError: An argument that the encoder does not have.
     """
 
     def __init__(self, img_size: int = 224, init_cfg: Mapping[str, Any] | None = None,
@@ -112,26 +96,18 @@ class FlavaVQA(ImageClassifier):
         head (dict): A classification head that reads (B, d), such as ``LinearClsHead``.
         answers (Sequence[str] | str): See :func:`read_answers`; a file is read by the first
             prediction.
-        text (dict, optional): Arguments of ``transformers.FlavaTextConfig``. Defaults to None: as
-            published.
-        multimodal (dict, optional): Arguments of ``transformers.FlavaMultimodalConfig``, likewise.
-        data_preprocessor (dict, optional): See ``ImageClassifier``.
-        init_cfg (dict, optional): See ``BaseModule``.
-
-    Raises:
-        ImportError: ``transformers`` is not installed.
-        ValueError: The head has not as many classes as there are answers.
+        text, multimodal (dict, optional): Arguments of ``FlavaTextConfig`` and of
+            ``FlavaMultimodalConfig`` of ``transformers``. Default to None: as published.
+        data_preprocessor, init_cfg: See ``ImageClassifier``.
     """
 
     #: A budget is about the backbone unless it says otherwise, see ``counted_part``.
     counts_backbone = True
 
     def __init__(self, backbone: Mapping[str, Any] | nn.Module, head: Mapping[str, Any],
-                 answers: Sequence[str] | str,
-                 text: Mapping[str, Any] | None = None,
+                 answers: Sequence[str] | str, text: Mapping[str, Any] | None = None,
                  multimodal: Mapping[str, Any] | None = None,
-                 data_preprocessor: Mapping[str, Any] | None = None,
-                 init_cfg: Any = None) -> None:
+                 data_preprocessor: Mapping[str, Any] | None = None, init_cfg: Any = None) -> None:
         super().__init__(backbone, head=head, data_preprocessor=data_preprocessor,
                          init_cfg=init_cfg)
         self._answers = answers
@@ -156,12 +132,9 @@ class FlavaVQA(ImageClassifier):
                      data_samples: list | None = None) -> Tensor | tuple[Tensor]:
         """Features of images with their questions.
 
-        Args:
-            inputs (Tensor): Images (B, 3, H, W).
-            stage (str): ``'backbone'``: tokens of the images; ``'neck'``: the class tokens (B, d)
-                in a tuple; ``'pre_logits'``: what the last layer reads. Defaults to ``'neck'``.
-            data_samples (list, optional): With ``tokens`` (T,), int64. Defaults to None: questions
-                of one padding token.
+        The stages are ``'backbone'``: tokens of the images (B, 3, H, W); ``'neck'``: the class
+        tokens (B, d) in a tuple; ``'pre_logits'``: what the last layer reads. Data samples have
+        ``tokens`` (T,), int64; without them questions are one padding token.
         """
         seen = self.backbone(inputs)
         seen = seen[-1] if isinstance(seen, (tuple, list)) else seen

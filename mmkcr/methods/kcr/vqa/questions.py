@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -27,10 +28,6 @@ class TokenizeQuestion(BaseTransform):
             other word, and characters between words are ignored. Or the name or folder of a
             tokenizer of ``transformers`` with padding token 0, such as BERT's, which FLAVA uses.
         length (int): Number of tokens; longer questions are cut. Defaults to 30.
-
-    Raises:
-        ImportError: A name without ``transformers``.
-        ValueError: A tokenizer with another padding.
     """
 
     def __init__(self, vocabulary: Sequence[str] | str, length: int = 30) -> None:
@@ -72,26 +69,21 @@ class LabelAnswer(BaseTransform):
         self._labels = {answer: label for label, answer in enumerate(read_answers(answers))}
 
     def transform(self, results: dict[str, Any]) -> dict[str, Any] | None:
-        """Label the question; None if no answer to it is known.
-
-        Raises:
-            ValueError: The question has no answer.
-        """
+        """Label the question; None if no answer to it is known."""
         given = results.get('gt_answer') or []
         if not given:
             raise ValueError('expected answers to the questions of a VQA set, found none to '
                              f'question {results.get("question_id")}: give its `ann_file`')
         given = [given] if isinstance(given, str) else given
-        weights = results.get('gt_answer_weight')
-        if not weights:  # answers as they were given, perhaps several times
-            counted = Counter(given)
-            given, weights = list(counted), list(counted.values())
-        # of equally frequent answers the first: -place is larger
-        known = [(weight, -place) for place, weight in enumerate(weights)
-                 if given[place] in self._labels]
-        if not known:
+        # without weights answers are as they were given, perhaps several times
+        weights, counts = results.get('gt_answer_weight') or repeat(1), Counter()
+        for answer, weight in zip(given, weights):
+            if answer in self._labels:
+                counts[answer] += weight
+        if not counts:
             return None
-        results['gt_label'] = self._labels[given[-max(known)[1]]]
+        # of equally frequent answers the first
+        results['gt_label'] = self._labels[max(counts, key=counts.get)]
         return results
 
 
@@ -108,9 +100,6 @@ class SNLIVE(BaseDataset):
         data_prefix (str): Folder of the images, ``<Flickr30K_ID>.jpg``. Defaults to
             ``'flickr30k-images'``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
-
-    Raises:
-        ValueError: A line is no example, or has another relation.
     """
 
     METAINFO = dict(classes=('entailment', 'neutral', 'contradiction'))

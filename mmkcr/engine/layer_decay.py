@@ -7,8 +7,8 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
 from mmkcr.core import BaseGate
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
-from .layer_depth import layer_depth
 
 _NO_DECAY = ('norm_decay_mult', 'bias_decay_mult', 'flat_decay_mult')
 
@@ -17,18 +17,20 @@ _NO_DECAY = ('norm_decay_mult', 'bias_decay_mult', 'flat_decay_mult')
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """Layer-wise learning rates, and no weight decay on norms, biases, tables and tokens.
 
-    For any backbone, dense, as a supernet (also as the part ``weights`` of a search) or as a
-    subnet. A parameter at depth l of L (:func:`~mmkcr.engine.optimizers.layer_depth`) learns at
-    ``lr * layer_decay_rate ** (L - 1 - l)``, gates at the full rate. All of MMEngine's
-    ``paramwise_cfg`` is supported, but one-dimensional parameters do not decay unless it says so.
-    Additional keys:
+    For a backbone with ``get_layer_depth`` (mmpretrain's ViT, Swin, ConvNeXt and others), in any
+    task, dense, as a supernet (also as the part ``weights`` of a search) or as a subnet. A
+    parameter at depth l of L learns at ``lr * layer_decay_rate ** (L - 1 - l)``, gates at the full
+    rate. Depth 0 is the stem with position tables and tokens, every block has a depth of its own,
+    and the last is everything behind the blocks. All of MMEngine's ``paramwise_cfg`` is supported,
+    but one-dimensional parameters do not decay unless it says so. Additional keys:
 
     - ``layer_decay_rate`` (float): Within (0, 1]. Defaults to 1.
     - ``table_decay_mult`` (float): Factor on the weight decay of position tables and tokens, which
       is every parameter of more than one dimension that is no ``weight``. Defaults to 0.
 
     Raises:
-        ValueError: The optimizer has no ``lr`` or ``weight_decay``, or a rate is outside (0, 1].
+        ValueError: The optimizer has no ``lr`` or ``weight_decay``, a rate is outside (0, 1], or
+            the backbone does not know its depths.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -57,16 +59,24 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def _by_layer(self, params: list[dict], model: nn.Module) -> list[dict]:
         names = {id(param): name for name, param in model.named_parameters()}
-        depth, groups = layer_depth(model), {}
+        prefix, backbone = _find_backbone(model)
+        try:
+            depths = backbone.get_layer_depth('')[1]
+        except (AttributeError, NotImplementedError) as error:  # a ResNet knows that of 50 layers
+            raise ValueError('expected a backbone with `get_layer_depth` for rates by layer, found '
+                             f'`{type(backbone).__name__}`') from error
+        groups = {}
         gates = {id(param) for module in model.modules() if isinstance(module, BaseGate)
                  for param in module.parameters()}
         for group in params:
             # MMEngine's constructor makes one group per parameter: join those with equal settings
             param, = group.pop('params')
             name = names[id(param)]
-            place, depths = depth(name)
-            if id(param) in gates:  # a choice among layers needs equal rates in all of them
-                place = depths - 1
+            # a choice among layers needs equal rates in all of them
+            place, local = depths - 1, name[len(prefix):]
+            if name.startswith(prefix) and id(param) not in gates:
+                # no dot: the backbone's own
+                place = backbone.get_layer_depth(local)[0] if '.' in local else 0
             table = param.ndim > 1 and not name.endswith('weight')
             decay = self.base_wd * (self.table_decay_mult if table else 1.)
             scale = self.layer_decay_rate**(depths - 1 - place)
@@ -81,3 +91,13 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                       '{count} parameters'.format(count=len(group['params']), **group),
                       logger='current')
         return groups
+
+
+def _find_backbone(model: nn.Module) -> tuple[str, nn.Module]:
+    """Prefix of its parameters' names, and the backbone."""
+    modules = dict(model.named_modules())
+    paths = [name for name, module in modules.items()
+             if isinstance(getattr(module, 'search_space', None), SearchSpace)]
+    paths += [name for name in modules if name.split('.')[-1] == 'backbone']
+    name = paths[0] if paths else ''  # the model is the backbone itself
+    return f'{name}.' if name else '', modules[name]

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from mmkcr.visualization import progress, shown
+from mmkcr import visualization
+from mmkcr.visualization import shown
 
 
 class Terminal(io.StringIO):
@@ -24,10 +25,10 @@ def test_a_bar_with_the_count_on_a_terminal(monkeypatch, refresh):
     assert 'Letters' in sys.stderr.getvalue() and '3/3' in sys.stderr.getvalue()
 
 
-@pytest.mark.parametrize('rank, period', [('0', progress.PERIOD), ('1', 0)])
+@pytest.mark.parametrize('rank, period', [('0', visualization.PERIOD), ('1', 0)])
 def test_nothing_of_a_short_loop_in_a_log_nor_of_other_processes(rank, period, monkeypatch, capsys):
     monkeypatch.setenv('RANK', rank)
-    monkeypatch.setattr(progress, 'PERIOD', period)
+    monkeypatch.setattr(visualization, 'PERIOD', period)
     assert list(shown('abc', 'Letters')) == ['a', 'b', 'c']
     assert capsys.readouterr() == ('', '')
 
@@ -35,13 +36,13 @@ def test_nothing_of_a_short_loop_in_a_log_nor_of_other_processes(rank, period, m
 @pytest.mark.parametrize(('letters', 'of'), [('abcd', ' of 4'), (iter('abcd'), '')])
 def test_a_line_every_half_minute_in_a_log(monkeypatch, capsys, letters, of):
     clock = iter([0., 20., 40., 60., 80.])  # the start, and after every item
-    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
+    monkeypatch.setattr(visualization.time, 'monotonic', lambda: next(clock))
     assert list(shown(letters, 'Letters')) == ['a', 'b', 'c', 'd']
     assert capsys.readouterr() == ('', f'Letters: 2{of} after 40 s\nLetters: 4{of} after 80 s\n')
 
 
 def test_items_may_count_more_than_one(monkeypatch, capsys):
-    monkeypatch.setattr(progress, 'PERIOD', 0)
+    monkeypatch.setattr(visualization, 'PERIOD', 0)
     assert list(shown(['ab', 'c'], 'Letters', 3, size=len)) == ['ab', 'c']
     assert [line.partition(' after')[0] for line in capsys.readouterr().err.splitlines()] == [
         'Letters: 2 of 3', 'Letters: 3 of 3']

@@ -1,4 +1,4 @@
-"""Knowledge distillation from a frozen classifier."""
+"""Terms by which a frozen network teaches a smaller one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,12 +6,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
+from mmengine.dist import all_reduce
 from mmengine.registry import DefaultScope
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from mmkcr.models.building import HOSTS, build_model, load_weights, read_config
-from mmkcr.models.tasks import kept_randomness
+from mmkcr.core.forward import flat_tensors
 from mmkcr.registry import MODELS
+from .building import HOSTS, build_model, load_weights, read_config
+from .tasks import find_task, kept_randomness
 
 
 class Teacher:
@@ -65,22 +68,17 @@ class DistillationLoss(nn.Module):
     .. math:: w\, T^2\, \mathrm{KL}(\operatorname{softmax}(z^t / T) \,\|\,
               \operatorname{softmax}(z^s / T))
 
-    It is a regulariser of :class:`mmkcr.RegularizedModel`: it is added to the loss on the labels
-    and can be combined with other regularisers. The teacher sees the student's images through its
-    own data preprocessor. This includes mixed images: mixing commutes with the normalisation,
-    which is affine, so the student's normalisation can be undone. The paper names the teacher,
+    It is a regulariser of :class:`mmkcr.RegularizedModel`, beside the loss on the labels. The
+    teacher sees the student's images, mixed ones too, through its own data preprocessor: mixing
+    commutes with the student's normalisation, which is undone. The paper names the teacher,
     EfficientNet-B5, but neither T nor w.
 
     Args:
-        teacher (str | dict): See :class:`Teacher`.
-        checkpoint (str, optional): See :class:`Teacher`. Defaults to None.
+        teacher, checkpoint: See :class:`Teacher`. ``checkpoint`` defaults to None.
         temperature (float): T. Defaults to 1.
         weight (float): w. Defaults to 1.
         input_size (int, optional): Side that images are resized to for the teacher. Defaults to
             None: as they are.
-
-    Attributes:
-        active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
 
     Raises:
         ValueError: ``temperature`` is not positive, or ``weight`` is negative.
@@ -99,26 +97,22 @@ class DistillationLoss(nn.Module):
         self.teacher = Teacher(teacher, checkpoint)
         self.temperature, self.weight, self.input_size = temperature, weight, input_size
         self.active = True
-        self._scale, self._to_rgb = [None, None], False
+        self._preprocessor: list[nn.Module] = []  # a list, so that it is not a sub-module
         self._agreement: Tensor | None = None
 
     def bind(self, student: nn.Module) -> None:
         """Note how the student's images are normalised; the wrapper calls it."""
-        preprocessor = student.data_preprocessor
-        self._scale = [getattr(preprocessor, name, None) for name in ('mean', 'std')]
-        self._to_rgb = bool(getattr(preprocessor, 'to_rgb', False))
+        self._preprocessor = [student.data_preprocessor]
 
     def forward(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        """The weighted loss of a batch, a scalar in fp32 or fp64.
+        """The weighted loss of the student's logits (B, C) and normalised inputs (B, 3, H, W).
 
-        Args:
-            logits (Tensor): The student's logits (B, C), with gradient.
-            inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
-
-        Raises:
-            ValueError: Student and teacher have different numbers of classes.
+        It is a scalar in fp32 or fp64.
         """
-        target = self.teacher_logits(inputs)
+        with torch.no_grad():
+            teacher = self.teacher.model(inputs.device)
+            data = teacher.data_preprocessor(dict(inputs=self.pixels(inputs)), False)
+            target = teacher(data['inputs'], mode='tensor')  # (B, C)
         if target.shape != logits.shape:
             raise ValueError(f'expected a teacher of {logits.shape[1]} classes, found '
                              f'`{target.shape[1]}` in DistillationLoss')
@@ -132,20 +126,13 @@ class DistillationLoss(nn.Module):
         # T^2: the gradients of softened logits scale with 1 / T^2
         return self.weight * self.temperature**2 * divergence
 
-    @torch.no_grad()
-    def teacher_logits(self, inputs: Tensor) -> Tensor:
-        """The teacher's logits (B, C) for the student's inputs."""
-        teacher = self.teacher.model(inputs.device)
-        data = teacher.data_preprocessor(dict(inputs=self.pixels(inputs)), False)
-        return teacher(data['inputs'], mode='tensor')
-
     def pixels(self, inputs: Tensor) -> Tensor:
         """The student's inputs as images were loaded (BGR, 0 to 255), at the teacher's size."""
-        mean, std = self._scale
-        # the preprocessor's steps, undone in reverse: normalisation, then the channel order
-        if mean is not None:
-            inputs = inputs * std.to(inputs) + mean.to(inputs)
-        if self._to_rgb:
+        preprocessor, = self._preprocessor
+        # its steps, undone in reverse: normalisation, then the channel order
+        if getattr(preprocessor, 'mean', None) is not None:
+            inputs = inputs * preprocessor.std.to(inputs) + preprocessor.mean.to(inputs)
+        if getattr(preprocessor, 'to_rgb', False):
             inputs = inputs.flip(1)
         if self.input_size is not None:
             inputs = F.interpolate(inputs, (self.input_size, ) * 2, mode='bicubic',
@@ -155,3 +142,77 @@ class DistillationLoss(nn.Module):
     def log_vars(self) -> dict[str, Tensor]:
         """Share of the last batch on which both predict the same class."""
         return {} if self._agreement is None else dict(agreement=self._agreement)
+
+
+@MODELS.register_module()
+class FeatureDistillationLoss(nn.Module):
+    r"""Relative squared distance between the outputs of a backbone and those of its teacher.
+
+    .. math:: w \, \frac{1}{L} \sum_l \frac{\|f^s_l - f^t_l\|^2}{\|f^t_l\|^2}
+
+    It is a regulariser of :class:`mmkcr.RegularizedModel` for any task: it needs neither labels
+    nor a head. The teacher is the dense network of the same config, so both see the same images
+    and their L outputs have the same shapes.
+
+    Args:
+        teacher, checkpoint: See :class:`Teacher`. ``checkpoint`` defaults to None.
+        weight (float): w. Defaults to 1.
+
+    Raises:
+        ValueError: ``weight`` is negative.
+    """
+
+    feature_layer = 'backbone'
+    needs_inputs = True
+
+    def __init__(self, teacher: str | Mapping[str, Any], checkpoint: str | None = None,
+                 weight: float = 1.) -> None:
+        super().__init__()
+        if weight < 0:
+            raise ValueError('expected a non-negative `weight` in FeatureDistillationLoss, found '
+                             f'{weight}')
+        self.teacher, self.weight, self.active = Teacher(teacher, checkpoint), weight, True
+        self._student: list[nn.Module] = []  # a list, so that it is not a sub-module
+        self._maps: list[Tensor] = []
+
+    def bind(self, student: nn.Module) -> None:
+        """Note the student's backbone; the wrapper calls it."""
+        self._student = [find_task(student).backbone]
+
+    def watch(self) -> RemovableHandle:
+        """Record the outputs of the student's backbone within a block ``with`` what this gives."""
+        def keep(_: nn.Module, __: tuple, out: Any) -> None:
+            self._maps = flat_tensors(out)
+
+        return self._student[0].register_forward_hook(keep)
+
+    def forward(self, _: Tensor, inputs: Tensor) -> Tensor:
+        """The weighted loss of the student's normalised inputs (B, 3, H, W), in fp32 or fp64."""
+        maps, self._maps = self._maps, []  # emptied, so that no graph outlives its step
+        with torch.no_grad():
+            wanted = flat_tensors(self.teacher.model(inputs.device).backbone(inputs))
+        shapes = [[tuple(out.shape) for out in outputs] for outputs in (wanted, maps)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"expected maps of the teacher's shapes {shapes[0]} from the "
+                             f"student's backbone, found {shapes[1]}")
+        sums = []
+        for out, target in zip(maps, wanted):
+            # at least fp32: sums of squares overflow in half precision
+            target = target.to(torch.promote_types(target.dtype, torch.float32))
+            sums.append(torch.stack([(out.to(target) - target).square().sum(),
+                                     target.square().sum()]))
+        # a ratio of sums over the images of all processes, not a mean of ratios
+        distances, energies = mean_over_processes(torch.stack(sums)).unbind(1)
+        return self.weight * (distances / energies.clamp(min=1e-12)).mean()
+
+
+def mean_over_processes(value: Tensor) -> Tensor:
+    """The mean of a value over processes, with the gradient through this process's part.
+
+    For losses that are no means over images, such as ratios of sums: a function of it has the same
+    value on all processes, and the mean of its gradients over them, which is what a training takes,
+    is the gradient of one process with all of the batch.
+    """
+    mean = value.detach().clone()
+    all_reduce(mean, 'mean')
+    return mean + (value - value.detach())

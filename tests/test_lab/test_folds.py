@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.dataset import BaseDataset, RepeatDataset
 
-from mmkcr.datasets import FoldPart
-from mmkcr.datasets.fold_part import fold_indices
+from lab.folds import FoldPart, fold_indices
+from mmkcr.datasets import DatasetPart
 
 
 @st.composite
@@ -75,7 +75,8 @@ def test_part_of_a_data_set():
     train, out = (FoldPart(whole, 0.5, 2, 1, held_out, seed=3) for held_out in (False, True))
     assert len(train) == len(out) == 10 and not set(train.indices) & set(out.indices)
     for part in (train, out):
-        assert part.get_gt_labels().tolist() == [i % 2 for i in part.indices]
+        for side in (part, DatasetPart(part, [3, 5]), FoldPart(part, 1., 2)):  # e.g. of a search
+            assert side.get_gt_labels().tolist() == [one['gt_label'] for one in side]
     for labels in ([[0, 1]] * 20, [0, [0, 1], [1]] * 20, [None] * 20):
         with pytest.raises(TypeError, match='one integer `gt_label` per sample'):
             FoldPart(Labelled(labels))

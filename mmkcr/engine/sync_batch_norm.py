@@ -23,8 +23,8 @@ from mmkcr.registry import HOOKS
 class SyncBatchNormHook(Hook):
     """Makes batch norms of several processes equal to those of one process with the whole batch.
 
-    Without it every process keeps its own running statistics, of which a checkpoint holds those of
-    the first: two processes do not equal one, nor is a run resumed exactly.
+    Without it a checkpoint holds the running statistics of the first process alone: two processes
+    do not equal one, nor is a run resumed exactly.
 
     PyTorch's ``SyncBatchNorm`` refuses the CPU, and converting a model to it replaces a subclass
     with its own forward by a plain layer. Here the layers stay, and the function that they call is
@@ -58,11 +58,7 @@ class SyncBatchNormHook(Hook):
 
 
 def synchronize(module: nn.Module) -> list[Any]:
-    """Make the batch norm that a layer calls in training use the batches of all processes.
-
-    Returns:
-        list: Handles; ``remove()`` of all of them undoes it.
-    """
+    """Make a layer's batch norm see all processes' batches; removing the handles undoes it."""
     mode = _AcrossProcesses()
 
     def enter(*_: Any) -> None:
@@ -92,12 +88,8 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
                                 momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
     """``torch.nn.functional.batch_norm`` in training, over the batches of all processes.
 
-    Its arguments are those of PyTorch's function. B of ``x``, (B, C, ...), may differ between
-    processes.
-
-    Returns:
-        Tensor: Same shape as ``x``. Its gradient is that of the sum of all processes' losses,
-        which ``DistributedDataParallel`` turns into their mean.
+    B of ``x``, (B, C, ...), may differ between processes. The gradient is that of the sum of all
+    processes' losses, which ``DistributedDataParallel`` turns into their mean.
     """
     # statistics in fp32, as the fused kernels have it
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -112,11 +104,10 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
     out = centred * (var + eps).rsqrt().view(shape)
     with torch.no_grad():
         share = momentum * (count > 0).to(count)
-        if running_mean is not None:
-            running_mean.lerp_(mean.to(running_mean), share.to(running_mean))
-        if running_var is not None:  # unbiased, as PyTorch has it
-            unbiased = var * count / (count - 1).clamp(min=1)
-            running_var.lerp_(unbiased.to(running_var), share.to(running_var))
+        unbiased = var * count / (count - 1).clamp(min=1)  # as PyTorch's running variance
+        for running, value in ((running_mean, mean), (running_var, unbiased)):
+            if running is not None:
+                running.lerp_(value.to(running), share.to(running))
     if weight is not None:
         out = out * weight.to(out).view(shape)
     if bias is not None:

@@ -1,1 +1,0 @@
-"""Terms by which a dense network teaches a smaller one."""

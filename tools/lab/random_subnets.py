@@ -1,0 +1,113 @@
+"""Subnets of one keep ratio everywhere, whose units are drawn at random."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from mmengine.config import Config
+from torch import Tensor, nn
+
+from mmkcr.closed_form.profiles import FILLED, fitted_sizes, uniform_sizes
+from mmkcr.core import MacsModel, Structure
+from mmkcr.core.budget import allowed_sizes
+from mmkcr.core.sites import Site
+from mmkcr.deploy.latency_table import searchable
+from mmkcr.engine.build import build_model, default_shape, dense_config
+from mmkcr.models.counting import count_macs, note_backbone_macs
+from mmkcr.models.tasks import counted_part, find_task, search_space, task_forward
+
+
+def random_subnet(model: nn.Module, target: str | int | float,
+                  input_shape: Sequence[int] = (3, 224, 224), part: str | None = None,
+                  divisor: int = 8, seed: int = 0, group: int = 1) -> tuple[nn.Module, Structure]:
+    """Slice a dense model or a supernet at one common keep ratio, with random, scattered units.
+
+    Sites whose gates have options take sizes among these.
+
+    Args:
+        model (nn.Module): Its backbone has a search space, dense or a supernet; it is sliced in
+            place.
+        target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`.
+        input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
+        divisor (int): Sizes of sites with at least four times as many units are multiples of it, or
+            full. Defaults to 8.
+        seed (int): Seed of the choice. Defaults to 0.
+        group (int): Consecutive units that are kept together, where it divides a site's units.
+            Defaults to 1.
+
+    Raises:
+        ValueError: The target is out of reach; the message gives the range.
+    """
+    space, counted = search_space(model), counted_part(model, part)
+    space.put_masks()  # they stay in the subnet, and their MACs count
+    macs = MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
+    offered = {name: _sizes(site, divisor, group) for name, site in space.sites.items()}
+    wanted = macs.parse_target(target)
+    macs.check_target(wanted, {name: sizes[0] for name, sizes in offered.items()})
+    generator = torch.Generator().manual_seed(seed)
+    sizes = uniform_sizes(offered, macs, wanted)
+    if macs(sizes) < FILLED * wanted:  # the next common ratio is above the target
+        # a convex loss for all sites: it fills the budget and keeps the ratios close
+        even = {name: (1 - torch.linspace(0., 1., site.total + 1))**2
+                for name, site in space.sites.items()}
+        sizes = fitted_sizes(sizes, offered, even, macs, wanted)
+    structure = space.structure_for({name: random_units(space.sites[name], size, generator, group)
+                                     for name, size in sizes.items()})
+    space.slice_to(structure)
+    structure.macs = dict(dense=macs.dense, subnet=count_macs(counted, input_shape),
+                          input_shape=list(input_shape))
+    note_backbone_macs(structure, model, part)
+    return model, structure
+
+
+def _sizes(site: Site, divisor: int, group: int) -> list[int]:
+    """Sizes of a random subnet's site: of every head equally many units."""
+    if site.gate is not None and (options := site.gate.options()) is not None:
+        counts = [site.group_counts(site.gate.selection(place)) for place in range(len(options))]
+        return sorted({int(units.sum()) for units in counts if site.rows in (1, len(units))})
+    step = math.lcm(divisor if site.total >= 4 * divisor else 1,
+                    site.rows * _together(site, group))
+    return allowed_sizes(site.total, 1, step)
+
+
+def _together(site: Site, group: int) -> int:
+    """Units that are kept together: ``group``, or 1 where it does not divide them."""
+    width = site.total // site.rows
+    return group if width % group == 0 and width > group else 1
+
+
+def random_units(site: Site, count: int, generator: torch.Generator, group: int = 1) -> Tensor:
+    """Random units of a site, int64, ascending; equally many of every head, in whole groups."""
+    heads, group = site.rows, _together(site, group)
+    groups = site.total // heads // group  # of a head
+    drawn = [head * groups + torch.randperm(groups, generator=generator)[
+        :count // heads // group].sort().values for head in range(heads)]
+    # (groups, 1) + (group,): the units of each
+    return (torch.cat(drawn)[:, None] * group + torch.arange(group)).flatten()
+
+
+def random_pair(config: Config, target: str, part: str = 'model',
+                sites: Sequence[str] | None = None, shape: Sequence[int] | None = None,
+                divisor: int = 8, group: int = 1) -> tuple[
+                    nn.Module, nn.Module, tuple[int, int, int], Structure]:
+    """A dense network of random weights, a random subnet of it, their images' shape, its structure.
+
+    Args:
+        config (Config): Of a dense model, a search or a subnet.
+        target, divisor, group: See :func:`random_subnet`.
+        part (str): ``'model'`` or ``'backbone'``. Defaults to ``'model'``.
+        sites (Sequence[str], optional): Kinds. Defaults to None: see
+            :func:`~mmkcr.deploy.latency_table.searchable`.
+        shape (Sequence[int], optional): (C, H, W). Defaults to None: that of the config.
+    """
+    sides = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = build_model(dense_config(config))
+        sides.append(find_task(model).backbone if part == 'backbone' else model)
+    shape = tuple(shape or default_shape(config, sides[0]))
+    searchable(sides[1], sites)
+    slim, structure = random_subnet(sides[1], target, shape, None if part == 'backbone' else part,
+                                    divisor, group=group)
+    return sides[0], slim, shape, structure
