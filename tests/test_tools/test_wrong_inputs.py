@@ -365,5 +365,5 @@ def test_full_disks(tool, load_tool, files, complained):
 @pytest.mark.parametrize('tool', TOOLS)
 def test_trust_is_offered_wherever_checkpoints_are_read(tool, load_tool):
     reads = re.search(r'\{(weights|gates|segments|flava|foundation)\}', ROWS[tool]) or tool in (
-        'train', 'search', 'model_zoo/release')
+        'train', 'search', 'benchmarks/latency', 'model_zoo/release')
     assert ('--trust-checkpoint' in offered(load_tool(tool).main)) == bool(reads)
