@@ -211,11 +211,12 @@ class SearchSpace:
             {name: total for name, total in self.totals().items() if name not in gated},
             self._accepted_type(structure))
         device = next(self.host.parameters()).device
+        for name, entry in self.fixed.items():  # before anything is sliced
+            if entries.get(name, entry) != entry:
+                raise ValueError(f'expected site `{name}` as the supernet has it, found another in '
+                                 'the structure')
         for name, entry in entries.items():
             if name in self.fixed:
-                if entry != self.fixed[name]:
-                    raise ValueError(f'expected site `{name}` as the supernet has it, found '
-                                     'another in the structure')
                 continue
             site, operators = self.sites[name], self.sites[name].operators()
             if entry.operator is not None and entry.operator not in operators:

@@ -20,6 +20,7 @@ from mmengine.config import DictAction
 
 from lab.random_subnets import random_pair
 from mmkcr.cli.command import CFG_OPTIONS, Parser, command, quiet_hosts
+from mmkcr.core import atomic_write
 from mmkcr.engine.build import dense_config, image_shape, load_config
 from mmkcr.models.tasks import search_space
 
@@ -57,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     _, slim, shape, structure = random_pair(config, args.target_macs, args.part, args.sites, shape,
                                             args.divisor, args.group)
     config, out = dense_config(config), Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     path = out.with_suffix('.json').resolve()
     structure.save(path)
     of_package = config.model.backbone.type.startswith('mmkcr.') and not args.sites
     config.compression = dict(sites='own' if of_package else list(search_space(slim).kinds),
                               structure=str(path))
-    config.dump(out)
+    with atomic_write(out) as temporary:
+        temporary.write_text(config.pretty_text)
     macs = structure.macs
     print(f'{out}: {macs["subnet"] / macs["dense"]:.3f} of the MACs for one image of {shape[1]} x '
           f'{shape[2]}')

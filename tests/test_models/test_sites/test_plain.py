@@ -227,3 +227,14 @@ def test_round_trip_of_a_supernets_state(name):
     again.load_state_dict(supernet.state_dict(), strict=True)
     for a, b in zip(outputs(again, images(name)), outputs(supernet, images(name))):
         assert torch.equal(a, b)
+
+
+def test_another_fixed_site_is_refused_before_anything_is_sliced():
+    space = supernet_of('mlp_channels').search_space
+    fixed = list(space.sites)[-1]
+    space.fixed = {fixed: space.structure_for({}).sites[fixed]}  # as a structure left it
+    fewer = copy.deepcopy(space.structure_for({name: torch.arange(4) for name in space.sites}))
+    fewer.sites[fixed].kept = [0]
+    with pytest.raises(ValueError, match=f'expected site `{fixed}` as the supernet has it'):
+        space.slice_to(fewer)
+    assert all(site.present == site.total for site in space.sites.values())
