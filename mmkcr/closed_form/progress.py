@@ -42,7 +42,7 @@ class CompressProgress:
 
     def profiles(self) -> dict[str, SiteProfile]:
         """The sites' profiles that were stored so far."""
-        stored = self._shared._read(_PROFILES) or {}
+        stored = self._shared.read(_PROFILES) or {}
         try:
             return {site: SiteProfile(**values) for site, values in stored.items()}
         except (AttributeError, TypeError):  # tensors of something else, as of other code
@@ -51,15 +51,15 @@ class CompressProgress:
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
         """Write profiles, by site, in place of those stored so far."""
-        self._shared._save(_PROFILES, {name: vars(profile) for name, profile in profiles.items()})
+        self._shared.save(_PROFILES, {name: vars(profile) for name, profile in profiles.items()})
 
     def read_block(self, block: str) -> dict[str, dict[str, Any]] | None:
         """The refitted weights of a block by layer, or None if they were not stored."""
-        return self._read(f'{block}.pth')
+        return self.read(f'{block}.pth')
 
     def save_block(self, block: str, layers: Mapping[str, nn.Module]) -> None:
         """Write the weights of a block's refitted layers."""
-        self._save(f'{block}.pth', {name: layer.state_dict() for name, layer in layers.items()})
+        self.save(f'{block}.pth', {name: layer.state_dict() for name, layer in layers.items()})
 
     def has_begun(self, step: str) -> bool:
         """Whether a later step, such as fine-tuning, began with what these blocks became."""
@@ -88,8 +88,8 @@ class CompressProgress:
         return mark.is_file() and mark.read_bytes() == self.key.encode() and \
             (self.folder / name).is_file()
 
-    def _read(self, name: str) -> dict[str, Any] | None:
-        """The content of a file; None, and the file is removed, if it is damaged."""
+    def read(self, name: str) -> dict[str, Any] | None:
+        """What was stored under a name; None if nothing, or if its file is damaged and removed."""
         path = self.folder / name
         if not self._has(name):
             return None
@@ -110,7 +110,8 @@ class CompressProgress:
             with atomic_write(self.folder / _KEY) as path:
                 path.write_text(self.key)
 
-    def _save(self, name: str, content: dict[str, Any]) -> None:
+    def save(self, name: str, content: dict[str, Any]) -> None:
+        """Store tensors and plain values under a name."""
         self._mark()
         with atomic_write(self.folder / name) as path:
             write_tensors(content, path)
