@@ -15,7 +15,7 @@ from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.calibration import ReaderMoments, passes
 from mmkcr.closed_form.compression import compress, refit_structure
 from mmkcr.closed_form.images import calibration_images
-from mmkcr.closed_form.options import searched
+from mmkcr.closed_form.options import CompressOptions, searched
 from mmkcr.closed_form.readers import Rows, readers
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, default_shape, load_weights
@@ -161,20 +161,22 @@ class Subject:
     def run(self, variant: str, target: float) -> dict[str, float]:
         """Compress by a variant to a target; metrics, agreement and the share of MACs reached."""
         _, options, importance, choose = VARIANTS[variant]
-        common = dict(input_shape=self.shape, part=self.part, forward=task_outputs,
-                      held_out=self.held_out, logits=self.logits, progress=False, seed=self.seed)
+        common = dict(input_shape=self.shape, part=self.part, logits=self.logits, progress=False,
+                      seed=self.seed)
+        run = dict(forward=task_outputs, held_out=self.held_out)
         if importance:
             structure = torch_pruning_structure(self.model, self.sites or PRUNED, target,
                                                 self.batches, importance)
         else:
             compress_options = dict(uniform=True, refit='none') if choose else options
             result = compress(self.model, self.batches, target, self.sites,
-                              profiles=self._profiles, **common, **compress_options)
+                              profiles=self._profiles, **run, **common, **compress_options)
             self._profiles = result.profiles
             structure = choose and same_sizes(self.model, result.structure, choose, self.batches,
                                               f'{self.seed}:')
         if structure:
-            result = refit_structure(self.model, structure, self.batches, **common, **options)
+            result = refit_structure(self.model, structure, self.batches,
+                                     CompressOptions(**common, **options), **run)
         macs = result.structure.macs
         return dict(self.metrics(result.model), macs=macs['subnet'] / macs['dense'],
                     error=result.agreement['error'])
