@@ -1,7 +1,9 @@
 """Arguments of a command from the fields of a frozen dataclass, and fields that several have.
 
 A field's name, annotation and default become the argument's name, type and default; what only a
-reader of the help needs is given to :func:`argument`. So an option is written once.
+reader of the help needs is given to :func:`argument`. A command that hands a record of options on
+(``FileOptions``) derives from it and names, in ``offers``, the fields that its arguments set; their
+help is the docstring of the record. So an option is written once.
 """
 
 import argparse
@@ -49,12 +51,12 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
 
 def describe_fields(record: type) -> dict[str, str]:
     """Descriptions of a dataclass's fields, of the ``Args:`` of its docstring and its bases'."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for cls in reversed(record.__mro__):
         arguments = inspect.cleandoc(cls.__doc__ or '').partition('\nArgs:\n')[2]
         entries = re.findall(r'^ {4}(\w+) \(.*?\): (.*(?:\n {8}.*)*)', arguments, re.MULTILINE)
-        found.update((name, ' '.join(text.split())) for name, text in entries)
-    return found
+        texts.update((name, ' '.join(text.split())) for name, text in entries)
+    return texts
 
 
 def _plain_help(text: str) -> str:
@@ -66,18 +68,22 @@ def _plain_help(text: str) -> str:
 
 
 def _offered_fields(job: type) -> list[tuple[str, dict[str, Any]]]:
-    """The fields that a command offers, with their settings: of its record first, then its own."""
+    """The fields that a command offers, with their settings: of its record first, then its own.
+
+    ``job.offers`` names the fields of a record of options (a base of the job), each with settings
+    as of :func:`argument`. Help and default are the record's.
+    """
     offers: dict[str, dict[str, Any]] = getattr(job, 'offers', {})
     fields = {field.name: field for field in dataclasses.fields(job)}
-    texts = describe_fields(job) if offers else {}
-    found = []
+    texts = describe_fields(job)
+    offered = []
     for name, settings in offers.items():
         default = fields[name].default
-        found.append((name, {
+        offered.append((name, {
             'help': _plain_help(texts.get(name, '')), 'group': None, 'positional': False,
             'default': None if default is dataclasses.MISSING else default, **settings}))
-    return found + [(name, dict(field.metadata)) for name, field in fields.items()
-                    if field.metadata and name not in offers]
+    return offered + [(name, dict(field.metadata)) for name, field in fields.items()
+                      if field.metadata and name not in offers]
 
 
 def _add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
