@@ -133,7 +133,8 @@ class SearchModel(RegularizedModel):
             check_finite_gates(self.gates(), f' at iteration {step}')
             if not self.steps_may_be_skipped:
                 # sums stand first in the log: read from its end, the first is a term
-                check_finite(dict(reversed(logged.items())), f'losses and prices at iteration {step}')
+                check_finite(dict(reversed(logged.items())),
+                             f'losses and prices at iteration {step}')
         return loss, logged
 
     def end_search(self) -> None:
