@@ -44,7 +44,7 @@ NOT_RUN = (
            'tests/test_project/test_wheel.py'),
     NotRun(r'^pip ', 'needs the network', ''),
     NotRun(r'--distil', 'trains as long as it is told',
-           'tests/test_closed_form/test_distil.py'),
+           'tests/test_distillation/test_run.py'),
     NotRun(r'wallpapers\.py|img_focus\.py|real_network\.py', 'needs the network',
            'tests/test_tools/test_img_focus.py'),
     NotRun(r'(test\.py|mmkcr test) .*--onnx ', 'needs a file of another command',
