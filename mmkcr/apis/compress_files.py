@@ -25,7 +25,6 @@ from mmkcr.apis.slim_files import (
     write_subnet,
 )
 from mmkcr.closed_form.compression import CompressResult, compress_network, refit_structure
-from mmkcr.closed_form.distil import DistilResult, distil
 from mmkcr.closed_form.given import Survey, survey
 from mmkcr.closed_form.images import CalibrationImages, calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
@@ -33,6 +32,7 @@ from mmkcr.closed_form.progress import CompressProgress, kept_profiles
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
+from mmkcr.distillation import DistilResult, distil
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, run_folder
 from mmkcr.lazy import is_of
 from mmkcr.models import tasks
@@ -260,7 +260,7 @@ def distil_files(task: CompressTask, folder: str | Path, length: str | int,
     Args:
         task (CompressTask): The dense network, which teaches, and its images.
         folder (str | Path): Of the compressed network.
-        length (str | int): See :func:`~mmkcr.closed_form.distil.distil`.
+        length (str | int): See :func:`~mmkcr.distillation.distil`.
         later (bool): Steps follow, and whoever takes them removes ``distil/last_checkpoint`` at
             the end. Defaults to False.
     """
