@@ -32,6 +32,8 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.engine.build import build_model, load_config, load_weights
 
 CONFIG = Path(__file__).parents[1] / 'data/kcr-dense_vit-mini_1xb64_digits.py'
+#: Two blocks, as a folder is read thousands of times.
+SMALL = {'model.backbone.arch.num_layers': 2}
 #: What a wrong file is refused by.
 REFUSALS = ValueError, FileNotFoundError
 
@@ -70,7 +72,7 @@ def write_images(folder, seed, count=16):
 def random_checkpoint(folder):
     """A checkpoint of the dense network with random weights; gives its path."""
     torch.manual_seed(0)
-    model = build_model(load_config(CONFIG))
+    model = build_model(load_config(CONFIG, SMALL))
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=1)), folder / 'dense.pth')
@@ -81,7 +83,7 @@ def make_compressed(folder, seed):
     """The folder of ``mmkcr compress``: of equal sizes, but of other units for another seed."""
     with tempfile.TemporaryDirectory() as beside:
         task = CompressTask(CONFIG, random_checkpoint(Path(beside)), write_images(
-            Path(beside, 'images'), seed), 16, out=folder)
+            Path(beside, 'images'), seed), 16, out=folder, options=SMALL)
         task.compress('85%', ['mlp_channels'], uniform=True, progress=False)
 
 
