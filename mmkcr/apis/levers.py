@@ -1,5 +1,6 @@
 """Levers on one network, its images and this machine: each alone and in pairs, measured."""
 
+import contextlib
 import copy
 import dataclasses
 import importlib.util
@@ -8,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.closed_form.batches import batch_digest, single_images
-from mmkcr.closed_form.compression import compress
+from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.given import copied
+from mmkcr.closed_form.options import CompressOptions, Forward
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.report import agreement
 from mmkcr.core import atomic_write
@@ -27,10 +30,11 @@ from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.deploy.export import export_onnx
 from mmkcr.deploy.frontier import AGREEMENTS, Lever, Row, combine, undominated
 from mmkcr.deploy.frontier_files import FrontierResult
-from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx, sensitive_nodes
+from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx, require_quantizer, sensitive_nodes
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import half_precision, open_onnx, set_precision
 from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import is_detector, is_segmentor
 from mmkcr.version import __version__
 from mmkcr.visualization import shown
@@ -43,11 +47,56 @@ HELD_OUT, RANGES, LOOKED_AT, PAIRS = 64, 64, 16, 20
 Evaluate = Callable[[Path, str, Path | None], tuple[str, float]]
 
 
-def frontier(model: nn.Module, images: Tensor | Sequence[Any], keep: float = 0.95,
-             out: str | Path = 'frontier', targets: Sequence[str] = ('80%', '60%', '40%'),
-             sides: Sequence[float] = (0.75, 0.5), scopes: Sequence[str] = ('backbone', ),
-             runtimes: Sequence[str] | None = None, threads: Sequence[int] = (1, ),
-             input_shape: Sequence[int] | None = None, evaluate: Evaluate | None = None,
+@dataclass(frozen=True, kw_only=True)
+class FrontierOptions(CompressOptions):
+    """Options of a frontier; the inherited ones, but ``target`` and ``scope``, are of its cuts.
+
+    Args:
+        keep (str | float): Share of the dense network's quality that must stay, ``'95%'`` or 0.95.
+            Defaults to 95 %.
+        targets (Sequence[str]): MACs of the cuts, as shares of the dense network's. Defaults to
+            80, 60 and 40 %.
+        sides (Sequence[float]): Sides of smaller inputs, as shares. Defaults to 0.75 and 0.5.
+        scopes (Sequence[str]): What is cut: the ``'backbone'``, the whole ``'model'`` of a detector
+            or segmentor, or one after the other. Defaults to the backbone.
+        runtime (Sequence[str], optional): Of ``'onnxruntime'`` and ``'openvino'``. Defaults to
+            None: those that are installed with their quantiser.
+        threads (Sequence[int]): Threads of the processor. Defaults to 1.
+
+    Raises:
+        ImportError: A runtime or its quantiser is missing.
+        ValueError: ``keep`` is no share.
+    """
+
+    keep: str | float = '95%'
+    targets: Sequence[str] = ('80%', '60%', '40%')
+    sides: Sequence[float] = (0.75, 0.5)
+    scopes: Sequence[str] = ('backbone', )
+    runtime: Sequence[str] | None = None
+    threads: Sequence[int] = (1, )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r'\d*\.?\d+%?', str(self.keep)) or not 0 < self.kept <= 1:
+            raise ValueError(f"expected `keep` such as '95%' or 0.95, found {self.keep!r}")
+        for name in self.runtime or ():
+            require_quantizer(name)
+
+    @property
+    def kept(self) -> float:
+        """The share that must stay, as a number."""
+        share, percent, _ = str(self.keep).partition('%')
+        return float(share) / (100 if percent else 1)
+
+    @property
+    def runtimes(self) -> list[str]:
+        """The runtimes that are asked for, else those that are installed."""
+        return list(self.runtime or [name for name, package in QUANTIZERS.items() if all(
+            importlib.util.find_spec(needed) for needed in (name, package))])
+
+
+def frontier(model: nn.Module, images: Tensor | Sequence[Any], out: str | Path = 'frontier',
+             forward: Forward | None = None, evaluate: Evaluate | None = None,
              **options: Any) -> FrontierResult:
     """Measure what makes a network faster, each lever alone and in pairs, and recommend one.
 
@@ -57,48 +106,46 @@ def frontier(model: nn.Module, images: Tensor | Sequence[Any], keep: float = 0.9
     networks that no other beats.
 
     Args:
-        model (nn.Module): Dense network, see ``compress``; it is not changed.
-        images (Tensor | Sequence): Images (N, 3, H, W), without labels, or batches. A quarter of
-            them, 64 at most, is for comparison alone.
-        keep (float): Share of the dense network's quality that must stay. Defaults to 0.95.
+        model (nn.Module): Dense network; it is not changed.
+        images (Tensor | Sequence): Without labels, as for ``compress``. A quarter of them, 64 at
+            most, is for comparison alone.
         out (str | Path): Folder to write to. Defaults to ``'frontier'``.
-        targets (Sequence[str]): MACs of the cuts. Defaults to 80, 60 and 40 %.
-        sides (Sequence[float]): Sides of smaller inputs, as shares. Defaults to 0.75 and 0.5.
-        scopes (Sequence[str]): Of the cuts, ``'backbone'`` or ``'model'``. Defaults to the first.
-        runtimes (Sequence[str], optional): Of ``'onnxruntime'`` and ``'openvino'``. Defaults to
-            None: those that are installed with their quantiser.
-        threads (Sequence[int]): Threads of the processor. Defaults to 1.
-        input_shape (Sequence[int], optional): (C, H, W) of the files. Defaults to None: that of the
-            first image.
+        forward (Callable, optional): Of ``compress``.
         evaluate (Evaluate, optional): Tests a file with labels. Defaults to None: quality is
             agreement with the dense network.
-        **options: Of ``compress``.
+        **options: See :class:`FrontierOptions`; ``input_shape`` defaults to that of the first
+            image.
 
     Raises:
         ImportError: A runtime, its quantiser or matplotlib is missing.
-        ValueError: Fewer than two images, a ``keep`` that is no share, or a dense network that
-            cannot be exported.
+        ValueError: Fewer than two images, or a dense network that cannot be exported.
     """
-    if not 0 < keep <= 1:
-        raise ValueError(f'expected to `keep` a share above 0 and of at most 1, found {keep}')
-    for package in ('matplotlib', *itertools.chain(*(
-            (name, QUANTIZERS.get(name, name)) for name in runtimes or ('onnxruntime', )))):
-        if importlib.util.find_spec(package) is None:
-            raise ImportError(f'expected `{package}`, found that it is not installed: pip install '
-                              f'{package}')
-    bench = _Bench(model, images, keep, Path(out), input_shape, evaluate, options)
-    levers, rows = bench.levers(targets, sides, scopes), []
+    return measure_frontier(model, images, FrontierOptions(**options), Path(out), forward, evaluate)
+
+
+def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: FrontierOptions,
+                     out: Path, forward: Forward | None = None,
+                     evaluate: Evaluate | None = None) -> FrontierResult:
+    """Do what :func:`frontier` does, with a record of options.
+
+    Args:
+        model, images, out, forward, evaluate: See :func:`frontier`.
+        options (FrontierOptions): What is asked for.
+    """
+    if importlib.util.find_spec('matplotlib') is None:
+        raise ImportError('expected matplotlib for the picture, found that it is not installed: '
+                          'pip install matplotlib')
+    bench = _Bench(model, images, options, out, forward, evaluate)
+    levers, rows = bench.levers(), []
     # with what a step counts as: about the images that pass the network
     steps = [(7 * len(bench.fit), bench.try_cut, (lever, ))
              for lever in levers if lever.kind == 'cut']
-    installed = [name for name, package in QUANTIZERS.items() if importlib.util.find_spec(name)
-                 and importlib.util.find_spec(package)]
-    for runtime, combined in itertools.product(runtimes or installed, combine(levers)):
+    for runtime, combined in itertools.product(options.runtimes, combine(levers)):
         cost = 300 if any(lever.kind == 'int8' for lever in combined) else 100
         steps += [(cost, lambda *what: rows.append(bench.row(*what)), (combined, runtime, count))
-                  for count in threads]
-    for _, step, what in shown(steps, 'Frontier', sum(step[0] for step in steps),
-                               size=lambda step: step[0]):
+                  for count in options.threads]
+    total = sum(step[0] for step in steps)
+    for _, step, what in shown(steps, 'Frontier', total, False, size=lambda step: step[0]):
         step(*what)
     return bench.finish(rows)
 
@@ -139,12 +186,11 @@ class SmallerInput(nn.Module):
 class _Bench:
     """Makes files of one network, and rows of files; what is done stays in a folder.
 
-    Its arguments are those of :func:`frontier`.
+    Its arguments are those of :func:`measure_frontier`.
     """
 
-    def __init__(self, model: nn.Module, images: Any, keep: float, out: Path,
-                 input_shape: Sequence[int] | None, evaluate: Evaluate | None,
-                 options: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, images: Any, options: FrontierOptions, out: Path,
+                 forward: Forward | None, evaluate: Evaluate | None) -> None:
         self.model, self.dense = model, copied(model).float().cpu()
         self.dense.eval()  # that of mmpretrain's backbones returns None
         batches = single_images(images)
@@ -152,7 +198,7 @@ class _Bench:
             raise ValueError(f'expected at least two images, found {len(batches)}')
         count = min(max(len(batches) // 4, 1), HELD_OUT)
         self.fit, self.held = batches[:-count], batches[-count:]
-        self.shape = tuple(input_shape or _tensor(batches[0]).shape[1:])
+        self.shape = tuple(options.input_shape or _tensor(batches[0]).shape[1:])
         self.ranges, pictures = self._pictures(self.fit[:RANGES]), self._pictures(self.held)
         view = TensorModel(self.dense)
         with torch.no_grad():
@@ -160,36 +206,37 @@ class _Bench:
         self.usual = [tuple(output.shape) for output in self.expected[pictures[0]]]
         classes = getattr(self.dense, 'num_classes', None) or getattr(
             getattr(self.dense, 'config', None), 'num_labels', None)
-        self.options = dict(dict(logits=self.usual == [(1, classes)]), **options)
-        self.measure = 'top1' if self.options['logits'] else \
+        self.options = dataclasses.replace(
+            options, progress=False, input_shape=self.shape,
+            logits=options.logits or self.usual == [(1, classes)])
+        self.measure = 'top1' if self.options.logits else \
             'pixels' if is_segmentor(self.dense) else 'cosine'
-        self.keep, self.out, self.evaluate = keep, out, evaluate
+        self.out, self.forward, self.evaluate = out, forward, evaluate
+        #: Any runtimes, threads and levers go on with what others left.
         self.progress = CompressProgress(out / '.progress', dict(
-            version=__version__, torch=torch.__version__, keep=keep, shape=self.shape,
-            weights=batch_digest(list(self.dense.state_dict().values())).hex(),
+            self.options.compression(), version=__version__, torch=torch.__version__,
+            keep=options.kept, weights=batch_digest(list(self.dense.state_dict().values())).hex(),
             images=batch_digest([*self.ranges, *pictures]).hex(), count=len(batches),
-            evaluated=evaluate is not None, options={
-                name: str(value) for name, value in options.items() if not callable(value)}))
+            evaluated=evaluate is not None))
         self.progress.begin('measuring')
-        self.cuts: dict[str, nn.Module | Exception] = {}
+        self.cuts: dict[str, nn.Module] = {}
 
     def _pictures(self, batches: Sequence[Any]) -> list[Tensor]:
         """The images of batches, each (1, C, H, W) of the files' size."""
         images = [image for batch in batches for image in _tensor(batch).float().cpu().split(1)]
         return [F.interpolate(image, self.shape[1:], mode='bilinear') for image in images]
 
-    def levers(self, targets: Sequence[str], sides: Sequence[float],
-               scopes: Sequence[str]) -> list[Lever]:
+    def levers(self) -> list[Lever]:
         """All levers, in the order in which a row names them."""
         patch = next((layer.stride[0] for layer in self.dense.modules()
                       if isinstance(layer, nn.Conv2d)), 1)
         step = patch if patch >= 8 else 32  # whole patches, or whole windows of deep maps
         levers = [Lever('int8', 'int8'), Lever('half precision', 'half')]
-        for share in sides:
+        for share in self.options.sides:
             size = tuple(max(round(share * side / step), 1) * step for side in self.shape[1:])
             levers.append(Lever(f'input {size[0]} x {size[1]}', 'input', partial(
                 SmallerInput, sides=size, shapes=self.usual)))
-        for scope, target in itertools.product(scopes, targets):
+        for scope, target in itertools.product(self.options.scopes, self.options.targets):
             name = f'{target} of the MACs' + ' of the whole model' * (scope == 'model')
             levers.append(Lever(name, 'cut', partial(
                 self.cut, folder=self.progress.folder / _plain(name), target=target, scope=scope)))
@@ -197,26 +244,24 @@ class _Bench:
 
     def try_cut(self, lever: Lever) -> None:
         """Cut ahead of all rows; an error is that of the rows."""
-        try:
+        with contextlib.suppress(Exception):  # of whatever a compression runs
             lever.change(self.dense)
-        except Exception as error:  # of whatever a compression runs
-            self.cuts[_plain(lever.name)] = error
 
     def cut(self, network: nn.Module, folder: Path, target: str, scope: str) -> nn.Module:
         """Cut the dense network, once, to a target; a folder has the result."""
-        known = self.cuts.get(folder.name)
-        if isinstance(known, Exception):
-            raise known
-        if known is None and not folder.is_dir():
-            options = dict(self.options, scope=scope, progress=False)
-            if scope == 'model':
-                options.update(part='model', forward=None)
-            key = dict(of=self.progress.key, scope=scope)
+        if not folder.is_dir():
+            key, whole = dict(of=self.progress.key, scope=scope), scope == 'model'
             shared = CompressProgress(self.progress.folder / scope, key)
-            done = CompressProgress(shared.folder / folder.name, dict(key, target=target), shared)
-            compress(self.model, self.fit, target, held_out=self.held, done=done,
-                     input_shape=self.shape, **options).save(folder)
-        self.cuts[folder.name] = known or load(folder, network)
+            result = compress_network(
+                self.model, self.fit, CompressOptions(**dict(
+                    self.options.compression(), target=target, scope=scope,
+                    part='model' if whole else self.options.part)),
+                None if whole else self.forward, self.held, done=CompressProgress(
+                    shared.folder / folder.name, dict(key, target=target), shared))
+            leave_ordinary(result.model)
+            result.save(folder)
+        if folder.name not in self.cuts:
+            self.cuts[folder.name] = load(folder, network)
         return self.cuts[folder.name]
 
     def file(self, levers: Sequence[Lever], runtime: str) -> Path:
@@ -248,9 +293,11 @@ class _Bench:
 
         with atomic_write(path) as file:
             quantize_onnx(source, file, ranges, runtime)
-            if judge(file)[1] < self.keep:
-                blocks = sensitive_nodes(file, judge, self.keep)
-                self.progress.save(f'{path.stem}.fp32', dict(blocks=list(blocks)))
+            if judge(file)[1] < self.options.kept:
+                blocks = sensitive_nodes(file, judge, self.options.kept)
+                stay = f'{", ".join(blocks)} stay in fp32' if blocks else \
+                    'keeping half of its blocks in fp32 is not enough'
+                self.progress.save(f'{path.stem}.note', dict(note=stay))
                 if blocks:
                     nodes = itertools.chain.from_iterable(blocks.values())
                     quantize_onnx(source, file, ranges, runtime, list(nodes))
@@ -260,7 +307,7 @@ class _Bench:
         """Agreement of a file with what is expected of images."""
         session = open_onnx(file, runtime)
         return agreement(self.dense, file, list(expected), lambda network, image: _run(
-            session, image) if network is file else expected[image], self.options['logits'])
+            session, image) if network is file else expected[image], self.options.logits)
 
     def row(self, levers: Sequence[Lever], runtime: str, threads: int) -> Row:
         """Measure a file, or read what an earlier call measured; an error becomes a note."""
@@ -274,11 +321,10 @@ class _Bench:
             timing = measure_pair(self.file((), runtime), file, next(iter(self.expected)), PAIRS, 3,
                                   runtime, threads)
             judged = self._judge(levers, file, runtime)
-            blocks = (self.progress.read(f'{file.stem}.fp32') or dict(blocks=[]))['blocks']
+            note = self.progress.read(f'{file.stem}.note') or {}
             row = dataclasses.replace(
                 row, ratio=timing.ratio, quartiles=timing.quartiles, ms=1e3 * timing.seconds[1],
-                bytes=file.stat().st_size, file=file.name, **judged,
-                note=f'in fp32 stay {", ".join(blocks)}' if blocks else '')
+                bytes=file.stat().st_size, file=file.name, **judged, **note)
         except Exception as error:  # of whatever exports, quantises and runs
             if not levers:
                 raise
@@ -311,9 +357,10 @@ class _Bench:
                 for row in rows]
         size = ' x '.join(map(str, self.shape))
         about = [
-            f'`{type(self.dense).__name__}`, images of {size}, one at a time.',
-            f'Times: the dense network and the other in turns, {PAIRS} pairs; medians and quartiles '
-            'of their ratios.',
+            f'`{type(self.dense).__name__}`, images of {size}, one at a time'
+            f'{" (backbone and neck, without heads)" * is_detector(self.dense)}.',
+            f'Times: the dense network and the other in turns, {PAIRS} pairs; medians and '
+            'quartiles of their ratios.',
             f'Agreement: on {len(self.expected)} images that nothing was fitted to.',
             'MACs: multiply-accumulate operations. A network of fewer has narrower layers, chosen '
             'and refitted on images without labels; it was not trained.',
@@ -323,7 +370,7 @@ class _Bench:
         if not has_int8():
             about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
                          'here than on one that has them.')
-        result = FrontierResult(rows, AGREEMENTS[self.measure], self.keep, about, self.out)
+        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.kept, about, self.out)
         result.write()
         self.progress.remove()
         return result

@@ -60,14 +60,18 @@ class FrontierResult:
                 'upper quartile (dense = 1)': cell(upper), 'one image (ms)': cell(row.ms, '.4g'),
                 'file (MB)': cell(row.bytes / 1e6 or None, '.4g'),
                 self.agreement.heading: cell(agrees, '.4g'), **metric,
-                'faster and no worse': other.levers if other else '', 'note': row.note,
+                'beaten by (faster and no worse)': other.levers if other else '', 'note': row.note,
                 'written': row.file})
         return lines
 
     def __str__(self) -> str:
-        lines = self.table()
-        return f'{format_table(list(lines[0]), [list(line.values()) for line in lines])}\n' \
-            f'{self.recommendation}'
+        lines = [{head: text for head, text in line.items()
+                  if 'quartile' not in head and head not in ('note', 'written')}
+                 for line in self.table()]
+        notes = [f'{row.levers} in {NAMES[row.runtime]}: {row.note}.'
+                 for row in self.rows if row.note]
+        return '\n'.join([format_table(list(lines[0]), [list(line.values()) for line in lines]),
+                          *dict.fromkeys(notes), self.recommendation])
 
     __repr__ = __str__
 
@@ -108,8 +112,9 @@ class FrontierResult:
             for shown, colour, style in ((there, grey, 'o'), (undominated(there), accent, 'o-')):
                 axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
                           style, color=colour, markersize=5)
-            for row in undominated(there):
-                axis.annotate(row.levers, (row.ratio, row.quality * scale), (5, -9),
+            for number, row in enumerate(undominated(there)):  # below and above the line in turns
+                side, place = (('right', (-6, 5)), ('left', (6, -10)))[number % 2]
+                axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
                               textcoords='offset points', color=text, fontsize=7)
             axis.set_facecolor(page)
             axis.set_title(f'{NAMES[runtime]}, {threads} thread{"s" * (threads > 1)}', color=text)
@@ -117,5 +122,5 @@ class FrontierResult:
             axis.tick_params(colors=text)
             axis.spines[['top', 'right']].set_visible(False)
             axis.spines[['bottom', 'left']].set_color(text)
-            axis.margins(x=0.2, y=0.1)
+            axis.margins(x=0.3, y=0.1)
         figure.savefig(path, dpi=120, format='png')

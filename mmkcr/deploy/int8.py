@@ -1,6 +1,8 @@
 """Static quantisation of ONNX files by the runtimes' own libraries, and four files side by side."""
 
+import contextlib
 import importlib.util
+import io
 import itertools
 import re
 import tempfile
@@ -68,9 +70,10 @@ def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray],
     name = model.graph.input[0].name
     # one image at a time: the batch was traced as a free dimension
     singles = [image[None] for batch in images for image in batch]
-    quantized = nncf.quantize(model, nncf.Dataset(singles, lambda image: {name: image}),
-                              subset_size=len(singles), model_type=nncf.ModelType.TRANSFORMER,
-                              ignored_scope=nncf.IgnoredScope(list(skip), validate=False))
+    with contextlib.redirect_stdout(io.StringIO()):  # bars of its own
+        quantized = nncf.quantize(model, nncf.Dataset(singles, lambda image: {name: image}),
+                                  subset_size=len(singles), model_type=nncf.ModelType.TRANSFORMER,
+                                  ignored_scope=nncf.IgnoredScope(list(skip), validate=False))
     onnx.save(quantized, target)
 
 
