@@ -38,7 +38,7 @@ from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, 
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.distil import read_length
-from mmkcr.closed_form.options import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
+from mmkcr.closed_form.options import AUTO, DEFAULT_SITES, REFITTED, SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
@@ -83,7 +83,9 @@ class CompressJob(Timed):
         'over all its MACs, not with --structure (%(default)s)', 'backbone', choices=SCOPES)
     part: str | None = argument('what the target is about (backbone of a detector or segmentor, '
                                 'else model)', choices=('model', 'backbone'))
-    rho: float = argument('relative ridge (%(default)s)', 1e-3)
+    rho: float | None = argument(
+        'relative ridge of the refits (what each layer chooses on images that its refit leaves '
+        'out)')
     memory: float | None = argument(
         'that may be taken beyond the networks themselves: images of a batch and layers that are '
         'calibrated together are as many as fit (half of what is free)', metavar='GB')
@@ -154,7 +156,7 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
 def compressed(args: CompressJob, task: CompressTask, table: Path | None,
                later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
     """The networks of all targets, the smallest first: an unreachable target is refused first."""
-    settings = dict(rho=args.rho, seed=args.seed, later=later,
+    settings = dict(rho=AUTO if args.rho is None else args.rho, seed=args.seed, later=later,
                     memory=None if args.memory is None else int(args.memory * 2**30))
     if args.structure is not None:
         yield task.refit(args.structure, **settings)

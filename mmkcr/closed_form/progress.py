@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,7 +20,16 @@ PROFILES = '.profiles'
 _KEY, _PROFILES = 'key.json', 'profiles.pth'
 #: What profiles do not depend on: entries of a task's key, and options.
 _ANY_TARGET = ('shape', 'part', 'calibration')
-_SHARING = ('divisor', 'min_share', 'uniform', 'progress', 'refit', 'memory')
+_SHARING = ('divisor', 'min_share', 'uniform', 'progress', 'refit', 'memory', 'rho')
+
+
+class FinishedBlock(NamedTuple):
+    """What is stored when a block was refitted."""
+
+    #: State of each changed layer by path.
+    weights: dict[str, dict[str, Any]]
+    #: The relative ridge of each layer that was refitted so far, by path.
+    ridges: dict[str, float]
 
 
 class CompressProgress:
@@ -53,13 +62,22 @@ class CompressProgress:
         """Write profiles, by site, in place of those stored so far."""
         self._shared._save(_PROFILES, {name: vars(profile) for name, profile in profiles.items()})
 
-    def read_block(self, block: str) -> dict[str, dict[str, Any]] | None:
-        """The refitted weights of a block by layer, or None if they were not stored."""
-        return self._read(f'{block}.pth')
+    def read_block(self, block: str) -> FinishedBlock | None:
+        """The refitted weights of a block, or None if they were not stored."""
+        stored = self._read(f'{block}.pth')
+        return None if stored is None else FinishedBlock(**stored)
 
-    def save_block(self, block: str, layers: Mapping[str, nn.Module]) -> None:
-        """Write the weights of a block's refitted layers."""
-        self._save(f'{block}.pth', {name: layer.state_dict() for name, layer in layers.items()})
+    def save_block(self, block: str, layers: Mapping[str, nn.Module],
+                   ridges: Mapping[str, float]) -> None:
+        """Write what a block became.
+
+        Args:
+            block (str): Its path.
+            layers (Mapping[str, nn.Module]): Its refitted layers by path.
+            ridges (Mapping[str, float]): Of the layers that were refitted so far.
+        """
+        self._save(f'{block}.pth', FinishedBlock(
+            {name: layer.state_dict() for name, layer in layers.items()}, dict(ridges))._asdict())
 
     def has_begun(self, step: str) -> bool:
         """Whether a later step, such as fine-tuning, began with what these blocks became."""
