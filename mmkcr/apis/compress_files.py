@@ -22,7 +22,6 @@ from mmkcr.apis.slim_files import (
     write_subnet,
 )
 from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
-from mmkcr.closed_form.distil import DistilResult, distil
 from mmkcr.closed_form.given import Survey, survey
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
@@ -30,6 +29,7 @@ from mmkcr.closed_form.progress import CompressProgress, kept_profiles
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
+from mmkcr.distillation import DistilResult, distil
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, run_folder
 from mmkcr.lazy import is_of
 from mmkcr.models import tasks
@@ -167,7 +167,7 @@ class CompressTask:
         """Distil the network in a folder of ``mmkcr compress`` and write it in its place.
 
         Classifiers and segmentors agree on their scores, detectors on the features that their
-        heads read. For ``length`` see :func:`~mmkcr.closed_form.distil.distil`. Where steps are
+        heads read. For ``length`` see :func:`~mmkcr.distillation.distil`. Where steps are
         ``later``, whoever takes them removes ``distil/last_checkpoint`` at the end.
         """
         folder = Path(folder)

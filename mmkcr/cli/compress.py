@@ -37,12 +37,12 @@ from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write
 from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
-from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.options import AUTO, DEFAULT_SITES, REFITTED, SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
 from mmkcr.deploy.tensor_model import run_by_file
+from mmkcr.distillation.options import read_length
 from mmkcr.engine.build import load_config
 from mmkcr.engine.processes import no_workers_left
 from mmkcr.visualization import format_table

@@ -49,8 +49,8 @@ mmkcr.hosts.ensure_torchvision()  # `timm` imports it
 sys.modules.update(dict.fromkeys({hosts}))  # importing one fails
 {network}
 from mmkcr import compress
-from mmkcr.closed_form.distil import distil
 from mmkcr.closed_form.compression import refit_structure
+from mmkcr.distillation import distil
 images, shape = torch.rand(4, 3, 32, 32), (3, 32, 32)
 structure = compress(model, images, '80%', ['mlp_hidden'], shape).structure
 small = refit_structure(model, structure, images, shape).model
