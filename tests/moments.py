@@ -1,6 +1,5 @@
 """Moments of rows in memory, and what a choice of units loses: for tests of the mathematics."""
 
-import torch
 from torch import Tensor
 
 from mmkcr.functional.moments import Moments

@@ -1,4 +1,4 @@
-"""The ridge of a refit: chosen by images that it leaves out, the same in any unit of measurement."""
+"""The ridge of a refit: chosen by images that it leaves out, the same for units of any scale."""
 
 import pytest
 import torch
