@@ -46,6 +46,7 @@ ROWS = {
     'benchmarks/latency_table': '{dense} --out {file}',
     'benchmarks/memory': '',
     'benchmarks/real_network': '{images} {images} --out {out}',
+    'benchmarks/real_truth': '{images} {images} --out {out}',
     'benchmarks/refit': '--out {file}',
     'benchmarks/regularizer_overhead': '--quick --out {out}',
     'benchmarks/search_speed': '{search} --out {file}',
@@ -58,7 +59,7 @@ ROWS = {
     'distil': '{dense} {weights} {out} 2',
     'dataset_converters/digits_vqa': '--out {out}',
     'dataset_converters/vqa_answers': '{annotations} --out {file}',
-    'dataset_converters/wallpapers': '--packages {images} --out {out}',
+    'dataset_converters/photographs': '--packages {images} --out {out}',
     'demo/before_after': '--dense {segmentor} {segments} --slim {segmentor} {segments} --images '
                          '{image} --out {out}',
     'deployment/export_onnx': '{dense} {weights} --out {file}',

@@ -217,12 +217,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--distil', type=int, metavar='IMAGES',
                         help='teach every network on so many images')
     parser.add_argument('--int8', nargs='*', default=[], metavar='RUNTIME',
-                        help='judge int8 files of the dense network and of every network, too')
+                        help='judge int8 files of the dense network and of every network, too (none)')
     parser.add_argument('--symbols', type=int, default=600,
                         help='emoji that are looked for among each other (%(default)s)')
     parser.add_argument('--held-out', type=int, default=96,
                         help='held-out crops of each source (%(default)s)')
-    parser.add_argument('--seed', type=int, default=0, help='of the split, for the rows')
+    parser.add_argument('--seed', type=int, default=0,
+                        help='of the split of the pictures, for the rows (%(default)s)')
     parser.add_argument('--rows', help='append to this file of results')
     parser.add_argument('--out', default='real', help='folder of the networks (%(default)s)')
     args = parser.parse_args(argv)
