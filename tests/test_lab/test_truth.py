@@ -61,7 +61,8 @@ def test_the_interval_is_of_pairs():
     assert alike.less == pytest.approx(-0.1) and alike.half == pytest.approx(0, abs=1e-9)
     other = dense + torch.tensor(rng.normal(0.2, 1, size=400))
     found = truth.compare(other, dense)
-    assert found.half == pytest.approx(1.96 / 20, rel=0.1) and abs(found.less - 0.2) < 2 * found.half
+    assert found.half == pytest.approx(1.96 / 20, rel=0.1)
+    assert abs(found.less - 0.2) < 2 * found.half
     assert str(found) == f'{found.less:+.3f} ± {found.half:.3f}'
 
 

@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--distil', type=int, metavar='IMAGES',
                         help='teach every network on so many images')
     parser.add_argument('--int8', nargs='*', default=[], metavar='RUNTIME',
-                        help='judge int8 files of the dense network and of every network, too (none)')
+                        help='judge int8 files of the dense and of every other network (none)')
     parser.add_argument('--symbols', type=int, default=600,
                         help='emoji that are looked for among each other (%(default)s)')
     parser.add_argument('--held-out', type=int, default=96,
