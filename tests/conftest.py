@@ -40,7 +40,7 @@ LONGEST = [f'tests/{name}.py' for name in (
     'test_apis/test_compress', 'test_end_to_end/test_hosts_tools',
     'test_models/test_sites/test_plain', 'test_project/test_wheel', 'test_project/test_commands',
     'test_models/test_whole/test_compress_whole', 'test_tools/test_train_test',
-    'test_configs/test_ofb_configs', 'test_closed_form/test_distil', 'test_apis/test_given',
+    'test_configs/test_ofb_configs', 'test_distillation/test_run', 'test_apis/test_given',
     'test_apis/test_export', 'test_apis/test_ordinary', 'test_configs/test_detection_configs',
     'test_deploy/test_shipped_graphs')]
 

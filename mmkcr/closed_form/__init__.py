@@ -13,5 +13,6 @@ Read in this order:
 5. ``report.py``: how well the networks agree, and all that is said.
 
 ``batches.py`` and ``images.py`` hold images, ``whole.py`` compares detectors, ``progress.py`` lets
-a killed call go on. ``distil.py`` is the step after: the dense network teaches the compressed one.
+a killed call go on. :mod:`mmkcr.distillation` is the step after: the dense network teaches the
+compressed one.
 """

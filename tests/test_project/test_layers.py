@@ -25,7 +25,8 @@ LAYERS = [
     ('datasets', ),
     ('evaluation', ),
     ('engine', ),         # hooks, resuming, runners
-    ('closed_form', ),    # compress and distil, from models and images
+    ('closed_form', ),    # compress, from models and images
+    ('distillation', ),   # the dense network teaches the compressed one
     ('deploy', ),
     ('methods', ),        # the papers, and what they share
     ('apis', ),           # what a user imports

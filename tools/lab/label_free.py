@@ -21,8 +21,9 @@ from torch.utils.data import Dataset
 
 from mmkcr.apis.compress_files import write_sensitivity
 from mmkcr.closed_form.compression import compress
-from mmkcr.closed_form.distil import DistilOptions, augmented, distil
 from mmkcr.core import Structure
+from mmkcr.distillation import DistilOptions, distil
+from mmkcr.distillation.augmentation import augment
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models import Searchable
@@ -100,7 +101,7 @@ class TeacherTask(BaseModel):
         """
         if mode != 'loss':
             return tokens(self.backbone, inputs)
-        inputs = augmented(inputs, torch.Generator().manual_seed(self._steps))
+        inputs = augment(inputs, torch.Generator().manual_seed(self._steps))
         self._steps += 1
         with torch.no_grad():
             wanted = tokens(self._teacher[0], inputs)
@@ -235,7 +236,7 @@ def taught(student: nn.Module, teacher: nn.Module, images: Tensor, held_out: Ten
         count (int): Images that are seen.
     """
     found = distil(student, teacher, images, max(1, count // DistilOptions.batch_size), tokens,
-                   held_out, judged=4)
+                   held_out, comparisons=4)
     print(f'best after {found.best} of {found.steps} steps: '
           f'{found.errors[0]:.4f} to {found.errors[found.best]:.4f}', flush=True)
     return found.model

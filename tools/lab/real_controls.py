@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure
-from .compress_study import Choose, at_random, by_weight, same_sizes
+from .other_units import Choose, at_random, by_weight, same_sizes
 from .saliency import tokens
 from .snapvit import snapvit_structure
 from .torch_pruning import PRUNED, torch_pruning_structure
@@ -71,11 +72,11 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
             are as many in every layer. Of a search: it is refitted. Defaults to None.
         rho (float, optional): Ridge of refits. Defaults to None: the package's default.
     """
-    options = dict(input_shape=tuple(images.shape[1:]), forward=tokens,
+    options = dict(input_shape=tuple(images.shape[1:]),
                    refit='least-squares' if method in REFITTED else 'none',
                    **({} if rho is None else dict(rho=rho)))
     if method in ('closed-form', 'uniform'):
-        result = compress(model, images, target, profiles=profiles or None,
+        result = compress(model, images, target, profiles=profiles or None, forward=tokens,
                           uniform=method == 'uniform', **options)
         profiles.update(result.profiles)
         return result
@@ -86,4 +87,4 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
     else:
         structure = like or torch_pruning_structure(_Task(model), PRUNED, target,
                                                     [dict(inputs=images[:1])])
-    return refit_structure(model, structure, images, **options)
+    return refit_structure(model, structure, images, CompressOptions(**options), tokens)

@@ -12,9 +12,11 @@ from mmengine.hooks import Hook
 from torch import nn
 from torch.multiprocessing import start_processes
 
-from mmkcr.closed_form import distil as module
 from mmkcr.closed_form.compression import compress
-from mmkcr.closed_form.distil import augmented, distil, read_length
+from mmkcr.distillation import DistilOptions, distil, run
+from mmkcr.distillation.augmentation import augment
+from mmkcr.distillation.hook import rate_at
+from mmkcr.distillation.options import read_length
 
 CONFIGS = Path(__file__).parents[2] / 'configs/kcr'
 
@@ -54,7 +56,7 @@ def same(one, other):
 
 def test_never_worse_with_an_absurd_rate():
     slim, dense, images = pair()
-    found = distil(slim, dense, images, 4, features, rate=10., judged=4)
+    found = distil(slim, dense, images, 4, features, rate=10., comparisons=4)
     assert found.best == 0 and found.errors[4] > found.errors[0]
     assert same(found.model, slim)
 
@@ -75,19 +77,19 @@ class Kill(Hook):
 
 def test_killed_and_resumed_as_unbroken(tmp_path, monkeypatch):
     slim, dense, images = pair()
-    options = dict(judged=5, batch_size=4)
+    options = dict(comparisons=5, batch_size=4)
     unbroken = distil(slim, dense, images, 10, features, work_dir=tmp_path / 'a', **options)
-    runner = module._runner
+    runner = run.build_runner
 
     def killed(*args):
         found = runner(*args)
         found.register_hook(Kill())
         return found
 
-    monkeypatch.setattr(module, '_runner', killed)
+    monkeypatch.setattr(run, 'build_runner', killed)
     with pytest.raises(KeyboardInterrupt):
         distil(slim, dense, images, 10, features, work_dir=tmp_path / 'b', **options)
-    monkeypatch.setattr(module, '_runner', runner)
+    monkeypatch.setattr(run, 'build_runner', runner)
     resumed = distil(slim, dense, images, 10, features, work_dir=tmp_path / 'b', **options)
     assert resumed.errors == unbroken.errors and resumed.best == unbroken.best
     assert same(resumed.model, unbroken.model)
@@ -100,11 +102,11 @@ def run_rank(rank, folder, port):
     """What one of two processes does."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
-    distil(*pair(), 4, features, work_dir=folder, batch_size=4, judged=2)
+    distil(*pair(), 4, features, work_dir=folder, batch_size=4, comparisons=2)
 
 
 def test_two_processes_are_as_one_that_accumulates(tmp_path):
-    one = distil(*pair(), 4, features, work_dir=tmp_path / 'one', batch_size=4, judged=2,
+    one = distil(*pair(), 4, features, work_dir=tmp_path / 'one', batch_size=4, comparisons=2,
                  accumulate=2)
     start_processes(run_rank, (str(tmp_path / 'two'), 20000 + os.getpid() % 20000), 2,
                     start_method='fork')
@@ -142,7 +144,7 @@ def test_networks_of_the_frameworks(name, size):
                     part=name and 'backbone', progress=False).model
     perturb(getattr(slim, 'backbone', slim))
     found = distil(slim, dense, images, 8, forward, held_out=images[:2],
-                   logits='digits/' in str(name), judged=2)
+                   logits='digits/' in str(name), comparisons=2)
     assert found.best > 0
     assert {name: value.shape for name, value in found.model.state_dict().items()} == \
         {name: value.shape for name, value in slim.state_dict().items()}
@@ -173,8 +175,8 @@ def test_a_time_behind_a_number_of_steps_is_measured(tmp_path):
 
 
 def test_the_rate_rises_and_falls():
-    settings = module.DistilOptions()
-    found = [module.rate_at(step, 100, settings) for step in range(100)]
+    settings = DistilOptions()
+    found = [rate_at(step, 100, settings) for step in range(100)]
     assert 0 < found[0] < found[5] < max(found) <= settings.rate
     assert max(found) == max(found[9:11]) and 0 < found[-1] < 0.01 * settings.rate
 
@@ -192,7 +194,7 @@ def test_other_scales_of_the_same_function_learn_the_same(power):
         other[0].weight *= 2.**power
         other[0].bias *= 2.**power
         other[2].weight /= 2.**power
-    one, two = (distil(network, dense, images, 8, judged=4, rate=1e-2, batch_size=4)
+    one, two = (distil(network, dense, images, 8, comparisons=4, rate=1e-2, batch_size=4)
                 for network in (slim, other))
     assert one.errors[8] < 0.9 * one.errors[0]
     assert two.errors == pytest.approx(one.errors, rel=1e-3)
@@ -200,9 +202,9 @@ def test_other_scales_of_the_same_function_learn_the_same(power):
 
 def test_a_position_has_one_augmentation():
     images = torch.randn(3, 3, 16, 16)
-    one, other, third = (augmented(images, torch.Generator().manual_seed(seed))
+    one, other, third = (augment(images, torch.Generator().manual_seed(seed))
                          for seed in (1, 1, 2))
     assert torch.equal(one, other) and not torch.equal(one, third)
-    batch = augmented(dict(inputs=images, data_samples=[1]), torch.Generator())
+    batch = augment(dict(inputs=images, data_samples=[1]), torch.Generator())
     assert batch['data_samples'] == [1] and batch['inputs'].shape == images.shape
-    assert augmented('text', torch.Generator()) == 'text'
+    assert augment('text', torch.Generator()) == 'text'

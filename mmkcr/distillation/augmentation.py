@@ -1,0 +1,62 @@
+"""Augmentation: every position of a distillation has one batch, and all that is drawn for it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from .options import DistilOptions
+
+
+class AugmentedBatches(Dataset):
+    """Augmented batches: the batch at a position, and all that is drawn for it, depend on
+    the position alone, so not on processes, nor on where a run was stopped.
+
+    They are moved to the device first, so that a GPU augments.
+    """
+
+    def __init__(self, batches: Sequence[Any], settings: DistilOptions,
+                 move: Callable[[Any], Any]) -> None:
+        self._batches, self._settings, self._move = batches, settings, move
+
+    def __getitem__(self, position: int) -> Any:
+        epoch, place = divmod(position, len(self._batches))
+        draw = torch.Generator().manual_seed(self._settings.seed * 7919 + epoch)
+        place = int(torch.randperm(len(self._batches), generator=draw)[place])
+        batch = self._move(self._batches[place])
+        if self._settings.augment:
+            draw.manual_seed((self._settings.seed + 1) * 1_000_003 + position)
+            batch = augment(batch, draw)
+        return batch
+
+
+def augment(batch: Any, draw: torch.Generator) -> Any:
+    """A batch with its images cropped, mirrored and recoloured; every other batch is mixed.
+
+    Images are (N, C, H, W), or under ``'inputs'`` of a dict; other batches are left as they are.
+    """
+    if isinstance(batch, Mapping) and isinstance(batch.get('inputs'), Tensor):
+        return dict(batch, inputs=augment(batch['inputs'], draw))
+    if not isinstance(batch, Tensor) or batch.ndim != 4 or not batch.is_floating_point():
+        return batch
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return (torch.rand(len(batch), *shape, generator=draw) * (high - low) + low).to(batch)
+
+    scale = uniform(0.35, 1.)**0.5
+    mirror = uniform(-1, 1).sign()
+    theta = torch.zeros(len(batch), 2, 3).to(batch)
+    theta[:, 0, 0], theta[:, 1, 1] = scale * mirror, scale
+    theta[:, :, 2] = uniform(-1, 1, 2) * (1 - scale)[:, None]
+    out = F.grid_sample(batch, F.affine_grid(theta, batch.shape, align_corners=False),
+                        padding_mode='border', align_corners=False)
+    mean = out.mean((2, 3), keepdim=True)
+    gain, shift = uniform(0.6, 1.4, 1, 1, 1), uniform(-0.3, 0.3, out.shape[1], 1, 1)
+    out = (out - mean) * gain + mean + shift
+    if torch.rand((), generator=draw) < 0.5:
+        share = uniform(0., 0.5, 1, 1, 1)
+        out = out * (1 - share) + out.roll(1, 0) * share
+    return out
