@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,12 @@ from mmkcr.closed_form.given import Survey, survey
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
 from mmkcr.closed_form.progress import CompressProgress, kept_profiles
+from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
-from mmkcr.distillation import DistilResult, distil
+from mmkcr.distillation import DistilResult, check_length, distil
+from mmkcr.distillation.run import PROGRESS as DISTIL_PROGRESS
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, run_folder
 from mmkcr.lazy import is_of
 from mmkcr.models import tasks
@@ -167,22 +170,48 @@ class CompressTask:
         """Distil the network in a folder of ``mmkcr compress`` and write it in its place.
 
         Classifiers and segmentors agree on their scores, detectors on the features that their
-        heads read. For ``length`` see :func:`~mmkcr.distillation.distil`. Where steps are
-        ``later``, whoever takes them removes ``distil/last_checkpoint`` at the end.
+        heads read. Whole detectors, whose features are narrower than the dense network's, agree on
+        all outputs of their heads for the dense network's proposals.
+
+        Args:
+            folder (str | Path): Folder of the compressed network.
+            length (str | int): See :func:`~mmkcr.distillation.distil`.
+            later (bool): Whether further steps follow. The progress then stays, for a call that is
+                repeated, until whoever takes these steps calls :func:`forget_distillation`.
+                Defaults to False.
         """
         folder = Path(folder)
         student = build_model(load_config(folder / CONFIG))
         meta = load_weights(student, folder / WEIGHTS).get('meta') or {}
-        result = distil(student, self.model, self.batches, length, task_outputs,
-                        logits=self.classifies, work_dir=folder / 'distil')
         structure = Structure.load(folder / STRUCTURE)
+        scope = structure.provenance.get('asked', {}).get('scope', 'backbone')
+        batches, forward = self._lessons(scope)
+        result = distil(student, self.model, batches, length, forward, logits=self.classifies,
+                        work_dir=folder)
         structure.provenance['distil'] = dict(
             length=str(length), steps=result.steps, best=result.best, before=result.errors[0],
             after=result.errors[result.best])
         write_subnet(result.model, structure, meta, folder)
         if not later:  # the next call begins with what this one wrote
-            (folder / 'distil/last_checkpoint').unlink()
+            forget_distillation(folder)
         return result
+
+    def check_distillation(self, length: str | int) -> None:
+        """Refuse a distillation that would fail behind the compression: images, time, outputs."""
+        batches, forward = self._lessons(self.scope)
+        check_length(self.model, batches, length, forward, logits=self.classifies)
+
+    def _lessons(self, scope: str) -> tuple[Sequence[Any], Callable[[nn.Module, Any], Any]]:
+        """Batches to distil on, and the outputs that are to agree, for what was compressed."""
+        if scope == 'backbone':
+            return self.batches, task_outputs
+        detector = tasks.is_detector(self.model)
+        return HeldBatches(self.batches, self.model) if detector else self.batches, whole_outputs
+
+
+def forget_distillation(folder: Path) -> None:
+    """Remove the progress of a distillation, as its result is written."""
+    shutil.rmtree(folder / DISTIL_PROGRESS, ignore_errors=True)
 
 
 def int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,

@@ -20,6 +20,7 @@ Examples:
 """
 
 import copy
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.compress_files import CompressTask, int8_files
+from mmkcr.apis.compress_files import CompressTask, forget_distillation, int8_files
 from mmkcr.apis.saved import load
 from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write_finetune_config
 from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
@@ -45,6 +46,7 @@ from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.distillation.options import read_length
 from mmkcr.engine.build import load_config
 from mmkcr.engine.processes import no_workers_left
+from mmkcr.safe_load import read_checkpoint
 from mmkcr.visualization import format_table
 
 
@@ -146,9 +148,19 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
     begin(files, 'finetune')
     if (files.folder / 'finetune/last_checkpoint').is_file():  # written with every checkpoint
-        resume_latest(config)
+        _go_on(config)
     start_training(config)
     return latest_checkpoint(config.work_dir)
+
+
+def _go_on(config: Config) -> None:
+    """Have a fine-tuning go on; if its checkpoint cannot be read, it begins anew."""
+    try:
+        resume_latest(config)
+        read_checkpoint(config.load_from)
+    except (ValueError, FileNotFoundError) as error:
+        logging.getLogger('mmkcr').warning('%s: the fine-tuning begins anew.', error)
+        config.resume, config.load_from = False, None
 
 
 def compressed(args: CompressJob, task: CompressTask, table: Path | None,
@@ -189,8 +201,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
     """Take the steps that follow, and print; ``metrics`` gets or has those of the dense model."""
     folder, deployed, tuned, measured, of_files = files.folder, [], [], [], []
     if args.distil is not None:
-        begin(files, 'distil')
-        task.distil(folder, args.distil, later=True)
+        print(task.distil(folder, args.distil, later=True))
     if args.int8 is not None:
         deployed = int8_files(task.model, load(folder), task.batches, folder, args.int8)
     if args.finetune is not None:
@@ -256,6 +267,8 @@ def main(args: CompressJob) -> None:
     task = CompressTask(
         args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,
         args.out, args.seed, args.device, args.cfg_options, args.scope)
+    if args.distil is not None:
+        task.check_distillation(args.distil)
     finished, metrics, rows = [], [], []
     for files in compressed(args, task, table, later):
         finish(args, task, files, metrics)
@@ -268,4 +281,4 @@ def main(args: CompressJob) -> None:
         print(format_table(('folder', 'MACs', 'parameters (M)', 'outputs differ by'), rows))
     for progress in finished:  # until here a repeated call would go on from it
         progress.remove()
-        (progress.folder.parent / 'distil/last_checkpoint').unlink(missing_ok=True)
+        forget_distillation(progress.folder.parent)

@@ -34,6 +34,4 @@ def main(args: DistilJob) -> None:
     check_file(args.checkpoint, 'a checkpoint')
     task = CompressTask(args.config, args.checkpoint, args.calibration, args.images,
                         out=args.folder, options=args.cfg_options)
-    result = task.distil(args.folder, args.length)
-    print(f'Distance to the dense network on held-out images: {result.errors[0]:.4f} before, '
-          f'{result.errors[result.best]:.4f} after step {result.best} of {result.steps}')
+    print(task.distil(args.folder, args.length))
