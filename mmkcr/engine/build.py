@@ -105,14 +105,13 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float],
-                   key: str = 'expected') -> list[str]:
+def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float]) -> list[str]:
     """One sentence for every metric that differs from what a config expects.
 
-    Under ``key`` the config holds value and tolerance by metric.
+    The config holds value and tolerance of each metric under ``expected``.
     """
     return [f'expected `{name}` of {value} +/- {tolerance}, found {metrics.get(name)}'
-            for name, (value, tolerance) in (config.get(key) or {}).items()
+            for name, (value, tolerance) in (config.get('expected') or {}).items()
             # not <=: also for nan
             if not abs(metrics.get(name, float('nan')) - value) <= tolerance]
 

@@ -149,8 +149,8 @@ class FiniteHook(Hook):
         step = runner.iter + 1
         # with a scaler, a loss that overflows is first answered by a smaller scale
         if losses and (not scales or self._skipped > self.patience):
-            # the terms first: their sum is a consequence
-            name = min(losses, key=lambda name: name.rpartition('/')[2] == 'loss')
+            # sums stand first in the log, so the last entry is a term
+            name = list(losses)[-1]
             raise NonFiniteError(f'expected finite losses at iteration {step}, found '
                                  f'{float(losses[name])} in `{name}`')
         if self._skipped > self.patience:

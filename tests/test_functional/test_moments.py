@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.refit import moments_of
 from mmkcr.functional import moments as module
 from mmkcr.functional.moments import Moments
+from moments import moments_of
 
 exactly = settings(derandomize=True, deadline=None, max_examples=40)
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.refit import gram_matrix, moments_of, reconstruction_error
 from mmkcr.functional import sweep
 from mmkcr.functional.pivots import MIN_RHO, pivot_order, ridge, solve_psd
+from moments import gram_matrix, moments_of, reconstruction_error
 
 exactly = settings(derandomize=True, deadline=None, max_examples=40)
 

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.refit import gram_matrix, moments_of, reconstruction_error
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.pivots import ridge
 from mmkcr.functional.refit import patches, refit, refit_output
+from moments import gram_matrix, moments_of, reconstruction_error
 
 exactly = settings(derandomize=True, deadline=None, max_examples=60)
 

@@ -12,7 +12,6 @@ from mmdet.models import SwinTransformer
 from mmpretrain.models import SwinTransformerV2, VisionTransformer
 from torch import nn
 
-from benchmarks.refit import moments_of
 from mmkcr.closed_form.calibration import (
     ReaderMoments,
     WeightChange,
@@ -24,6 +23,7 @@ from mmkcr.closed_form.calibration import (
 )
 from mmkcr.closed_form.readers import Rows, input_rows, output_energy, output_rows, pick
 from mmkcr.closed_form.replay import ResumableForward, added_last
+from moments import moments_of
 
 IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
 

@@ -128,7 +128,9 @@ def test_masked_patches_of_a_detectors_images(divisor):
                for name, value in losses.items() if name in (
                    'loss_rpn_cls', 'loss_rpn_bbox', 'loss_cls', 'loss_bbox'))
     assert float(losses['loss_reconstruction']) == pytest.approx(task, rel=1e-4)
-    model.parse_losses(losses)[0].backward()
+    total, logs = model.parse_losses(losses)
+    assert logs['loss'] == total and float(logs['loss_task']) == pytest.approx(task, rel=1e-4)
+    total.backward()
     assert not [name for name, parameter in model.named_parameters()
                 if parameter.requires_grad and parameter.grad is None]
     assert model.reconstruction.mask_token.grad.abs().sum() > 0

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').rglob('*.md')),
          *sorted((ROOT / 'configs').glob('*/README.md'))]
 TOOLS = sorted(path for path in (ROOT / 'tools').rglob('*.py')
-               if not {'lab', 'trained'} & {*path.parts})
+               if not {'lab', 'trained'} & {*path.relative_to(ROOT).parts})
 FENCE = re.compile(r'^```(\w*)[^\n]*\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r'^\s*((?:[A-Z_]+=\S+\s+)*'
                      r'(?:python (?:-m \w+|tools/)|bash tools/|mmkcr |make |pip ).*)$')

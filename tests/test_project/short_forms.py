@@ -58,10 +58,6 @@ NOT_RUN = (
     NotRun(r'^make (test|lint)', 'is what runs this test', 'tests/test_project/test_ci.py'),
     NotRun(r'^python -m pytest', 'is a part of the suite', ''),
     NotRun(r'^bash tools/slurm_train.sh', 'needs Slurm', 'tests/slurm/test_slurm.py'),
-    NotRun(r'regularizer_overhead\.py', 'times itself in fresh processes',
-           'tests/test_tools/test_regularizer_overhead.py'),
-    NotRun(r'benchmarks/digit_scenes\.py', 'takes a minute in its shortest form',
-           'tests/test_end_to_end/test_digit_scenes.py'),
     NotRun(r'dwconv/segmentation/\$(NAME|DENSE)', 'COCO-Stuff, and a whole search before it',
            'tests/test_models/test_segmentors/test_dsp.py'),
     NotRun(r'LEARNED/structure\.json', 'a whole search before it',
@@ -69,7 +65,7 @@ NOT_RUN = (
     NotRun(r'DIR/scores\.json', 'scores of another call',
            'tests/test_tools/test_score_heads.py'),
     NotRun(r'--nproc_per_node 8', 'needs 8 GPUs', 'tests/test_tools/test_score_heads.py'),
-    NotRun(r'^bash tools/benchmarks/gpu.sh$|--device cuda|--amp$', 'needs a GPU', ''),
+    NotRun(r'--device cuda|--amp$', 'needs a GPU', ''),
 )
 
 
@@ -98,8 +94,6 @@ SHORT = (
           '8 processes; the script itself: tests/test_tools/test_train_test.py'),
     Short(r'^bash tools/dist_test.sh (\S+) (\S+) \d+', r'python tools/test.py \1 \2',
           '8 processes; the script itself: tests/test_tools/test_train_test.py'),
-    Short(r'^bash tools/benchmarks/gpu.sh --short', 'python tools/benchmarks/gpu.py --short',
-          'the script: tests/test_tools/test_gpu_benchmark.py'),
     Short(r'^mmkcr (?!zoo|--)([\w-]+)$', r'mmkcr \1 --help', 'is only named'),
 
     # ---- full-size configs whose data are not there
@@ -237,20 +231,11 @@ SHORT = (
     Short(r'(study\.py)(.*?)(?: --jobs 1)?$', r'\1\2 --epochs-factor 0.05 --jobs 1',
           _MINUTES),
     Short(r'(study\.py \S+quickstart\S+)', r'\1 --nets vit-mini', _MINUTES),
-    Short(r'(search_speed\.py)(?!.*--events|.*--rounds)(.*)',
-          r'\1\2 --shares 0.5 --rounds 1 --batch-size 1', _MINUTES),
     Short(r'(memory\.py)(.*)', r'\1 --networks DINOv2-S --images 2\2', _MINUTES),
     Short(r'(cross_validate\.py .*)', r'\1 --folds 2 --fraction 0.4 --cfg-options '
           'train_cfg.max_epochs=1 train_dataloader.batch_size=16', _MINUTES),
     Short(r'=0\.1:0\.5:0\.05', '=0.1:0.2:0.1', _MINUTES),
     Short(r'(begin)=30,60,90', r'\1=1,2', _MINUTES),
-    Short(r'(kc_correlation\.py .*)', r'\1 --subnets 8', _MINUTES),
-    Short(r'(gpu\.py) --short', r'\1 --short --tables refit block', _MINUTES),
-    Short(r'(gpu\.py) (--tables inference)', r'\1 --short \2', 'needs a GPU'),
-    Short(r'(attention_block\.py .*)', r'\1 --grid 6', _MINUTES),
-    Short(r'(refit\.py --threads.*)', r'\1 --widths 96 --tokens 500', _MINUTES),
-    Short(r'(refit\.py) --widths 384 768', r'\1 --widths 96 192 --tokens 500', _MINUTES),
-    Short(r'(user_paths\.py --images \S+).*', r'\1 --count 4 --only mmseg', _MINUTES),
     Short(r'(test_step\.py .*?)(?: --images 100)?$', r'\1 --images 8', _MINUTES),
     Short(r'(mmkcr distil .*) 30min', r'\1 2', _MINUTES),
     Short(r'(structures\.py)(?!.*--only)', r'\1 --only vit-small', _MINUTES),
@@ -264,7 +249,7 @@ SHORT = (
           r'\1 --cfg-options train_dataloader.batch_size=64', 'few digits'),
     Short(r'(full_size\.py)(?: (?!-)\S+)+ --images \d+', rf'\1 {DENSE} --images 4', _MINUTES),
     Short(r'(test\.py .*) --check', r'\1', 'needs the whole training: '
-          'tests/test_end_to_end/test_digit_scenes.py'),
+          'tests/test_tools/test_train_test.py'),
     Short(r'((?:^mmkcr |/)init(?:\.py)? (?!--help).*)', r'\1 --force',
           'the file is written by several commands'),
 )

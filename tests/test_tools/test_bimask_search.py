@@ -1,6 +1,4 @@
-"""bimask_search.py and search_speed.py on a tiny bi-mask search."""
-
-import json
+"""bimask_search.py on a tiny bi-mask search."""
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config
 
 TOOL = 'analysis_tools/bimask_search'
-SPEED = 'benchmarks/search_speed'
 CONFIG = """
 default_scope = 'mmpretrain'
 custom_imports = dict(imports=['mmkcr'])
@@ -51,48 +48,6 @@ def test_search_and_structure(run_tool, refused, config, tmp_path):
     kept = len(structure.sites['layers.0.attn.head_channels'].kept)
     assert f'{kept} / 16' in printed and 'channels of each head' in printed
     assert 'found none' in refused(TOOL)
-
-
-def test_steps_are_timed_at_the_sizes_asked_for(run_tool, config, tmp_path):
-    printed = run_tool(SPEED, config, '--shares', 0.6, 0.4, '--batch-size', 2, '--threads', 1,
-                       '--rounds', 2, '--profile', '--out', tmp_path / 'speed.json')
-    written = json.loads((tmp_path / 'speed.json').read_text())
-    rows = written['rows']
-    assert [row['decided'] for row in rows] == ['no', 'no', 'no', 'yes']
-    shares = [float(row['share'][:-1]) / 100 for row in rows]
-    assert shares[0] == 1 and shares[2] == shares[3]
-    assert all(0.96 * asked <= share <= asked for asked, share in zip((0.6, 0.4), shares[1:]))
-    for row, share in zip(rows, shares):
-        assert len(row['seconds']) == 2 and row['faster'] in printed
-        assert float(row['ideal']) == pytest.approx(1 / share, abs=0.02)
-    assert [part['MACs (G)'] for part in written['parts']] == [row['MACs (G)'] for row in rows]
-    assert all(float(part['others (ms)']) > 0 for part in written['parts'])
-    assert 'attention (ms)' in printed
-
-
-def test_pruning_events_are_timed_up_to_the_decision(run_tool, config, tmp_path):
-    """Each drops options or leaves them; after the last one the sizes are within the budget."""
-    config.write_text(CONFIG + "custom_hooks = [dict(type='mmkcr.ProgressivePruningHook')]\n")
-    printed = run_tool(SPEED, config, '--events', 3, '--batch-size', 2, '--threads', 1, '--out',
-                       tmp_path / 'speed.json')
-    written = json.loads((tmp_path / 'speed.json').read_text())
-    events = written['events']
-    assert written['rows'] == [] and [event['event'] for event in events] == [1, 2, 3, 4]
-    options = [event['options'] for event in events]
-    assert options == sorted(options, reverse=True) and options[0] > options[-1]
-    model = build_model(load_config(config))
-    total, dense = len(model.gates()), model.macs_model().dense / 1e9
-    assert options[-1] == total and events[-1]['decided'] == f'{total} of {total}'
-    assert 0.96 * 0.5 * dense <= float(events[-1]['MACs (G)']) <= 0.505 * dense
-    assert 'seconds' in printed
-
-
-@pytest.mark.parametrize('args, message', [
-    (('--events', 0), '`--events` of at least 1'),
-    (('--events', 2), 'expected a `ProgressivePruningHook`'),
-    (('--shares', 1.2), '`--shares` within (0, 1)'), (('--shares', 0.01), 'within the reachable')])
-def test_mistakes_of_the_step_times(refused, config, args, message):
-    assert message in refused(SPEED, config, *args)
 
 
 def test_a_structure_runs_no_code(refused, config, tmp_path):

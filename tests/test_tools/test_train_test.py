@@ -157,7 +157,7 @@ def test_resume_with_another_config(train, config_path, trained, refused):
 
 
 def test_check_of_what_a_config_expects(run, config_path, once, tmp_path, capsys):
-    """Which it is: `test_what_was_not_expected_is_told` in test_end_to_end/test_digit_scenes.py."""
+    """Which it is: `test_what_was_not_expected_is_told` in test_engine/test_build.py."""
     args = [once / 'epoch_1.pth', '--work-dir', tmp_path / 'test']
     for name, expected in dict(met=(50., 50.), missed=(-9., 1.)).items():
         (tmp_path / f'{name}.py').write_text(

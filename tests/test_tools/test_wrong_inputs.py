@@ -34,22 +34,12 @@ ROWS = {
     'analysis_tools/grad_cam': '{dense} {weights} --out {out}',
     'analysis_tools/information_bottleneck': '--run one {dense} {weights} --out {out}',
     'analysis_tools/kernel_complexity': '{dense} {weights} --out {out}',
-    'analysis_tools/kc_correlation': '{dense} {weights} --out {out}',
     'analysis_tools/score_heads': '{heads} --out {out} | {heads} {weights} --out {out}',
-    'benchmarks/attention_block': '--sizes base --out {file}',
-    'benchmarks/compress': '{dense} {weights} --metric accuracy/top1 --out {out}',
-    'benchmarks/digit_scenes': '--backbone {weights} --data-root {data} --work-dir {out}',
     'benchmarks/full_size': '{dense}',
-    'benchmarks/gpu': '--short --tables refit --out {out}',
     'benchmarks/latency': '{dense} {dense} --out {out}',
-    'benchmarks/random_subnet': '{dense} --target-macs 80% --out {file}',
     'benchmarks/latency_table': '{dense} --out {file}',
     'benchmarks/memory': '',
     'benchmarks/real_network': '{images} {images} --out {out}',
-    'benchmarks/refit': '--out {file}',
-    'benchmarks/regularizer_overhead': '--quick --out {out}',
-    'benchmarks/search_speed': '{search} --out {file}',
-    'benchmarks/sizes': '',
     'benchmarks/test_step': '{dense} {weights} --slim {dense} {weights} --out {file}',
     'benchmarks/whole_models': '{segmentor}',
     'compress': '{dense} {weights} --target-macs 60% --out {out}',
@@ -63,8 +53,6 @@ ROWS = {
                          '{image} --out {out}',
     'deployment/export_onnx': '{dense} {weights} --out {file}',
     'analysis_tools/sensitivity': '{out}',
-    'benchmarks/user_paths': '--images {images} --count 1',
-    'demo/gallery': '--classifier {dense} {weights} --out {out}',
     'model_zoo/badges': '--out {out}',
     'model_zoo/release': '{out} --out {out}',
     'model_zoo/structures': '--only vit-small --out {out}',
@@ -137,14 +125,14 @@ MORE = {
                              '{dense} {weights} --slim {dense} {weights} {weights} --out {file}',
                              '{dense} {weights} --slim {dense} {others} --out {file}',
                              '{dense} {weights} --slim {dense} {weights} --images 9999'],
-    'benchmarks/user_paths': ['--images {images} --count 1000000', '--images {images} --only x'],
     'model_zoo/model_counts': ['--check --only no-such-model'],
     'model_zoo/structures': ['--check --only no-such-structure'],
     'zoo': ['no-such-model'],
     'benchmarks/latency': ['{weights}', '{dense}', '{dense} {weights}', '{empty}'],
 }
-TOOLS = sorted(str(path.relative_to(REPO / 'tools').with_suffix(''))
-               for path in (REPO / 'tools').rglob('*.py') if not {'lab', 'trained'} & {*path.parts})
+TOOLS = sorted(str(path.with_suffix('')) for path in
+               (path.relative_to(REPO / 'tools') for path in (REPO / 'tools').rglob('*.py'))
+               if not {'lab', 'trained'} & {*path.parts})
 
 
 def test_every_command_has_a_row():

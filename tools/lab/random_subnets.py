@@ -4,17 +4,14 @@ import math
 from collections.abc import Sequence
 
 import torch
-from mmengine.config import Config
 from torch import Tensor, nn
 
 from mmkcr.closed_form.profiles import FILLED, fitted_sizes, uniform_sizes
 from mmkcr.core import MacsModel, Structure
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
-from mmkcr.deploy.latency_table import searchable
-from mmkcr.engine.build import build_model, default_shape, dense_config
 from mmkcr.models.counting import count_macs, note_backbone_macs
-from mmkcr.models.tasks import counted_part, find_task, search_space, task_forward
+from mmkcr.models.tasks import counted_part, search_space, task_forward
 
 
 def random_subnet(model: nn.Module, target: str | int | float,
@@ -85,29 +82,3 @@ def random_units(site: Site, count: int, generator: torch.Generator, group: int 
         :count // heads // group].sort().values for head in range(heads)]
     # (groups, 1) + (group,): the units of each
     return (torch.cat(drawn)[:, None] * group + torch.arange(group)).flatten()
-
-
-def random_pair(config: Config, target: str, part: str = 'model',
-                sites: Sequence[str] | None = None, shape: Sequence[int] | None = None,
-                divisor: int = 8, group: int = 1) -> tuple[
-                    nn.Module, nn.Module, tuple[int, int, int], Structure]:
-    """A dense network of random weights, a random subnet of it, their images' shape, its structure.
-
-    Args:
-        config (Config): Of a dense model, a search or a subnet.
-        target, divisor, group: See :func:`random_subnet`.
-        part (str): ``'model'`` or ``'backbone'``. Defaults to ``'model'``.
-        sites (Sequence[str], optional): Kinds. Defaults to None: see
-            :func:`~mmkcr.deploy.latency_table.searchable`.
-        shape (Sequence[int], optional): (C, H, W). Defaults to None: that of the config.
-    """
-    sides = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        model = build_model(dense_config(config))
-        sides.append(find_task(model).backbone if part == 'backbone' else model)
-    shape = tuple(shape or default_shape(config, sides[0]))
-    searchable(sides[1], sites)
-    slim, structure = random_subnet(sides[1], target, shape, None if part == 'backbone' else part,
-                                    divisor, group=group)
-    return sides[0], slim, shape, structure

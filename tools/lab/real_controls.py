@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
 from mmkcr.core import Structure
-from .compress_study import Choose, at_random, by_weight, same_sizes
+from .other_units import Choose, at_random, by_weight, same_sizes
 from .saliency import tokens
 from .torch_pruning import PRUNED, torch_pruning_structure
 

@@ -24,4 +24,3 @@ param_scheduler = [dict(type='LinearLR', start_factor=0.01, by_epoch=False, begi
 train_cfg = dict(max_epochs=2)
 load_from = 'work_dirs/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes/epoch_6.pth'
 expected = dict(_delete_=True)
-expected_short = dict(_delete_=True)

@@ -60,7 +60,7 @@ class ExactResumeHook(Hook):
     .. warning::
         A run that is resumed within an epoch needs the number of batches per epoch that it had.
         An iteration-based run must not skip advancing its data (``fast_forward_on_resume=False``,
-        the default). Lines of the text log count the rest of a resumed epoch from 1.
+        the default).
     """
 
     priority = 'VERY_HIGH'
@@ -159,6 +159,8 @@ class ExactResumeHook(Hook):
             batches.set_epoch(loader, runner.epoch)
             # 0 too: of two loaders the second is not asked once the first has nothing left
             batches.skip_batches(loader, self._passed)
+        if self._passed:
+            number_batches_from(runner.train_loop, self._passed)
         self._passed = 0
 
     def before_train_iter(self, runner: Runner, batch_idx: int,
@@ -166,6 +168,10 @@ class ExactResumeHook(Hook):
         """Set the random states of the main process."""
         self._validated = False
         batches.seed_everything(batches.derive_seed(self._seed, 'iter', runner.iter, get_rank()))
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        """Number the batches of the next epoch from 0, as the loop does."""
+        vars(runner.train_loop).pop('run_iter', None)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Note that a checkpoint of the best model already has this validation behind it."""
@@ -193,6 +199,20 @@ class MissedValidationHook(Hook):
         loop._decide_current_val_interval()
         if done >= loop.val_begin and (done % loop.val_interval == 0 or done == total):
             runner.val_loop.run()
+
+
+def number_batches_from(loop: EpochBasedTrainLoop, first: int) -> None:
+    """Make a loop number the batches of its epoch from ``first``, for its log and its hooks.
+
+    MMEngine numbers batches from 0 in every pass over a loader. The attribute that is set here on
+    the loop is to be deleted at the end of the epoch.
+    """
+    run_iter = loop.run_iter
+
+    def run_numbered(idx: int, *batch: Any) -> None:
+        run_iter(idx + first, *batch)
+
+    loop.run_iter = run_numbered
 
 
 def own_state(runner: Runner) -> dict[str, Any]:

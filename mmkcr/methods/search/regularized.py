@@ -21,7 +21,8 @@ class RegularizedModel(BaseModel):
     """A task model (classifier, detector, segmentor) with regularisers.
 
     The losses of the task model are kept as they are. Each active regulariser adds ``loss_<name>``,
-    computed on features of the same forward pass. Checkpoints hold the task model under its own
+    computed on features of the same forward pass. In the log ``loss`` is the sum that is minimised,
+    and ``loss_task`` the share of the task model. Checkpoints hold the task model under its own
     keys, without a prefix, so that an ordinary config of the task model can load them. The state of
     the regularisers is stored beside it under ``regularizers.<name>``.
 
@@ -56,6 +57,7 @@ class RegularizedModel(BaseModel):
         super().__init__(architecture.data_preprocessor, init_cfg)
         self.architecture = architecture
         self.feature_layer = feature_layer
+        self._task_losses: list[str] = []  # names of the task model's losses, of the last forward
         self.regularizers = nn.ModuleDict(
             {name: self._built(name, config) for name, config in (regularizers or {}).items()})
         for term in self.regularizers.values():
@@ -104,6 +106,7 @@ class RegularizedModel(BaseModel):
                 if hasattr(term, 'watch'):
                     stack.enter_context(term.watch())
             losses = self.architecture(inputs, data_samples, mode='loss')
+        self._task_losses = [name for name in losses if 'loss' in name]
         for name, term in active.items():
             losses[f'loss_{name}'] = term(taps[name].features, *needed[name])
             # `parse_losses` sums entries with `loss` in their names, and only logs the others
@@ -111,6 +114,26 @@ class RegularizedModel(BaseModel):
             losses.update({f'{name}_{key}': torch.as_tensor(value)
                            for key, value in logged.items()})
         return losses
+
+    def parse_losses(self, losses: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Sum the losses, as the host does, and log the sum and the share of the task model.
+
+        MMEngine logs a loss of the name ``loss``, which most classification heads have, in the
+        place of the sum.
+
+        Args:
+            losses (dict): Losses, and values to log, as :meth:`forward` gives them.
+
+        Returns:
+            tuple[Tensor, dict]: The sum, and what is logged: ``loss`` (the sum), ``loss_task`` (the
+            share of the task model) and then every term.
+        """
+        terms = {'loss_task' if name == 'loss' else name: value for name, value in losses.items()}
+        total, logged = super().parse_losses(terms)
+        ours = ['loss_task' if name == 'loss' else name for name in self._task_losses]
+        share = sum((logged[name] for name in ours if name in logged), torch.zeros_like(total))
+        terms = {name: value for name, value in logged.items() if name not in ('loss', 'loss_task')}
+        return total, {'loss': total, 'loss_task': share, **terms}
 
     @staticmethod
     def _needed(name: str, term: nn.Module, inputs: Tensor,

@@ -132,7 +132,9 @@ class SearchModel(RegularizedModel):
             # the gates first: a loss that they enter is a consequence
             check_finite_gates(self.gates(), f' at iteration {step}')
             if not self.steps_may_be_skipped:
-                check_finite(logged, f'losses and prices at iteration {step}')
+                # sums stand first in the log: read from its end, the first is a term
+                check_finite(dict(reversed(logged.items())),
+                             f'losses and prices at iteration {step}')
         return loss, logged
 
     def end_search(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,7 +92,7 @@ CASES = few(dict(
     ofb=scenes('ofb/detection/ofb-mask-rcnn_swin-mini_search', 'train/loss_mask',
                'val/coco/segm_mAP')),
     'masked_retrain', 'pruning', 'segment_search', 'told_iterations', 'told_two',
-    'told_search_epoch', 'renaming_3', 'renaming_4', 'kcr', 'dcs', 'ofb')
+    'told_search', 'told_search_epoch', 'renaming_3', 'renaming_4', 'kcr', 'dcs', 'ofb')
 
 
 @pytest.fixture(scope='module', params=CASES)
@@ -153,6 +154,11 @@ def test_written_logs(runs):
     if not {'kill', 'kill_rename'} & {*CASES[name]}:  # the unbroken one wrote the first epoch alone
         unbroken = {key: line for key, line in unbroken.items() if key in resumed}
     assert unbroken == resumed
+    heads, again = map(_heads, folders)
+    if {'kill', 'signal'} & {*CASES[name]}:
+        assert len(heads) > 2 and heads == again  # of the broken run and of the resumed one
+    else:
+        assert again and again <= heads
 
 
 def test_only_what_is_asked_for_is_kept(finished):
@@ -298,3 +304,9 @@ def _log_lines(work_dir):
             lines[kind, line['step']] = {name: value for name, value in line.items()
                                          if name not in ('time', 'data_time', 'memory')}
     return lines
+
+
+def _heads(work_dir):
+    """The epoch and batch, or the iteration, in front of each training line of the text logs."""
+    text = ''.join(path.read_text() for path in Path(work_dir).glob('*/*.log'))
+    return set(re.findall(r'(?:Epoch|Iter)\(train\).*?\d+/\d+\]', text))

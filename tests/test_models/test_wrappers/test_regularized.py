@@ -79,6 +79,7 @@ def test_regulariser_sees_the_features_of_the_same_forward():
         (residual**2).sum() / (features**2).sum(), rel=1e-5)
     total, logs = model.parse_losses(losses)
     assert float(total) == pytest.approx(float(losses['loss'] + losses['loss_kcr']))
+    assert logs['loss'] == total and logs['loss_task'] == losses['loss']
     # what is switched off costs and changes nothing
     term.active = False
     plain = model(inputs, samples, mode='loss')
@@ -255,7 +256,7 @@ def test_what_is_not_finite_stops_the_run(kind):
         name, value = ('loss_price', float('inf')) if kind == 'price' else ('loss', float('nan'))
         losses[name] = torch.tensor(value)
         message = (f'expected finite losses and prices at iteration 12, found {value} in '
-                   f'`{"loss_price" if kind == "price" else "loss"}`')
+                   f'`{"loss_price" if kind == "price" else "loss_task"}`')
     with pytest.raises(ValueError) as error:
         model.parse_losses(losses)
     assert str(error.value) == message

@@ -217,6 +217,8 @@ def test_the_term_sees_all_views_in_the_online_network():
     torch.testing.assert_close(tap.features, features)
     residual = (features - features @ basis @ basis.T).square().sum() / 12
     torch.testing.assert_close(losses['loss_kcr'], residual)
+    total, logs = model.parse_losses(losses)
+    assert logs['loss'] == total != logs['loss_task'] == losses['loss']
 
 
 # ---- other hosts -------------------------------------------------------------------------------
