@@ -39,7 +39,7 @@ RATE = 0.1
 
 
 class SubnetFiles:
-    """What :func:`slim_files` or :class:`~mmkcr.apis.compress_files.CompressTask` wrote.
+    """What :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files` wrote.
 
     Args:
         dense, slim (nn.Module): The bare task models that are compared.

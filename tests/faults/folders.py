@@ -28,7 +28,9 @@ from timm.layers import Mlp
 from torch import nn
 
 import mmkcr
-from mmkcr.apis.compress_files import CompressTask
+from mmkcr.apis.compress_files import FileOptions, build_task, compress_files
+from mmkcr.closed_form.compression import compress_network
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.closed_form.progress import PROFILES, CompressProgress
 from mmkcr.core import Structure
 from mmkcr.core.forward import flat_tensors
@@ -91,9 +93,11 @@ def random_checkpoint(folder):
 def make_compressed(folder, seed):
     """The folder of ``mmkcr compress``: of equal sizes, but of other units for another seed."""
     with tempfile.TemporaryDirectory() as beside:
-        task = CompressTask(CONFIG, random_checkpoint(Path(beside)), write_images(
-            Path(beside, 'images'), seed), 16, out=folder, options=SMALL)
-        task.compress('85%', ['mlp_channels'], uniform=True, progress=False)
+        task = build_task(FileOptions(
+            config=CONFIG, checkpoint=random_checkpoint(Path(beside)), cfg_options=SMALL,
+            calibration=write_images(Path(beside, 'images'), seed), images=16, target='85%',
+            sites=['mlp_channels'], uniform=True, progress=False))
+        compress_files(task, task.options, folder)
 
 
 def read_compressed(folder):
@@ -134,8 +138,8 @@ def go_on_compressing(folder, seed=0):
     key = dict(network=network_digest(network))
     progress = CompressProgress(folder / '.progress', dict(key, target='60%'),
                                 CompressProgress(folder / PROFILES, key))
-    found = mmkcr.compress(network, images, '60%', input_shape=(3, 16, 16), divisor=1,
-                           progress=False, done=progress)
+    options = CompressOptions(target='60%', input_shape=(3, 16, 16), divisor=1, progress=False)
+    found = compress_network(network, images, options, done=progress)
     return dict(weights=found.model.state_dict(), structure=found.structure.to_dict())
 
 
