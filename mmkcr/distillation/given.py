@@ -58,7 +58,7 @@ def check_networks(student: nn.Module, teacher: nn.Module) -> None:
                          f'of {other.pop()}, in which most steps are rounded away: distil '
                          '`student.float()` with `teacher.float()`')
     if kinds['student'] != kinds['teacher']:
-        names = {role: ', '.join(sorted(map(str, found))) for role, found in kinds.items()}
+        names = {role: ', '.join(sorted(map(str, types))) for role, types in kinds.items()}
         raise ValueError(f'expected a teacher of {names["student"]}, the type of the student, '
                          f'found one of {names["teacher"]}')
     if not any(value.requires_grad for value in student.parameters()):
