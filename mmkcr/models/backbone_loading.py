@@ -1,14 +1,14 @@
 """Strict loading: a state_dict fits a backbone whole or is refused."""
 
+import json
 import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from mmkcr.core import KEPT, check_finite_state
+from mmkcr.core import KEPT, Structure, check_finite_state, digest
 from mmkcr.core.products import added_layers
 from mmkcr.safe_load import read_checkpoint
 from .layers.operator_attention import dense_places
@@ -64,7 +64,8 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
     if not part:
         raise ValueError(f'expected keys that start with `{prefix}` in the checkpoint '
                          f'`{checkpoint}`, found {", ".join(list(state)[:3]) or "no key"}')
-    load_named(backbone, part, str(checkpoint))
+    load_named(backbone, {**recorded_digests(backbone, content, str(checkpoint)), **part},
+               str(checkpoint))
     if hasattr(backbone, '_params_init_info'):
         from mmengine.model import update_init_info
         update_init_info(backbone, f'loaded from {checkpoint}')
@@ -91,6 +92,7 @@ def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: s
         for key, value in nn.Module.state_dict(site.owner).items():
             state_dict.setdefault(f'{start}{key}', value)
     if inherited:
+        state_dict.setdefault(f'{prefix}{KEPT}', getattr(space.host, KEPT))  # cut to these units
         from mmengine.logging import print_log
         print_log(f'The replaced heads of the `{space.type_name}` start from the values and '
                   'projections of the dense network that is loaded', 'current')
@@ -99,15 +101,71 @@ def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: s
 def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
 
-    A file without a record of its units, that of an ordinary network, gets ours.
+    Weights without a record of their units, of an ordinary network, are named and get ours.
     """
     ours = getattr(space.host, KEPT, None)
-    if ours is None:
+    if ours is None or not any(key.startswith(prefix) for key in state_dict):
         return
-    theirs = state_dict.setdefault(f'{prefix}{KEPT}', ours)
-    if not torch.equal(ours.cpu(), theirs.cpu()):
+    theirs = state_dict.get(f'{prefix}{KEPT}')
+    if theirs is None:
+        logging.getLogger('mmkcr').warning(
+            'Not checked: weights of the `%s` are loaded that do not say which units they are of, '
+            'so they may be of other units than the structure keeps.', space.type_name)
+    elif theirs.tolist() not in space.digests:
         raise ValueError('expected a checkpoint of the subnet in the structure, found other kept '
                          'units')
+    state_dict[f'{prefix}{KEPT}'] = ours
+
+
+def recorded_digests(module: nn.Module, checkpoint: Mapping[str, Any],
+                     path: str) -> dict[str, Tensor]:
+    """Compare the structure in a checkpoint's ``meta``, if there is one, with that of a module.
+
+    Args:
+        module (nn.Module): A task model or a backbone. Search spaces in it that were sliced are
+            compared, and a difference that leaves all units the same is only named.
+        checkpoint (Mapping): Its content, with ``meta``.
+        path (str): Of the checkpoint, for messages.
+
+    Returns:
+        dict[str, Tensor]: By entry of the module's state the digests of units that the checkpoint
+        has, which it lacks if an earlier version wrote it.
+
+    Raises:
+        ValueError: It keeps other units; the message names the site.
+    """
+    meta = checkpoint.get('meta')
+    recorded = meta.get('structure') if isinstance(meta, Mapping) else None
+    if not isinstance(recorded, Mapping):
+        return {}
+    theirs, digests = Structure.load(recorded), {}
+    for name, host in module.named_modules():
+        space = getattr(host, 'search_space', None)
+        if not getattr(space, 'fixed', None):
+            continue
+        _check_sites(space, theirs, path)
+        digests[f'{name}.{KEPT}'.lstrip('.')] = digest(space.fixed)
+    return digests
+
+
+def _check_sites(space: 'SearchSpace', theirs: Structure, path: str) -> None:
+    """Refuse the structure of other units than a space's, and name other differences."""
+    names = set(space.fixed) if space.structure is None else {*space.fixed, *theirs.sites}
+    for name in sorted(names):
+        if space.fixed.get(name) != theirs.sites.get(name):
+            raise ValueError(f'expected weights of the units that the structure keeps at site '
+                             f'`{name}`, found those of others in `{path}`: they are of another '
+                             'call than the structure')
+    if space.structure is None or space.chosen:
+        return
+    ours, recorded = ({key: json.dumps(value, sort_keys=True, default=str)
+                       for key, value in one.to_dict().items()}
+                      for one in (space.structure, theirs))
+    others = [key for key in ours if ours[key] != recorded[key]]
+    if others:
+        logging.getLogger('mmkcr').warning(
+            'The structure has another %s than `%s` was written with: it was edited since, or one '
+            'of them is of an earlier step.', ' and '.join(f'`{key}`' for key in others), path)
 
 
 def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:

@@ -76,6 +76,8 @@ class SearchSpace:
         self.structure: Structure | None = None
         #: Entries of the sites that are sliced for good: all of a subnet's.
         self.fixed: dict[str, SiteEntry] = {}
+        #: Numbers of :func:`digest` that weights of this network have: its own, and its start's.
+        self.digests: list[int] = []
         self._attached: dict[str, list[Axis]] = {}
         self._sites: dict[str, HostSite] = {}
         #: Sites without gates, masks on queries and keys, that are not applied yet.
@@ -195,9 +197,9 @@ class SearchSpace:
     def slice_to(self, structure: Structure, gates: Collection[str] = ()) -> None:
         """Slice the dense network or the supernet to a structure, in place, with its weights.
 
-        A digest of the kept units is put into the state, for strict loading. ``gates`` are the keys
-        of a config of gates that are to follow: sites that get one stay whole, and only the rest of
-        the structure has to fit. A subnet, and the structure of another backbone, are refused.
+        ``gates`` are the keys of a config of gates that are to follow: sites that get one stay
+        whole, and only the rest of the structure has to fit. A subnet, and the structure of another
+        backbone, are refused. See also :meth:`record_structure`.
         """
         if self.structure is not None:
             raise ValueError('expected a dense backbone or a supernet to slice, found a subnet of '
@@ -228,8 +230,19 @@ class SearchSpace:
             if site.gate is not None and hasattr(site.gate, 'folded'):
                 self.slice_units(name, kept, True)
             site.slice_to(kept, entry.operator)
-        self.fixed = entries
-        self.host.register_buffer(KEPT, digest(entries).to(device))
+        self.record_structure(structure, gated)
+
+    def record_structure(self, structure: Structure, gated: Collection[str] = ()) -> None:
+        """Record that the sites were sliced to a structure, for good.
+
+        No other place makes a subnet. A digest of the kept units is put into the state, so weights
+        of other units are refused. Sites that are ``gated`` are left to the search that follows.
+        """
+        self.fixed = {name: entry for name, entry in structure.sites.items() if name not in gated}
+        kept = digest(self.fixed)
+        # a search may start from the weights of the whole structure
+        self.digests = [int(kept), int(digest(structure.sites))]
+        self.host.register_buffer(KEPT, kept.to(next(self.host.parameters()).device))
         if not gated:
             self.structure = structure
 
