@@ -22,6 +22,7 @@ Examples:
 import copy
 import logging
 import re
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -182,12 +183,27 @@ def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]
     """The files of ``--int8`` side by side, with their metrics if there are any."""
     names = [name for name, value in (metrics[0] if metrics else {}).items()
              if isinstance(value, Real)]
-    rows = [(file.path.name, f'{file.bytes / 1e6:.2f}', f'{file.ratio:.3f}', f'{file.error:.1%}',
-             '' if file.same is None else f'{file.same:.1%}',
-             *(f'{numbers[name]:.4g}' for name in names))
-            for file, numbers in zip(files, metrics or [{}] * len(files))]
-    return format_table(('file', 'MB', 'time, batch 1', 'difference from dense', 'same class',
-                         *names), rows)
+    # classifiers compare images, segmentors pixels, detectors neither
+    shares = {head: [f'{share:.1%}' for share in found] for head, found in (
+        ('same class', [file.same for file in files]),
+        ('pixels of the same class', [file.pixels for file in files])) if None not in found}
+    rows = []
+    for place, file in enumerate(files):
+        of_file = [f'{metrics[place][name]:.4g}' for name in names]
+        rows.append((file.path.name, f'{file.bytes / 1e6:.2f}', f'{file.ratio:.3f}',
+                     f'{file.error:.1%}', *(column[place] for column in shares.values()), *of_file))
+    table = format_table(('file', 'MB', 'time over dense fp32, batch 1', 'difference from dense',
+                          *shares, *names), rows)
+    return '\n'.join([table, *slower_files(files)])
+
+
+def slower_files(files: Sequence[DeployedFile]) -> list[str]:
+    """A warning for each int8 file that takes more time than its fp32 file."""
+    times = {file.name: file.ratio for file in files}
+    return [f'warning: `{file.path.name}` takes {file.ratio / times[fp32]:.2f} of the time of the '
+            'fp32 file on this machine: int8 makes it smaller, not faster'
+            for file in files if (fp32 := file.name.removesuffix(' int8')) != file.name
+            and file.ratio > times[fp32]]
 
 
 def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
@@ -255,6 +271,8 @@ def check_first(args: CompressJob) -> None:
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
     check_first(args)
+    # before models are built and images are run, which takes minutes for large ones
+    print(f'Reading {args.config} and {args.checkpoint}', file=sys.stderr, flush=True)
     # what follows, evaluation included, does not compress again if it is killed
     later = {name: getattr(args, name) for name in ('finetune', 'distil')}
     task = build_task(replace(args, latency_table=chosen_table(args),
