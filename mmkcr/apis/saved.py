@@ -176,7 +176,7 @@ def load(folder: str | Path, model: nn.Module | None = None,
     backbone = getattr(model, 'backbone', None)
     host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
         model
-    SearchSpace(host, structure.backbone.get('sites') or (), structure=structure)
+    SearchSpace(host, structure.backbone.get('sites') or ()).slice_to(structure)
     check_recorded(host, structure, model)
     expected = model.state_dict(keep_vars=True)
     if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(expected))):

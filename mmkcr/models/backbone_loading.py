@@ -2,8 +2,8 @@
 
 import logging
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from mmkcr.core import KEPT, check_finite_state
 from mmkcr.core.products import added_layers
 from mmkcr.safe_load import read_checkpoint
-from .layers.operator_attention import dense_places
-
-if TYPE_CHECKING:
-    from .search_space import SearchSpace
+from .sites.base import HostSite
 
 BACKBONE = 'backbone.'
 #: Buffers that hosts compute anew and take out of what they load.
@@ -70,38 +67,29 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
         update_init_info(backbone, f'loaded from {checkpoint}')
 
 
-def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
+def inherit_dense(sites: Mapping[str, HostSite], state_dict: dict[str, Tensor], prefix: str,
+                  name: str) -> None:
     """Let heads that a config chose by blocks or scores start from a dense network's weights.
 
-    The entries of dense layers are cut in place; operators keep their values.
+    Args:
+        sites (Mapping[str, HostSite]): Of the backbone.
+        state_dict (dict[str, Tensor]): Entries of dense layers are cut in place.
+        prefix (str): Beginning of the backbone's keys in it.
+        name (str): Of the backbone, for the log.
     """
-    inherited = False
-    for site in space.sites.values():
-        start = f'{prefix}{site.path}.'
-        dense = state_dict.get(f'{start}qkv.weight')
-        if site.kind != 'head_operator' or dense is None or \
-                dense.shape[0] != 3 * site.total * site.view.width:
-            continue
-        inherited = True
-        rows, columns = dense_places(site.kept.to(dense.device), site.total, site.view.width)
-        for key, dim, places in (('qkv.weight', 0, rows), ('qkv.bias', 0, rows),
-                                 ('proj.weight', 1, columns)):
-            if (value := state_dict.get(f'{start}{key}')) is not None:
-                state_dict[f'{start}{key}'] = value.index_select(dim, places)
-        for key, value in nn.Module.state_dict(site.owner).items():
-            state_dict.setdefault(f'{start}{key}', value)
-    if inherited:
+    inherited = [site.inherit_dense(state_dict, prefix) for site in sites.values()]  # of all
+    if any(inherited):
         from mmengine.logging import print_log
-        print_log(f'The replaced heads of the `{space.type_name}` start from the values and '
-                  'projections of the dense network that is loaded', 'current')
+        print_log(f'The replaced heads of the `{name}` start from the values and projections of '
+                  'the dense network that is loaded', 'current')
 
 
-def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
+def take_kept(host: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
     """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
 
     A file without a record of its units, that of an ordinary network, gets ours.
     """
-    ours = getattr(space.host, KEPT, None)
+    ours = getattr(host, KEPT, None)
     if ours is None:
         return
     theirs = state_dict.setdefault(f'{prefix}{KEPT}', ours)
@@ -110,14 +98,24 @@ def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) 
                          'units')
 
 
-def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:
+def check_state(host: nn.Module, state_dict: Mapping[str, Tensor], prefix: str, name: str,
+                state: str, gated: Collection[str] = ()) -> None:
     """Refuse a state_dict that would load only in part.
 
     A supernet may be loaded from a dense checkpoint: it keeps its gates and the layers that it
-    has in excess. Optional entries that are missing or surplus are logged. The backbone's keys
-    begin with the prefix.
+    has in excess. Optional entries that are missing or surplus are logged.
+
+    Args:
+        host (nn.Module): The backbone, which the entries are for.
+        state_dict (Mapping[str, Tensor]): The entries.
+        prefix (str): Beginning of the backbone's keys among them.
+        name (str): Of the backbone, for messages.
+        state (str): ``'dense'``, ``'supernet'`` or ``'subnet'``.
+        gated (Collection[str]): Names of sites with gates. Defaults to none.
+
+    Raises:
+        ValueError: Keys are missing, unexpected or mis-shaped.
     """
-    host = space.host
     given_shapes = {key[len(prefix):]: value.shape for key, value in state_dict.items()
                     if key.startswith(prefix) and hasattr(value, 'shape')}
     if not given_shapes:
@@ -125,7 +123,7 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     # of `nn.Module`: a host's own `state_dict` may rename or drop entries
     expected = {key: value.shape for key, value in nn.Module.state_dict(host).items()
                 if hasattr(value, 'shape')}
-    gates = tuple(f'{site}.gate.' for site in space.gates())
+    gates = tuple(f'{site}.gate.' for site in gated)
     # the supernet has these layers in excess of the dense network
     gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
     missing = [key for key in expected if key not in given_shapes and not RECOMPUTED.match(key)
@@ -139,15 +137,15 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     wrong = {'missing': [key for key in missing if key not in new],
              'unexpected': [key for key in surplus if key not in unused],
              'mis-shaped': [f'{key} {there} for {here}' for key, (there, here) in shapes.items()]}
-    as_dense = space.structure is not None and not wrong['missing'] + wrong['unexpected'] and all(
+    as_dense = state == 'subnet' and not wrong['missing'] + wrong['unexpected'] and all(
         there >= here for both in shapes.values() for there, here in zip(*both))
-    refuse(f'a checkpoint of the {space.state_name()} `{space.type_name}`'
+    refuse(f'a checkpoint of the {state} `{name}`'
            f'{", which is beside its structure" if as_dense else ""}, found '
            f'{"another, as of the dense network: " if as_dense else ""}', wrong,
            f' below `{prefix or "."}`')
     if new or unused:
         from mmengine.logging import print_log
-        print_log(f'Expected a checkpoint with all entries of the `{space.type_name}` and no '
+        print_log(f'Expected a checkpoint with all entries of the `{name}` and no '
                   f'others, found {_listing("missing", new)}, which keep their initial values, and '
                   f'{_listing("surplus", unused)}, which are not used', 'current', logging.WARNING)
 
