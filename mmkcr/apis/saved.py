@@ -23,6 +23,7 @@ from mmkcr.deploy.export import export_onnx as export
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
 from mmkcr.models.counting import check_recorded
+from mmkcr.models.drop_rates import read_drop_rates, set_drop_rates
 from mmkcr.models.loading import load_task
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.tasks import kept_randomness
@@ -44,7 +45,8 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
     built: ``config.json`` of a network of transformers or of timm, ``config.py`` of a task model
     that carries its config (``cfg``), as the hosts' ``init_detector``, ``init_model`` and
     ``get_model`` leave it. It is tried: where the network that it gives has other outputs on an
-    image, or there is none, a warning says that :func:`load` needs the dense network.
+    image, or there is none, a warning says that :func:`load` needs the dense network. A warning
+    names a rate of dropout or stochastic depth that :func:`load` cannot give back.
 
     Args:
         result (CompressResult): Of :func:`~mmkcr.closed_form.compression.compress`.
@@ -68,12 +70,6 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
                    for name, value in model.state_dict().items()}, here / WEIGHTS)
         structure.save(here / STRUCTURE)
         _write_dense(model, structure, here)
-        if reason := _not_the_same(model, here, shape):
-            for name in (DENSE, CONFIG):
-                (here / name).unlink(missing_ok=True)
-            warnings.warn(f'expected to build the dense `{type(model).__name__}` by its name, '
-                          f'found {reason}: load it with `mmkcr.load({str(folder)!r}, dense)`',
-                          stacklevel=4)
         library = type(model).__module__.partition('.')[0]
         versions = dict(python=platform.python_version(), torch=str(torch.__version__),
                         mmkcr=__version__)
@@ -82,7 +78,14 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
         (here / REPORT).write_text(json.dumps(dict(
             macs=structure.macs, params=structure.params, bytes=state_bytes(model),
             agreement=result.agreement, target=structure.provenance.get('target'),
-            asked=structure.provenance.get('asked'), versions=versions), indent=2) + '\n')
+            asked=structure.provenance.get('asked'), drop_rates=read_drop_rates(model),
+            versions=versions), indent=2) + '\n')
+        if reason := _not_the_same(model, here, shape):
+            for name in (DENSE, CONFIG):
+                (here / name).unlink(missing_ok=True)
+            warnings.warn(f'expected to build the dense `{type(model).__name__}` by its name, '
+                          f'found {reason}: load it with `mmkcr.load({str(folder)!r}, dense)`',
+                          stacklevel=4)
         if export:
             network = copy.deepcopy(model).cpu()
             export_program(network, here / 'model.pt2', shape)
@@ -132,7 +135,17 @@ def _not_the_same(model: nn.Module, folder: Path, shape: list[int]) -> str:
         torch.testing.assert_close(outputs, expected, rtol=bound, atol=bound)
     except Exception as error:  # of whatever builds and runs a network
         return f'that this fails ({" ".join(str(error).split()):.200})'
+    _warn_of_other_rates(read_drop_rates(again), read_drop_rates(model))
     return ''
+
+
+def _warn_of_other_rates(found: dict[str, float], expected: dict[str, float]) -> None:
+    """Name a place where a loaded network drops another share in training, if there is one."""
+    places = [place for place in {**expected, **found} if expected.get(place) != found.get(place)]
+    if places:
+        warnings.warn(f'expected to load the rate {expected.get(places[0], 0)} of `{places[0]}`, '
+                      f'found {found.get(places[0], 0)}, and {len(places) - 1} other places whose '
+                      'rates differ: set them before the loaded network is trained', stacklevel=6)
 
 
 @kept_randomness()
@@ -172,11 +185,18 @@ def load(folder: str | Path, model: nn.Module | None = None,
             raise FileNotFoundError(f'expected a folder that `save` or `mmkcr compress` wrote at '
                                     f'`{path}`, found one without `{name}`')
     structure, state = Structure.load(path / STRUCTURE), load_file(path / WEIGHTS)
-    model = _dense(path) if model is None else copied(model)
+    if model is not None:
+        model = copied(model)
+    else:
+        model = _dense(path)
+        if (path / REPORT).is_file():
+            set_drop_rates(model, read_json(path / REPORT, 'a report').get('drop_rates', {}))
     backbone = getattr(model, 'backbone', None)
     host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
         model
-    SearchSpace(host, structure.backbone.get('sites') or ()).slice_to(structure)
+    space = SearchSpace(host, structure.backbone.get('sites') or ())
+    space.put_masks()
+    space.slice_to(structure)
     check_recorded(host, structure, model)
     expected = model.state_dict(keep_vars=True)
     if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(expected))):

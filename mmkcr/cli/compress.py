@@ -21,23 +21,32 @@ Examples:
 
 import copy
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.compress_files import CompressTask, int8_files
+from mmkcr.apis.compress_files import (
+    CompressTask,
+    FileOptions,
+    build_task,
+    compress_files,
+    distil_files,
+    int8_files,
+    refit_files,
+)
 from mmkcr.apis.saved import load
 from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write_finetune_config
 from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
-from mmkcr.closed_form.options import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
+from mmkcr.closed_form.options import SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
@@ -48,12 +57,24 @@ from mmkcr.engine.processes import no_workers_left
 from mmkcr.visualization import format_table
 
 
-@dataclass(frozen=True)
-class CompressJob(Timed):
+def read_gigabytes(text: str) -> int:
+    """Bytes of a number of GB."""
+    if not 0 <= float(text) <= 1e6:  # NaN is refused too
+        raise ArgumentTypeError(f'expected a number of GB within [0, 1e6], found {text}')
+    return int(float(text) * 2**30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressJob(Timed, FileOptions):
     """Arguments of ``mmkcr compress``."""
 
-    config: str = argument('config of a dense model, a file or library::path', positional=True)
-    checkpoint: str = argument('its weights', positional=True)
+    offers: ClassVar = dict(
+        config=dict(positional=True), checkpoint=dict(positional=True),
+        sites=dict(nargs='+', type=str, metavar='KIND'), scope=dict(choices=SCOPES),
+        part=dict(choices=('model', 'backbone')), calibration=dict(metavar='FOLDER'), images={},
+        profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={}, rho={},
+        memory=dict(type=read_gigabytes, metavar='GB'), seed={}, device={},
+        out=dict(type=str, metavar='DIR'))
     target_macs: list[str] | None = target(
         'macs', '12.6G', '; of detectors and segmentors those of the backbone', group='target!')
     target_params: list[str] | None = target('params', '12M', group='target!')
@@ -64,33 +85,6 @@ class CompressJob(Timed):
     structure: str | None = argument(
         'structure.json of a search: what it keeps, with the weights of the dense checkpoint, '
         'refitted; for --scope backbone', metavar='JSON', group='target!')
-    sites: list[str] | None = argument(
-        f'kinds of site, of {", ".join(REFITTED)} (those of {", ".join(DEFAULT_SITES)} that the '
-        'backbone has; heads whole only where their channels cannot be)', metavar='KIND')
-    calibration: str | None = argument(
-        'folder of images (default: the training set of the config)', metavar='FOLDER')
-    images: int | None = argument(
-        'calibration images at most (as many as refits need, 32 to 512)')
-    profiles: str | None = argument(
-        'folder of an earlier compression of this checkpoint, with these images and sites: its '
-        'calibration is used (that in --out, if it fits)', metavar='DIR')
-    divisor: int = argument(
-        'sizes, in every head too, are multiples of it, or full; where there are fewer than four, '
-        'more than 8 is halved, else any (%(default)s)', 8)
-    uniform: bool = argument('the same share of every site instead of the best allocation', False)
-    scope: str = argument(
-        'what is made smaller: the backbone, or the whole detector or segmentor, with one target '
-        'over all its MACs, not with --structure (%(default)s)', 'backbone', choices=SCOPES)
-    part: str | None = argument('what the target is about (backbone of a detector or segmentor, '
-                                'else model)', choices=('model', 'backbone'))
-    rho: float = argument('relative ridge (%(default)s)', 1e-3)
-    memory: float | None = argument(
-        'that may be taken beyond the networks themselves: images of a batch and layers that are '
-        'calibrated together are as many as fit (half of what is free)', metavar='GB')
-    seed: int = argument('of what is drawn (%(default)s)', 0)
-    device: str = argument('such as cuda (%(default)s)', 'cpu')
-    out: str | None = argument('folder to write to (work_dirs/<config name>/compress)',
-                               metavar='DIR')
     distil: str | None = argument(
         'then teach it what the dense model does, on the calibration images without labels: '
         'steps, or a time such as 30min; never worse', metavar='LENGTH')
@@ -151,24 +145,22 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     return latest_checkpoint(config.work_dir)
 
 
-def compressed(args: CompressJob, task: CompressTask, table: Path | None,
-               later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
+def compress_targets(args: CompressJob, task: CompressTask,
+                     later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
     """The networks of all targets, the smallest first: an unreachable target is refused first."""
-    settings = dict(rho=args.rho, seed=args.seed, later=later,
-                    memory=None if args.memory is None else int(args.memory * 2**30))
     if args.structure is not None:
-        yield task.refit(args.structure, **settings)
+        yield refit_files(task, args.structure, later)
         return
     cost, given = chosen_target(args)
-    profiles = args.profiles
+    table = task.options.latency_table
+    options = replace(task.options, cost='macs' if table else cost.name)
     # of a network so large that shares and absolute numbers do not mix
     targets = sorted(dict.fromkeys(given), key=lambda most: cost.read_target(most, 2**62))
     for most in targets:
         name = f'{cost.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
-        files = task.compress(
-            most, args.sites, 'macs' if table else cost.name, table, args.force_table, profiles,
-            name=name, divisor=args.divisor, uniform=args.uniform, **settings)
-        profiles = profiles or files.folder  # one calibration serves all
+        files = compress_files(task, replace(options, target=most), task.folder / name, later)
+        # one calibration serves all
+        options = replace(options, profiles=options.profiles or files.folder)
         yield files
 
 
@@ -190,7 +182,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
     folder, deployed, tuned, measured, of_files = files.folder, [], [], [], []
     if args.distil is not None:
         begin(files, 'distil')
-        task.distil(folder, args.distil, later=True)
+        distil_files(task, folder, args.distil, later=True)
     if args.int8 is not None:
         deployed = int8_files(task.model, load(folder), task.batches, folder, args.int8)
     if args.finetune is not None:
@@ -252,12 +244,10 @@ def main(args: CompressJob) -> None:
     check_first(args)
     # what follows, evaluation included, does not compress again if it is killed
     later = {name: getattr(args, name) for name in ('finetune', 'distil')}
-    table = chosen_table(args)
-    task = CompressTask(
-        args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,
-        args.out, args.seed, args.device, args.cfg_options, args.scope)
+    task = build_task(replace(args, latency_table=chosen_table(args),
+                              input_shape=given_shape(args)))
     finished, metrics, rows = [], [], []
-    for files in compressed(args, task, table, later):
+    for files in compress_targets(args, task, later):
         finish(args, task, files, metrics)
         finished.append(files.progress)
         structure = files.structure

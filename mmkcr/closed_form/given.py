@@ -184,13 +184,13 @@ def _uncopied(model: nn.Module) -> str:
 
 
 def taken(model: nn.Module, images: Any, held_out: Any, forward: Forward,
-          done: CompressProgress | None, options: Mapping[str, Any]) -> Calibration:
+          done: CompressProgress | None, settings: CompressOptions) -> Calibration:
     """A user's network, copied, with batches of images and held-out batches."""
     dense = copied(model)
     dense.eval()  # that of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
-    settings = CompressOptions(**options)
+    settings = dataclasses.replace(settings, input_shape=settings.input_shape or (3, 224, 224))
     if settings.memory is None:
         free = free_memory(next(dense.parameters()).device)
         settings = dataclasses.replace(settings, memory=free // 2)

@@ -4,7 +4,7 @@ import json
 import logging
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from .options import CompressOptions, SiteProfile
 #: Folder of the sites' profiles beside what a compression wrote.
 PROFILES = '.profiles'
 _KEY, _PROFILES = 'key.json', 'profiles.pth'
-#: What profiles do not depend on: entries of a task's key, and options.
-_ANY_TARGET = ('shape', 'part', 'calibration')
-_SHARING = ('divisor', 'min_share', 'uniform', 'progress', 'refit', 'memory')
+#: What profiles do not depend on: the place of the images, and options.
+_ANY_TARGET = ('calibration', 'target', 'cost', 'latency', 'part', 'input_shape', 'divisor',
+               'min_share', 'uniform', 'progress', 'refit', 'memory')
 
 
 class CompressProgress:
@@ -116,19 +116,23 @@ class CompressProgress:
             write_tensors(content, path)
 
 
-def kept_profiles(folder: str | Path, key: Mapping[str, Any],
-                  sites: Sequence[Any] | None, settings: Mapping[str, Any],
+def kept_profiles(folder: str | Path, key: Mapping[str, Any], options: CompressOptions,
                   given: str | Path | None = None) -> CompressProgress:
     """The place of a compression's profiles, which hold for every target and way of sharing it out.
 
-    It is below ``folder``, that the compression writes to, or below ``given``, the folder of
-    another one, whose profiles must be of the same network, images and sites. ``key`` is the
-    compression's identity, with the ``digest`` of its images.
+    Args:
+        folder (str | Path): That the compression writes to; profiles are below it.
+        key (Mapping): Identity of network and images: config, checkpoint, digest of the images.
+        options (CompressOptions): Of the compression.
+        given (str | Path, optional): Folder of another compression, whose profiles are used in
+            place of own ones. Defaults to None.
+
+    Raises:
+        ValueError: There are no profiles in ``given``, or they are of another network, of other
+            images, sites or options.
     """
-    options = {name: value for name, value in vars(CompressOptions(**settings)).items()
-               if name not in _SHARING}
-    key = {name: value for name, value in key.items() if name not in _ANY_TARGET}
-    key = dict(key, sites=sites, options=options)
+    key = {name: value for name, value in {**key, **options.compression()}.items()
+           if name not in _ANY_TARGET}
     place = CompressProgress(Path(folder if given is None else given) / PROFILES, key)
     if given is not None:
         wanted = f'expected profiles of this config, checkpoint, images and sites in `{given}`'

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .backbone_loading import BACKBONE, NO_KEY, RECOMPUTED, load_named, refuse
+from .backbone_loading import BACKBONE, load_named, recorded_digests
+from .strict_loading import NO_KEY, RECOMPUTED, refuse
 from .tasks import find_task, unwrap
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
@@ -15,13 +16,24 @@ _SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.
                    r'checkpoint, the shape in current model is torch\.Size\((.*?)\)\.')
 
 
-def weights_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Tensor]:
-    """The ``state_dict`` of a checkpoint; with MMEngine's ``EMAHook`` the averaged weights."""
+def weights_of(checkpoint: Mapping[str, Any], model: nn.Module, path: str) -> dict[str, Tensor]:
+    """The ``state_dict`` of a checkpoint; with MMEngine's ``EMAHook`` the averaged weights.
+
+    Args:
+        checkpoint (Mapping): Its content.
+        model (nn.Module): That the weights are for. The structure in the checkpoint's ``meta``
+            must keep the same units, see :func:`~.backbone_loading.recorded_digests`.
+        path (str): Of the checkpoint, for messages.
+
+    Raises:
+        ValueError: It is no checkpoint, or one of other units.
+    """
     state = checkpoint.get('state_dict', checkpoint)
     if not isinstance(state, Mapping):
         raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
                          f'`{type(state).__name__}` as its `state_dict`')
-    return {key.removeprefix('module.'): value for key, value in state.items()}
+    return {**recorded_digests(find_task(model), checkpoint, path),
+            **{key.removeprefix('module.'): value for key, value in state.items()}}
 
 
 def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from mmkcr.core import KEPT, BaseGate, SiteEntry, Structure, count_params, digest
 from mmkcr.lazy import is_of
-from .backbone_loading import check_state, inherit_dense, take_kept
 from .gating import attach_gates, has_gate_config
 from .layers.plain import make_plain
 from .sites import QKMaskSite, find_sites
 from .sites.base import HostSite, KindConfig, kind_name
 from .slicing import sites_that_slice, slice_as_state, slice_to_entries
+from .strict_loading import check_state, inherit_dense, take_kept
 
 StructureLike = str | Mapping[str, Any] | Structure | None
 
@@ -50,6 +50,8 @@ class SearchSpace:
         self.structure: Structure | None = None
         #: Entries of the sites that are sliced for good: all of a subnet's.
         self.fixed: dict[str, SiteEntry] = {}
+        #: Numbers of :func:`digest` that weights of this network have: its own, and its start's.
+        self.digests: list[int] = []
         #: Whether replaced heads may start from a dense network's weights.
         self.inherits_dense = False
         self._sites: dict[str, HostSite] = {}
@@ -110,7 +112,6 @@ class SearchSpace:
 
     def attach_gates(self, gates: Mapping[str, Any]) -> None:
         """Make the host a supernet, see :func:`~mmkcr.models.gating.attach_gates`."""
-        self.put_masks()
         attach_gates(self.sites, gates)
 
 
@@ -135,7 +136,7 @@ class SearchSpace:
     def slice_to(self, structure: Structure, gates: Collection[str] = ()) -> None:
         """Slice the dense network or the supernet to a structure, in place, with its weights.
 
-        A digest of the kept units is put into the state, for strict loading.
+        See also :meth:`record_structure`.
 
         Args:
             structure (Structure): Of this backbone.
@@ -161,11 +162,26 @@ class SearchSpace:
             if entries.get(name, entry) != entry:
                 raise ValueError(f'expected site `{name}` as the supernet has it, found another in '
                                  'the structure')
-        self.put_masks()
         slice_to_entries(self.sites, {name: entry for name, entry in entries.items()
                                       if name not in self.fixed})
-        self.fixed = entries
-        self.host.register_buffer(KEPT, digest(entries).to(next(self.host.parameters()).device))
+        self.record_structure(structure, gated)
+
+    def record_structure(self, structure: Structure, gated: Collection[str] = ()) -> None:
+        """Record that the sites were sliced to a structure, for good.
+
+        No other place makes a subnet. A digest of the kept units is put into the state, so weights
+        of other units are refused.
+
+        Args:
+            structure (Structure): What the sites were sliced to.
+            gated (Collection[str]): Names of sites that are left to the search that follows.
+                Defaults to none.
+        """
+        self.fixed = {name: entry for name, entry in structure.sites.items() if name not in gated}
+        kept = digest(self.fixed)
+        # a search may start from the weights of the whole structure
+        self.digests = [int(kept), int(digest(structure.sites))]
+        self.host.register_buffer(KEPT, kept.to(next(self.host.parameters()).device))
         if not gated:
             self.structure = structure
 
@@ -210,9 +226,10 @@ class SearchSpace:
                         *_: Any) -> None:
         """Adapt a state_dict to this network, and refuse one that would load only in part."""
         if self.inherits_dense:
-            inherit_dense(self._sites, state_dict, prefix, self.type_name)
+            inherit_dense(self._sites, state_dict, prefix, self.type_name,
+                          getattr(self.host, KEPT))
         slice_as_state(self._sites, state_dict, prefix)
-        take_kept(self.host, state_dict, prefix)
+        take_kept(self.host, state_dict, prefix, self.type_name, self.digests)
         check_state(self.host, state_dict, prefix, self.type_name, self.state_name(), self.gates())
 
 

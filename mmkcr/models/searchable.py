@@ -146,6 +146,8 @@ def _take_sites(host: nn.Module, kinds: Sequence[KindConfig], described: Mapping
             module.drop_prob = float(module.drop_prob)
     dense = None if gates else dense_counts(host, structure)
     space = SearchSpace(host, kinds, described, method)
+    if gates is not None or structure is not None:
+        space.put_masks()
     if structure is not None:
         space.inherits_dense = is_choice(structure)
         if space.inherits_dense:

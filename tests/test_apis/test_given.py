@@ -15,6 +15,7 @@ from lab.kind_coverage import FAMILIES, installed, randomise
 from long_form import LONG
 from mmkcr.apis import compress, count_macs, slim
 from mmkcr.closed_form.compression import refit_structure
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import parse_target
 from mmkcr.core.products import state_bytes
 from mmkcr.models import Searchable
@@ -194,8 +195,8 @@ def test_copies_that_are_held_out_are_told(batches, held_out, seen):
 
 
 def test_a_refit_of_a_structure_looks_at_the_same():
-    structure = small(vit()).structure
-    wrapped = refit_structure(nn.DataParallel(vit()), structure, images(), SHAPE)
+    structure, options = small(vit()).structure, CompressOptions(input_shape=SHAPE)
+    wrapped = refit_structure(nn.DataParallel(vit()), structure, images(), options)
     assert type(wrapped.model) is type(vit()) and wrapped.structure.sites == structure.sites
     for change, batches, said in (
             (lambda model: CHANGES['pruned'][0](model, 'blocks.0.mlp.fc1'), images(), 'prune.rem'),
@@ -205,7 +206,7 @@ def test_a_refit_of_a_structure_looks_at_the_same():
         model = vit()
         change(model)
         with pytest.raises(ValueError, match=said):
-            refit_structure(model, structure, batches, SHAPE)
+            refit_structure(model, structure, batches, options)
 
 
 def test_a_model_that_keeps_a_feature_map():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import mmkcr
 from lab.kind_coverage import FAMILIES, installed, randomise
@@ -98,6 +99,34 @@ def test_a_folder_of_save_pretrained(tmp_path):
             mmkcr.load(tmp_path)
         result.model.save_pretrained(tmp_path, save_original_format=False)
     check_same(mmkcr.load(tmp_path), result.model)
+
+
+def test_rates_of_dropout_and_stochastic_depth_come_back(tmp_path):
+    timm = pytest.importorskip('timm')
+    result = compressed(timm.create_model(
+        'test_vit', img_size=64, drop_path_rate=.3, proj_drop_rate=.2, attn_drop_rate=.05,
+        drop_rate=.1))
+    result.save(tmp_path / 'slim')
+    loaded = mmkcr.load(tmp_path / 'slim').train()
+    for seed in range(3):
+        trained = []
+        for model in (loaded, result.model.train()):
+            torch.manual_seed(seed)
+            trained.append(outputs(model)[0])
+        assert torch.equal(*trained)
+
+
+def test_a_rate_that_does_not_come_back_is_named(tmp_path):
+    result = compressed(of_timm())
+    result.model.blocks[1].ls1 = nn.Sequential(nn.Dropout(.2))
+    with pytest.warns(UserWarning, match=r'expected to load the rate 0.2 of `blocks.1.ls1.0.p`, '
+                                         'found 0'):
+        result.save(tmp_path / 'slim')
+    report = json.loads((tmp_path / 'slim/report.json').read_text())
+    for wrong in ({'blocks.1.ls1.p': 'half'}, {'blocks.1.ls1.p': 2}, ['blocks.1.ls1.p']):
+        (tmp_path / 'slim/report.json').write_text(json.dumps({**report, 'drop_rates': wrong}))
+        with pytest.raises(ValueError, match='expected .*rate.*, found'):
+            mmkcr.load(tmp_path / 'slim')
 
 
 def test_a_network_that_its_name_does_not_give(tmp_path):

@@ -161,7 +161,7 @@ def test_another_budget_needs_no_new_pass(calibrated, compress, tmp_path, capsys
 @pytest.mark.parametrize('out, change, message', [
     ('slim', ['--images', '17'], 'found those of others (digest, images)'),
     ('slim', ['--sites', 'mlp_hidden'], 'found those of others (sites)'),
-    ('slim', ['--rho', '0.1'], 'found those of others (options)'),
+    ('slim', ['--rho', '0.1'], 'found those of others (rho)'),
     ('slim', ['--profiles', 'nowhere'], 'in `nowhere`, found none'),
     (None, ['--target-macs', '8%'], 'expected a target within'),
     (None, ['--sites', 'mlp_hiden'], 'did you mean `mlp_hidden`')])

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure
 from .other_units import Choose, at_random, by_weight, same_sizes
 from .saliency import tokens
@@ -65,10 +66,10 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
         like (Structure, optional): Of the closed form: random units and those of largest weights
             are as many in every layer. Of a search: it is refitted. Defaults to None.
     """
-    options = dict(input_shape=tuple(images.shape[1:]), forward=tokens,
+    options = dict(input_shape=tuple(images.shape[1:]),
                    refit='least-squares' if method in REFITTED else 'none')
     if method in ('closed-form', 'uniform'):
-        result = compress(model, images, target, profiles=profiles or None,
+        result = compress(model, images, target, profiles=profiles or None, forward=tokens,
                           uniform=method == 'uniform', **options)
         profiles.update(result.profiles)
         return result
@@ -77,4 +78,4 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
     else:
         structure = like or torch_pruning_structure(_Task(model), PRUNED, target,
                                                     [dict(inputs=images[:1])])
-    return refit_structure(model, structure, images, **options)
+    return refit_structure(model, structure, images, CompressOptions(**options), tokens)

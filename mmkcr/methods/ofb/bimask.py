@@ -156,8 +156,9 @@ class BiMaskGate(BaseGate):
 
     def _within(self, groups: int, channels: int) -> Tensor | None:
         """As :meth:`_inside`; None where nothing beyond these groups and channels is present."""
-        whole = (groups, channels) == self.present_shape
-        return None if whole else self._inside(groups, channels)
+        if (groups, channels) == self.present_shape:
+            return None
+        return self._inside(groups, channels)
 
     support = supported  # in norms over the units
 
