@@ -193,9 +193,9 @@ def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]
     names = [name for name, value in (metrics[0] if metrics else {}).items()
              if isinstance(value, Real)]
     # classifiers compare images, segmentors pixels, detectors neither
-    shares = {head: [f'{share:.1%}' for share in found] for head, found in (
+    shares = {head: [f'{share:.1%}' for share in column] for head, column in (
         ('same class', [file.same for file in files]),
-        ('pixels of the same class', [file.pixels for file in files])) if None not in found}
+        ('pixels of the same class', [file.pixels for file in files])) if None not in column}
     rows = []
     for place, file in enumerate(files):
         of_file = [f'{metrics[place][name]:.4g}' for name in names]
