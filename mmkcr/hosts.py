@@ -134,7 +134,7 @@ def leave_multimodal_models_out(found: str) -> None:
             registry.register_module(name=name, module=functools.partial(refuse, name))
 
     def refuse(name: str, *_: Any, **__: Any) -> None:
-        raise ImportError(f'expected transformers 4 for mmpretrain\'s `{name}`, found transformers '
+        raise ImportError(f'expected transformers 4 for `{name}` of mmpretrain, found transformers '
                           f'{found}: pip install {TRANSFORMERS_4}')
 
     dependency.WITH_MULTIMODAL = False

@@ -125,5 +125,5 @@ except ImportError as error:
     print(error)
 """, tmp_path)
     assert 'built a VisionTransformer' in told
-    assert ("expected transformers 4 for mmpretrain's `BlipCaption`, found transformers 5.24.0: pip "
-            'install "transformers>=4.57,<5"') in told
+    assert ('expected transformers 4 for `BlipCaption` of mmpretrain, found transformers 5.24.0: '
+            'pip install "transformers>=4.57,<5"') in told

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -174,7 +175,19 @@ def write_config(config: Config, scope: str, folder: Path, structure: Structure,
     written.update(load_from=f'{here}/{weights}', work_dir=f'{here}/train', resume=False,
                    launcher='none', custom_imports=with_import(written))
     with atomic_write(folder / CONFIG) as path:
-        path.write_text(written.pretty_text)
+        path.write_text(config_text(written), encoding='utf8')
+
+
+def config_text(config: Config) -> str:
+    """Write a config as Python that stays valid in a folder of any name.
+
+    MMEngine puts the folder into the text where it reads a config, so a quote in its name would end
+    an ordinary string.
+
+    Args:
+        config (Config): With ``{{ fileDirname }}`` at the beginning of paths beside it.
+    """
+    return re.sub(r"'(\{\{ fileDirname \}\}[^']*)'", r'r"""\1"""', config.pretty_text)
 
 
 def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
@@ -204,7 +217,7 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
     for name, content in ((DENSE, dense), (FINETUNE, config)):
         content = without_initial_weights(content)
         with atomic_write(folder / name) as path:
-            path.write_text(content.pretty_text)
+            path.write_text(config_text(content), encoding='utf8')
     return folder / FINETUNE
 
 

@@ -21,6 +21,7 @@ Examples:
 
 import copy
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -107,7 +108,7 @@ class CompressJob(Timed):
 
 def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
-    config, weights = files.folder / CONFIG, files.folder / WEIGHTS
+    config, weights = (shlex.quote(str(files.folder / name)) for name in (CONFIG, WEIGHTS))
     hint = ''
     if files.parts and files.structure.provenance.get('asked', {}).get('scope') == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
