@@ -54,9 +54,9 @@ def prepare_hosts() -> None:
     register_references()
     name_unreadable_images()
     restrict_checkpoints()
-    found = _installed('transformers')
-    if found and int(found.partition('.')[0]) >= 5 and find_spec('mmpretrain'):
-        leave_multimodal_models_out(found)
+    transformers = _installed('transformers')
+    if transformers and int(transformers.partition('.')[0]) >= 5 and find_spec('mmpretrain'):
+        leave_multimodal_models_out(transformers)
 
 
 @functools.lru_cache(maxsize=None)
@@ -118,14 +118,14 @@ def name_unreadable_images() -> None:
     LoadImageFromFile.transform = transform
 
 
-def leave_multimodal_models_out(found: str) -> None:
+def leave_multimodal_models_out(installed: str) -> None:
     """Make mmpretrain import without its multimodal models, which need transformers 4.
 
     A config that names one of these models is refused with one sentence. The models of mmpretrain
     must not be imported before.
 
     Args:
-        found (str): Version of transformers that is installed.
+        installed (str): Version of transformers.
     """
     from mmpretrain.utils import dependency
 
@@ -135,7 +135,7 @@ def leave_multimodal_models_out(found: str) -> None:
 
     def refuse(name: str, *_: Any, **__: Any) -> None:
         raise ImportError(f'expected transformers 4 for `{name}` of mmpretrain, found transformers '
-                          f'{found}: pip install {TRANSFORMERS_4}')
+                          f'{installed}: pip install {TRANSFORMERS_4}')
 
     dependency.WITH_MULTIMODAL = False
     dependency.register_multimodal_placeholder = register

@@ -139,12 +139,13 @@ def _not_the_same(model: nn.Module, folder: Path, shape: list[int]) -> str:
     return ''
 
 
-def _warn_of_other_rates(found: dict[str, float], expected: dict[str, float]) -> None:
+def _warn_of_other_rates(loaded: dict[str, float], expected: dict[str, float]) -> None:
     """Name a place where a loaded network drops another share in training, if there is one."""
-    places = [place for place in {**expected, **found} if expected.get(place) != found.get(place)]
+    places = [place for place in {**expected, **loaded}
+              if expected.get(place) != loaded.get(place)]
     if places:
         warnings.warn(f'expected to load the rate {expected.get(places[0], 0)} of `{places[0]}`, '
-                      f'found {found.get(places[0], 0)}, and {len(places) - 1} other places whose '
+                      f'found {loaded.get(places[0], 0)}, and {len(places) - 1} other places whose '
                       'rates differ: set them before the loaded network is trained', stacklevel=6)
 
 
