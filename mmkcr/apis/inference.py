@@ -87,7 +87,7 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
     cls = getattr(import_module(f'{scope}.apis'), INFERENCERS[scope])
     built = cls(config, weights, device=device, **kwargs)
     # once more and strictly: the host has loaded what fits
-    load_task(built.model, weights_of(checkpoint, weights), weights)
+    load_task(built.model, weights_of(checkpoint, built.model, weights), weights)
     return built
 
 

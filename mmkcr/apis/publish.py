@@ -90,7 +90,7 @@ def publish(config: str | Path, checkpoint: str | Path | None = None,
     with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
         # read back before the rename: a file that does not load is never published
-        load_task(model, weights_of(read_checkpoint(temporary), str(path)), str(path))
+        load_task(model, weights_of(read_checkpoint(temporary), model, str(path)), str(path))
     return Published(path, meta, dict(checkpoint=before, published=path.stat().st_size))
 
 

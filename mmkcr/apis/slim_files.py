@@ -4,7 +4,6 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ RATE = 0.1
 
 
 class SubnetFiles:
-    """What :func:`slim_files` or :class:`~mmkcr.apis.compress_files.CompressTask` wrote.
+    """What :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files` wrote.
 
     Args:
         dense, slim (nn.Module): The bare task models that are compared.
@@ -137,9 +136,10 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
                  folder: Path) -> None:
     """Write ``subnet.pth``, of a bare task model, and ``structure.json``, or neither.
 
-    ``subnet.pth`` holds the structure too. So its renaming decides: if the process is killed before
-    the other's, it loads with itself as the ``structure`` of the config. ``meta`` is that of the
-    checkpoint that the subnet comes from.
+    ``subnet.pth`` is renamed last, and decides: whoever reads it compares the structure that it
+    holds, too, with the one beside it. So of a call that was killed between, no pair of files
+    loads that does not belong together. ``meta`` is that of the checkpoint that the subnet comes
+    from.
     """
     remove_stale(folder)  # half-written files of a killed call
     state = {name: value.detach().cpu().clone().contiguous()
@@ -147,17 +147,16 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
     kept = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in meta}
     # of plain values, as of the file: arguments of a backbone may be a config's
     kept.update(provenance=structure.provenance, structure=json.loads(structure.dumps()))
-    with ExitStack() as stack:  # which renames the last first
-        text = stack.enter_context(atomic_write(folder / STRUCTURE))
-        weights = stack.enter_context(atomic_write(folder / WEIGHTS))
+    with atomic_write(folder / WEIGHTS) as weights:  # is renamed behind the structure
         write_tensors(dict(state_dict=state, meta=kept), weights)
-        structure.save(text)
+        structure.save(folder / STRUCTURE)
 
 
 def write_config(config: Config, scope: str, folder: Path, structure: Structure,
                  weights: str = WEIGHTS) -> None:
     """Write a dense config with the subnet as backbone or model, to start from its weights.
 
+    In the place of another config it removes the weights first, which do not belong to this one.
     Files are named relative to the config, so the folder can be moved. The structure gets the dense
     config in place of the class name, so that it alone builds the backbone.
     """
@@ -174,8 +173,11 @@ def write_config(config: Config, scope: str, folder: Path, structure: Structure,
     # a folder apart from other subnets, whose configs have the same name, and from the dense run's
     written.update(load_from=f'{here}/{weights}', work_dir=f'{here}/train', resume=False,
                    launcher='none', custom_imports=with_import(written))
+    text = config_text(written)
     with atomic_write(folder / CONFIG) as path:
-        path.write_text(config_text(written), encoding='utf8')
+        path.write_text(text, encoding='utf8')
+        if (folder / CONFIG).is_file() and (folder / CONFIG).read_text(encoding='utf8') != text:
+            (folder / weights).unlink(missing_ok=True)  # of another network than the config's
 
 
 def config_text(config: Config) -> str:

@@ -143,3 +143,13 @@ def batch_digest(batch: Any) -> bytes:
     for tensor in flat_tensors(batch, floating=False):
         sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return sha.digest()
+
+
+def images_digest(batches: Sequence[Any]) -> str:
+    """SHA-256 of batches; of images in files see their own method ``digest``."""
+    if hasattr(batches, 'digest'):
+        return batches.digest()
+    sha = hashlib.sha256()
+    for batch in batches:
+        sha.update(batch_digest(batch))
+    return sha.hexdigest()

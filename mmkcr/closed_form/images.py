@@ -148,12 +148,13 @@ class _Folder(Dataset):
             raise FileNotFoundError(f'expected a folder of calibration images at `{folder}`, found '
                                     'none')
         self._paths, left_out = find_images(folder)
-        reasons = ', '.join(f'{count} {why}' for why, count in left_out.items())
+        others = ', '.join(f'{count} {why}' for why, count in left_out.items())
+        reasons = f' (left out: {others})' if others else ''
         if not self._paths:
             raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below '
-                             f'`{folder}`, found none{f" (left out: {reasons})" if reasons else ""}')
+                             f'`{folder}`, found none{reasons}')
         if reasons:
-            print(f'Images of `{folder}`: {len(self._paths)} (left out: {reasons}).', file=sys.stderr)
+            print(f'Images of `{folder}`: {len(self._paths)}{reasons}.', file=sys.stderr)
         steps = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
         if not steps:
             raise ValueError('expected a config with `test_dataloader`, whose transforms the '

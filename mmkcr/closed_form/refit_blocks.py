@@ -78,7 +78,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
     for name, site in spaces.slim.sites.items():
         if len(structure.sites[name].kept) == site.total:
             site.slice_to(torch.arange(site.total))
-    spaces.slim.structure = structure
+    spaces.slim.record_structure(structure)
     if refits.constant:
         structure.provenance['constant'] = refits.constant
 

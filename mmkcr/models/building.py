@@ -142,5 +142,5 @@ def build_model(config: Config) -> nn.Module:
 def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
     """Load the task model's weights of any checkpoint, which is returned, by :func:`.load_task`."""
     checkpoint = read_checkpoint(path)
-    load_task(model, weights_of(checkpoint, str(path)), str(path))
+    load_task(model, weights_of(checkpoint, model, str(path)), str(path))
     return checkpoint

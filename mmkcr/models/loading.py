@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .backbone_loading import BACKBONE, NO_KEY, RECOMPUTED, load_named, refuse
+from .backbone_loading import BACKBONE, load_named, recorded_digests
+from .strict_loading import NO_KEY, RECOMPUTED, refuse
 from .tasks import find_task, unwrap
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
@@ -15,13 +16,24 @@ _SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.
                    r'checkpoint, the shape in current model is torch\.Size\((.*?)\)\.')
 
 
-def weights_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Tensor]:
-    """The ``state_dict`` of a checkpoint; with MMEngine's ``EMAHook`` the averaged weights."""
+def weights_of(checkpoint: Mapping[str, Any], model: nn.Module, path: str) -> dict[str, Tensor]:
+    """The ``state_dict`` of a checkpoint; with MMEngine's ``EMAHook`` the averaged weights.
+
+    Args:
+        checkpoint (Mapping): Its content.
+        model (nn.Module): That the weights are for. The structure in the checkpoint's ``meta``
+            must keep the same units, see :func:`~.backbone_loading.recorded_digests`.
+        path (str): Of the checkpoint, for messages.
+
+    Raises:
+        ValueError: It is no checkpoint, or one of other units.
+    """
     state = checkpoint.get('state_dict', checkpoint)
     if not isinstance(state, Mapping):
         raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
                          f'`{type(state).__name__}` as its `state_dict`')
-    return {key.removeprefix('module.'): value for key, value in state.items()}
+    return {**recorded_digests(find_task(model), checkpoint, path),
+            **{key.removeprefix('module.'): value for key, value in state.items()}}
 
 
 def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
@@ -88,6 +100,20 @@ def _of(task: nn.Module, path: str) -> str:
     return f'a checkpoint of the {type(task).__name__} in `{path}`, found '
 
 
+def _names_beside(model: nn.Module, state: Mapping[str, Tensor],
+                  shaped: set[str]) -> tuple[list[str], list[str]]:
+    """Missing and surplus names of a state in which entries ``shaped`` have other shapes.
+
+    Torch reports the other shapes alone. So the state is loaded again without these entries.
+    """
+    rest = {name: value for name, value in state.items() if name not in shaped}
+    try:
+        missing, surplus = model.load_state_dict(rest, strict=False)
+    except (AssertionError, RuntimeError, ValueError):  # entries that the model's loading renames
+        return [], []
+    return [name for name in missing if name not in shaped], surplus
+
+
 def _misfits(model: nn.Module, state: Mapping[str, Tensor], path: str) -> dict[str, list[str]]:
     """Load what fits; return the names of what does not, by what is wrong with it."""
     missing, surplus, shaped = [], [], []
@@ -100,6 +126,7 @@ def _misfits(model: nn.Module, state: Mapping[str, Tensor], path: str) -> dict[s
             raise ValueError(
                 f'expected a checkpoint of the {type(find_task(model)).__name__}, found `{path}` '
                 f'of another ({" ".join(str(error).split()):.300})') from error
+        missing, surplus = _names_beside(model, state, {name for name, *_ in shaped})
     bare = 'architecture.'  # of our wrappers, not in checkpoints
     return {'missing': [name.removeprefix(bare) for name in missing if not RECOMPUTED.match(name)],
             'unexpected': surplus,

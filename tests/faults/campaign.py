@@ -2,10 +2,12 @@
 
     python tests/faults/campaign.py --kills 200 --files 10000 --out faults.json
     python tests/faults/campaign.py --kills 200 --files 0 --minutes 60
+    python tests/faults/campaign.py --kills 0 --files 0 --folders 500
 
 Training runs of every method and task are killed at random moments and resumed, until they end;
 then all weights, averages and logged values are those of a run that was not killed. Changed files
-are read, see mutations.py. Ends with status 1 if anything was lost or let in.
+are read, see mutations.py; so are folders with one changed file, see folders.py. Ends with status 1
+if anything was lost or let in.
 """
 
 import argparse
@@ -221,6 +223,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--kills', type=int, default=200)
     parser.add_argument('--files', type=int, default=10000)
+    parser.add_argument('--folders', type=int, default=500, help='changes of each file of a folder')
+    parser.add_argument('--kinds', nargs='+', help='of folders, by their names in folders.py (all)')
     parser.add_argument('--runs', nargs='+', choices=sorted(RUNS), default=list(RUNS))
     parser.add_argument('--first', type=int, default=0, help='number of the first run')
     parser.add_argument('--minutes', type=float, default=float('inf'),
@@ -233,6 +237,13 @@ def main():
         import mutations
         counts['files'] = mutations.run(args.files, folder)
         print(json.dumps(counts['files']), flush=True)
+    if args.folders:
+        import folders
+        (folder / 'folders').mkdir()
+        counts['folders'] = folders.run(
+            args.folders, folder / 'folders', args.kinds or tuple(folders.KINDS),
+            say=lambda found: print(json.dumps(found), flush=True))
+        print(json.dumps(counts['folders']), flush=True)
     if args.kills:
         sys.path.insert(0, str(ROOT / 'tools'))
         from lab.digits import write_digits
@@ -243,8 +254,9 @@ def main():
     counts['seconds'] = round(time.time() - began)
     if args.out:
         args.out.write_text(json.dumps(counts, indent=1) + '\n')
-    wrong = counts.get('files', {}).get('wrong') or counts.get('kills', {}).get('lost')
-    sys.exit(bool(wrong))
+    wrong = [counts[sort].get(key) for sort, key in (
+        ('files', 'wrong'), ('folders', 'wrong'), ('kills', 'lost')) if sort in counts]
+    sys.exit(any(wrong))
 
 
 if __name__ == '__main__':

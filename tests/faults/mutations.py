@@ -117,7 +117,7 @@ def mutate_structure(text, seed):
         return mutate_bytes(text.encode(), draw)
     data = json.loads(text)
     for _ in range(draw.choice((1, 1, 2, 4))):
-        _edit(data, draw)
+        edit(data, draw)
     text = json.dumps(data)
     special = draw.random()
     if special < 0.05:  # the same key twice
@@ -130,7 +130,7 @@ def mutate_structure(text, seed):
     return text.encode()
 
 
-def _edit(data, draw):
+def edit(data, draw):
     """Change one value or key anywhere."""
     places = []
     waiting = [data]

@@ -1,5 +1,7 @@
 """The short form of tests/faults/campaign.py."""
 
+import folders
+import pytest
 from campaign import kill_runs
 from mutations import run
 
@@ -10,6 +12,15 @@ def test_changed_files(tmp_path):
     assert found['wrong'] == {}
     for sort in ('structure', 'checkpoint'):
         assert found[sort]['refused'] > 50 and sum(found[sort].values()) == 200
+
+
+@pytest.mark.parametrize('kind', ['compressed', 'compressing', 'distilling'])
+def test_a_changed_file_of_a_folder(kind, tmp_path):
+    """Refused in one sentence, told, or without effect."""
+    found = folders.run(8, tmp_path, [kind])
+    assert found['wrong'] == {}
+    assert all(sum(counts.values()) == 8 and counts.get('refused', 0) + counts.get('told', 0)
+               for counts in found['counts'].values())
 
 
 def test_killed_runs(digits_root, servers, tmp_path):

@@ -19,7 +19,7 @@ from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.batches import split_batches
-from mmkcr.closed_form.compression import macs_model, refit_structure
+from mmkcr.closed_form.compression import compress_network, macs_model, refit_structure
 from mmkcr.closed_form.heads import width_order
 from mmkcr.closed_form.options import CompressOptions, searched
 from mmkcr.closed_form.profiles import size_options
@@ -263,8 +263,8 @@ def test_controls_of_equal_sizes_are_further_away(build, kind, target, controls)
         structure = space.structure_for({
             name: choose(site)[:len(results[0].structure.sites[name].kept)].sort().values
             for name, site in space.sites.items()})
-        return refit_structure(model, structure, images, held_out=images, forward=forward,
-                               **dict(OPTIONS, input_shape=images.shape[1:]), **control)
+        options = CompressOptions(**dict(OPTIONS, input_shape=images.shape[1:]), **control)
+        return refit_structure(model, structure, images, options, forward, images)
 
     results = [found()]
     assert any(len(site.kept) < site.total for site in results[0].structure.sites.values())
@@ -397,7 +397,7 @@ def test_sizes_in_every_head_are_multiples(width, divisor, step):
     """So that a GPU's matrix units take them: halves of the divisor where heads are narrow."""
     for heads in (1, 3, 12):
         site = SimpleNamespace(total=width * heads, rows=heads, operators=lambda: ())
-        assert size_options(site, CompressOptions(divisor, min_share=0.)) == [
+        assert size_options(site, CompressOptions(divisor=divisor, min_share=0.)) == [
             heads * size for size in sorted({*range(step, width + 1, step), width})]
 
 
@@ -541,8 +541,8 @@ def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, targe
     def run(name=None):
         model, images, _ = network(build)
         done = name and CompressProgress(tmp_path / name, dict(target=target))
-        return compress(model, images, target, sites, done=done,
-                        **dict(OPTIONS, input_shape=images.shape[1:]))
+        options = dict(OPTIONS, input_shape=images.shape[1:], target=target, sites=sites)
+        return compress_network(model, images, CompressOptions(**options), done=done)
 
     unbroken = run()
     for blocks in kills:
@@ -571,8 +571,8 @@ def test_sites_that_are_profiled_in_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(module, '_profile_group', counted)
 
     def run():
-        return compress(vit(), IMAGES, '70%', **OPTIONS,
-                        done=CompressProgress(tmp_path / 'out', dict(target='70%')))
+        return compress_network(vit(), IMAGES, CompressOptions(target='70%', **OPTIONS),
+                                done=CompressProgress(tmp_path / 'out', dict(target='70%')))
 
     with pytest.raises(KeyboardInterrupt):
         run()

@@ -65,7 +65,7 @@ class CheckpointGuardHook(Hook):
                                  'from these weights (`load_from` without `--resume`)')
             _compare(runner, (checkpoint.get('meta') or {}).get(_KEY), path)
         load = load_task if self.complete else load_run if runner._resume else load_start
-        load(runner.model, weights_of(checkpoint, path), path)
+        load(runner.model, weights_of(checkpoint, runner.model, path), path)
 
 
 def _compare(runner: Runner, before: Any, path: str) -> None:
