@@ -251,13 +251,13 @@ class _Bench:
     def cut(self, network: nn.Module, folder: Path, target: str, scope: str) -> nn.Module:
         """Cut the dense network, once, to a target; a folder has the result."""
         if not folder.is_dir():
-            key, whole = dict(of=self.progress.key, scope=scope), scope == 'model'
+            key, of_model = dict(of=self.progress.key, scope=scope), scope == 'model'
             shared = CompressProgress(self.progress.folder / scope, key)
             result = compress_network(
                 self.model, self.fit, CompressOptions(**dict(
                     self.options.compression(), target=target, scope=scope,
-                    part='model' if whole else self.options.part)),
-                None if whole else self.forward, self.held, done=CompressProgress(
+                    part='model' if of_model else self.options.part)),
+                None if of_model else self.forward, self.held, done=CompressProgress(
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
             result.save(folder)
