@@ -39,6 +39,25 @@ class CalibrationImages(ImageBatches):
     def _kind(self, image: int) -> Any:
         return image if self._dense else None
 
+    def sources(self) -> list[Any]:
+        """The file of each image, or what the names of files call a crop's origin.
+
+        ``cat@1.jpg`` and ``cat@2.jpg`` of a folder are two crops of one picture. An image without
+        a file, as of CIFAR, is its own source.
+        """
+        return [self._source(index) for index in self._images]
+
+    def _source(self, index: int) -> Any:
+        path = self._file(index)
+        return index if path is None else str(path.with_name(path.stem.partition('@')[0]))
+
+    def _file(self, index: int) -> Path | None:
+        """The file of an image, if the data set knows it."""
+        if not hasattr(self._dataset, 'get_data_info'):
+            return None
+        path = self._dataset.get_data_info(index).get('img_path')
+        return Path(path) if path else None
+
     def digest(self) -> str:
         """SHA-256 that says whether these are other images or transforms.
 
@@ -47,10 +66,9 @@ class CalibrationImages(ImageBatches):
         images have no local files (CIFAR, a remote storage), these two batches must do.
         """
         sha = hashlib.sha256()
-        for index in self._images if hasattr(self._dataset, 'get_data_info') else ():
-            path = self._dataset.get_data_info(index).get('img_path')
-            if path and Path(path).is_file():
-                sha.update(hashlib.sha256(Path(path).read_bytes()).digest())
+        for path in map(self._file, self._images):
+            if path is not None and path.is_file():
+                sha.update(hashlib.sha256(path.read_bytes()).digest())
         for batch in (self[0], self[-1]) if len(self) else ():
             sha.update(batch_digest(batch['inputs']))
         return sha.hexdigest()

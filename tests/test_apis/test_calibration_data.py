@@ -119,3 +119,17 @@ def test_another_image_in_the_middle_is_noticed(whole, tmp_path):
     middle = batches[5]['data_samples'][0].img_path
     Image.fromarray(np.full((4, 4, 3), 99, np.uint8)).save(middle)
     assert first != digest()[0]
+
+
+def test_crops_of_one_file_have_one_source(tmp_path):
+    """Its name in front of the mark, in its folder."""
+    config = Config(dict(test_dataloader=dict(dataset=dict(pipeline=[
+        dict(type='LoadImageFromFile'), dict(type='PackInputs')]))))
+    names = ['a/cat@1.png', 'a/cat@2.png', 'a/dog.png', 'b/cat@1.png']
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(tmp_path / name)
+    batches = calibration_images(config, CLASSIFIER, str(tmp_path))
+    of_image = {int(batches[place]['inputs'].mean()): source
+                for place, source in enumerate(batches.sources())}
+    assert of_image[0] == of_image[1] and len(set(of_image.values())) == 3

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from mmkcr.core import Axis, BaseGate, MaskPoint, Site, Unsupported
+from mmkcr.core import Axis, BaseGate, MaskPoint, Site, SiteEntry, Unsupported
 from mmkcr.core.checks import did_you_mean
 from mmkcr.lazy import is_of
 from mmkcr.models.adapters import attention_views
@@ -46,6 +46,27 @@ class HostSite(Site):
         before = self.module(path)
         if module is not before:
             self.host.set_submodule(path, module.train(before.training))
+
+    def has_plain_form(self) -> bool:
+        """Whether classes of the host compute what is left, without hooks of this package."""
+        return True
+
+    def inherit_dense(self, state: dict[str, Tensor], prefix: str) -> bool:
+        """Cut the entries of a dense layer in a state to what a replaced layer keeps of them.
+
+        Args:
+            state (dict[str, Tensor]): Of the dense network; changed in place.
+            prefix (str): Beginning of the host's keys in it.
+
+        Returns:
+            bool: Whether anything was cut. By default nothing is, as no kind but
+            ``head_operator`` replaces layers.
+        """
+        return False
+
+    def fold(self, entry: SiteEntry) -> SiteEntry:
+        """Give a replaced layer plain weights; returns its entry in a structure."""
+        return entry
 
     def widened(self, outputs: Any) -> Any:
         """The host's outputs in their dense width."""
