@@ -132,7 +132,7 @@ class AdaptiveOneHotLoss(Priced):
         probabilities, options, sizes = self._options(list(gates.values()))
         kept = dict(zip(gates, (probabilities * sizes).sum(1)))
         cost, target = self.cost_and_target(macs)
-        expected = cost.expected(list(gates), probabilities, sizes)
+        expected = cost.expectation(list(gates), probabilities, sizes)
         undecided = options > 1  # with one option var_max is 0
         entropy, tangent, share = one_hot_terms(probabilities[undecided], options[undecided],
                                                 self.eps)
