@@ -22,6 +22,7 @@ Examples:
 import copy
 import logging
 import re
+import shlex
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,7 +116,7 @@ class CompressJob(Timed, FileOptions):
 
 def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
-    config, weights = files.folder / CONFIG, files.folder / WEIGHTS
+    config, weights = (shlex.quote(str(files.folder / name)) for name in (CONFIG, WEIGHTS))
     hint = ''
     if files.parts and files.structure.provenance.get('asked', {}).get('scope') == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -261,6 +262,9 @@ def leave_ordinary(model: nn.Module) -> None:
     (``KCRSwinTransformer``), and subnets with parts that the hosts do not have: narrower residual
     streams, which are widened behind the network, heads replaced by other operators, and masks on
     queries and keys.
+
+    A warning names layers whose attention maps are lost: of CLIP and SigLIP of transformers 4, and
+    of DINOv3 with narrower heads.
     """
     for space in search_spaces(model):
         host, sites = space.host, space._sites.values()  # none, of masks alone
@@ -271,6 +275,13 @@ def leave_ordinary(model: nn.Module) -> None:
             handle.remove()
         del host.search_space
         host._buffers.pop(KEPT, None)
+        mute = [path for path, layer in host.named_modules()
+                if getattr(layer, 'loses_maps', False)]
+        if mute:
+            warnings.warn(f'expected attention maps (`output_attentions=True`) of all layers of '
+                          f'`{type(host).__name__}`, found {len(mute)} compressed layers that '
+                          f'return none, as `{mute[0]}`: read maps from the dense network',
+                          stacklevel=2)
         make_plain(host)
 
 
