@@ -194,6 +194,7 @@ def test_names_in_a_folder_are_only_names(small, tmp_path):
     """No address is downloaded, and no other class is built."""
     small.save(tmp_path / 'slim')
     config = tmp_path / 'slim/config.json'
+    (tmp_path / 'slim/report.json').unlink()
     config.write_text(json.dumps(dict(architecture='hf-hub:timm/test_vit.r160_in1k')))
     with pytest.raises(ValueError, match='expected an architecture of timm'):
         mmkcr.load(tmp_path / 'slim')
@@ -209,6 +210,7 @@ def test_a_structure_of_other_sizes_is_refused(entry, small, tmp_path):
     content = json.loads((tmp_path / 'structure.json').read_text())
     content[entry]['subnet'] -= 1
     (tmp_path / 'structure.json').write_text(json.dumps(content))
+    (tmp_path / 'report.json').unlink()
     with pytest.raises(ValueError, match='as its structure says, found one of'):
         mmkcr.load(tmp_path, of_timm())
 
