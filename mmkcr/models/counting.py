@@ -223,14 +223,14 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
             _say_unchecked(f'the MACs of the `{type(module).__name__}` ({error})')
             return None
 
-    whole = host if 'part' in macs else model
+    complete = host if 'part' in macs else model
     built = counted(host) if shape else None
-    if built is not None and whole is not host and 'backbone' in macs:
+    if built is not None and complete is not host and 'backbone' in macs:
         compare(f'MACs at {tuple(shape)}', macs['backbone'], built)
     # of the whole network, unless that is not known and may have another head
-    total = built if whole in (host, None) else counted(whole)
-    if total is not None and not (whole is None and 'backbone' in macs):
-        compare(f'MACs at {tuple(shape)}', macs['subnet'], total, whole is not None)
+    total = built if complete in (host, None) else counted(complete)
+    if total is not None and not (complete is None and 'backbone' in macs):
+        compare(f'MACs at {tuple(shape)}', macs['subnet'], total, complete is not None)
     if params and model is not None:
         compare('parameters', params['subnet'], count_params(model))
     if dense is None:
