@@ -1,15 +1,19 @@
 """Compressing from files to files: what ``mmkcr compress`` does."""
 
 import copy
+import dataclasses
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from mmengine.config import Config
 from torch import nn
 
 from mmkcr.apis.slim_files import (
@@ -21,15 +25,17 @@ from mmkcr.apis.slim_files import (
     write_config,
     write_subnet,
 )
-from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
+from mmkcr.closed_form.compression import CompressResult, compress_network, refit_structure
 from mmkcr.closed_form.given import Survey, survey
-from mmkcr.closed_form.images import calibration_images
+from mmkcr.closed_form.images import CalibrationImages, calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
 from mmkcr.closed_form.progress import CompressProgress, kept_profiles
+from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
-from mmkcr.distillation import DistilResult, distil
+from mmkcr.distillation import DistilResult, check_length, distil
+from mmkcr.distillation.run import PROGRESS as DISTIL_PROGRESS
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, run_folder
 from mmkcr.lazy import is_of
 from mmkcr.models import tasks
@@ -48,141 +54,260 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
         model, batch['inputs'], batch.get('data_samples')))
 
 
-class CompressTask:
-    """A checkpoint to compress, with its images, from files to files.
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(CompressOptions):
+    """Options of a compression from files to files, such as those of ``mmkcr compress``.
 
-    Its arguments and what it writes are those of ``mmkcr compress``, see its ``--help``. A method
-    that was killed goes on if it is called again with the same arguments.
+    Args:
+        config (str | Path): Config of a dense model, a file or library::path.
+        checkpoint (str | Path): Its weights, a file or an address.
+        cfg_options (dict, optional): Entries of the config to overwrite, by dotted path. Defaults
+            to None.
+        calibration (str, optional): Folder of images without labels, at any depth. Defaults to
+            None: the training set of the config.
+        images (int, optional): Calibration images at most. Defaults to None: as many as refits
+            need, 32 to 512.
+        profiles (str | Path, optional): Folder of an earlier compression of this checkpoint, with
+            these images and sites; its calibration is used. Defaults to None: that in ``out``, if
+            it fits.
+        latency_table (str | Path, optional): File of a table of latencies: ``target`` is a time.
+            Defaults to None.
+        force_table (bool): Take a table of another machine. Defaults to False.
+        device (str): Where networks run, such as ``cuda``. Defaults to ``cpu``.
+        out (str | Path, optional): Folder to write to. Defaults to None: the folder ``compress``
+            in the work directory of the config, or in ``work_dirs/<config name>``.
     """
 
-    def __init__(self, config: str | Path, checkpoint: str | Path,
-                 calibration: str | None = None, images: int | None = None,
-                 shape: Sequence[int] | None = None, part: str | None = None,
-                 out: str | Path | None = None, seed: int = 0, device: str = 'cpu',
-                 options: Mapping[str, Any] | None = None, scope: str = 'backbone') -> None:
-        self.config, self.scope = load_config(config, options), scope
-        self.model = model = build_model(self.config)
-        if tasks.find_task(model) is not model or not hasattr(model, 'backbone'):
-            raise ValueError('expected the config of an ordinary task model with a `backbone`, '
-                             f'found `{type(model).__name__}` in `{config}`')
-        content = load_weights(model, checkpoint)
-        self.meta = content.get('meta') or {}
-        if scope == 'model' and part == 'backbone':
-            raise ValueError("expected a budget over the whole model for the scope 'model', found "
-                             "that of the part 'backbone'")
-        # heads of detectors cost what the proposals make them cost: their budget is the backbone's
-        self.part = 'model' if scope == 'model' else \
-            part or ('backbone' if tasks.is_dense_task(model) else None)
-        self.input_shape = shape or default_shape(self.config, model)
-        model.to(device)
-        self.batches = calibration_images(self.config, model, calibration, images or MOST_IMAGES,
-                                          seed)
-        if images is None:
-            surveyed = survey(model.eval(), self.batches, task_outputs, False)
-            host = model if scope == 'model' else model.backbone
-            self.batches = self.batches[:enough_images(surveyed, host.modules())]
-        self.folder = Path(out) if out else run_folder(self.config, config) / 'compress'
-        head = getattr(model, 'head', None)  # scores of one set of classes: no features or numbers
-        self.classifies = is_of(head, 'mmpretrain.models.heads.ClsHead') and \
-            not is_of(head, 'mmpretrain.models.heads.RegressionHead')
-        self.provenance = dict(
-            provenance(self.config, config, checkpoint, content), calibration=dict(
-                images=self.batches.images, folder=calibration is not None, seed=seed))
-        #: Tasks with equal keys give the same result.
-        self.key = dict(
+    config: str | Path
+    checkpoint: str | Path
+    cfg_options: Mapping[str, Any] | None = None
+    calibration: str | None = None
+    images: int | None = None
+    profiles: str | Path | None = None
+    latency_table: str | Path | None = None
+    force_table: bool = False
+    device: str = 'cpu'
+    out: str | Path | None = None
+
+
+@dataclass(frozen=True)
+class CompressTask:
+    """A dense network with its images, see :func:`build_task`.
+
+    Args:
+        options (FileOptions): With numbers in the place of what the config decides: ``part``,
+            ``input_shape``, ``logits``.
+        config (Config): Of the dense network.
+        model (nn.Module): The dense network, on its device.
+        meta (dict): Of its checkpoint.
+        batches (CalibrationImages): Its images.
+        folder (Path): Where files are written.
+        provenance (dict): Of config, checkpoint and images, in JSON types.
+    """
+
+    options: FileOptions
+    config: Config
+    model: nn.Module
+    meta: dict[str, Any]
+    batches: CalibrationImages
+    folder: Path
+    provenance: dict[str, Any]
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Identity of network and images: tasks with equal keys and options give equal results."""
+        given = self.options
+        return dict(
             version=__version__, torch=torch.__version__, config=self.config.pretty_text,
-            checkpoint=self.provenance['checkpoint_sha256'] or str(checkpoint), images=images,
-            calibration=calibration, shape=self.input_shape, part=self.part, seed=seed, scope=scope)
+            checkpoint=self.provenance['checkpoint_sha256'] or str(given.checkpoint),
+            images=given.images, calibration=given.calibration)
 
-    def compress(self, target: str | int | float, sites: Sequence[Any] | None = None,
-                 cost: str = 'macs', latency: str | Path | None = None,
-                 force_latency: bool = False, profiles: str | Path | None = None,
-                 later: Mapping[str, Any] | None = None, name: str = '',
-                 **settings: Any) -> SubnetFiles:
-        """Compress; writes structure, weights, config and the sites' sensitivity.
 
-        The sites' profiles stay in the folder for later calls, see :func:`kept_profiles`.
+def build_task(options: FileOptions) -> CompressTask:
+    """Build the network of a config, load its checkpoint, and find its calibration images.
 
-        Args:
-            target, sites, cost: See :func:`~mmkcr.closed_form.compression.compress`.
-            latency (str | Path, optional): Table of latencies: ``target`` is a time, also with
-                ``force_latency`` that of another machine. Defaults to None.
-            profiles (str | Path, optional): Folder of an earlier call whose profiles are used.
-                Defaults to None: those in this folder, if they are of these images and sites.
-            later (Mapping, optional): Steps that follow, such as fine-tuning. Until they are done
-                the progress stays, for a call that is repeated. Defaults to None.
-            name (str): Of a folder in the task's. Defaults to the task's own.
-            **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
-        """
-        table = None if latency is None else usable_table(latency, dict(
-            input_shape=list(self.input_shape), part=self.part), force_latency)
-        folder = self.folder / name
-        kept = kept_profiles(folder, dict(self.key, digest=self.batches.digest()), sites, settings,
-                             profiles)
-        known = kept.profiles()
-        run = partial(compress, self.model, self.batches, target, sites, latency=table, cost=cost,
-                      scope=self.scope, ordinary=False,
-                      forward=task_outputs if self.scope == 'backbone' else None)
-        files = self._written(run, folder, settings, kept, dict(
-            sites=sites, target=target, cost=cost, later=later,
-            latency=None if latency is None else Path(latency).read_text()))
-        if known:
-            files.notes.append('Profiles of the sites are those of an earlier call, in '
-                               f'{kept.folder}.')
-        return files
+    Args:
+        options (FileOptions): What a user gave.
 
-    def refit(self, structure: str | Path, later: Mapping[str, Any] | None = None,
-              **settings: Any) -> SubnetFiles:
-        """Refit to a structure, see :func:`~mmkcr.closed_form.compression.refit_structure`."""
-        wanted = Structure.load(structure)
-        self.provenance['structure'] = Path(structure).name
-        run = partial(refit_structure, self.model, wanted, self.batches, forward=task_outputs)
-        return self._written(run, self.folder, settings, None, dict(
-            structure=wanted.to_dict(), later=later))
+    Raises:
+        ValueError: The config is not of a task model with a backbone, the checkpoint belongs to
+            another network, or there are no images.
+    """
+    config = load_config(options.config, options.cfg_options)
+    model = build_model(config)
+    if tasks.find_task(model) is not model or not hasattr(model, 'backbone'):
+        raise ValueError('expected the config of an ordinary task model with a `backbone`, '
+                         f'found `{type(model).__name__}` in `{options.config}`')
+    content = load_weights(model, options.checkpoint)
+    model.to(options.device)
+    options = dataclasses.replace(
+        options, part=_budgeted_part(model, options), logits=_gives_scores(model),
+        input_shape=options.input_shape or default_shape(config, model))
+    batches = calibration_images(config, model, options.calibration,
+                                 options.images or MOST_IMAGES, options.seed)
+    if options.images is None:
+        surveyed = survey(model.eval(), batches, task_outputs, False)
+        host = model if options.scope == 'model' else model.backbone
+        batches = batches[:enough_images(surveyed, host.modules())]
+    source = dict(provenance(config, options.config, options.checkpoint, content), calibration=dict(
+        images=batches.images, folder=options.calibration is not None, seed=options.seed))
+    folder = Path(options.out) if options.out else \
+        run_folder(config, options.config) / 'compress'
+    return CompressTask(options, config, model, content.get('meta') or {}, batches, folder, source)
 
-    def _written(self, run: Callable[..., CompressResult], folder: Path,
-                 settings: Mapping[str, Any], kept: CompressProgress | None,
-                 asked: Mapping[str, Any]) -> SubnetFiles:
-        """Run a compression, or go on with it, and write its result."""
-        done = CompressProgress(folder / PROGRESS, dict(self.key, settings=settings, **asked), kept)
-        try:
-            result = run(input_shape=self.input_shape, part=self.part, done=done,
-                         logits=self.classifies, **settings)
-        except ValueError:  # refused arguments leave nothing to continue
-            for progress in filter(None, (done, kept)):
-                progress.withdraw()
-            raise
-        structure = result.structure
-        structure.provenance = dict(self.provenance, **structure.provenance,
-                                    agreement=result.agreement)
-        write_config(self.config, self.scope, folder, structure)
-        write_subnet(result.model, structure, self.meta, folder)
-        if result.profiles:
-            write_sensitivity(result.profiles, folder / SENSITIVITY)
-        if asked['later'] is None:
-            done.remove()
-        return SubnetFiles(self.model, result.model, structure, folder, done)
 
-    def distil(self, folder: str | Path, length: str | int, later: bool = False) -> DistilResult:
-        """Distil the network in a folder of ``mmkcr compress`` and write it in its place.
+def _budgeted_part(model: nn.Module, options: FileOptions) -> str | None:
+    """The part that a target is about: without ``part``, the backbone of dense task models."""
+    if options.scope == 'model':
+        return 'model'
+    # heads of detectors cost what the proposals make them cost: their budget is the backbone's
+    return options.part or ('backbone' if tasks.is_dense_task(model) else None)
 
-        Classifiers and segmentors agree on their scores, detectors on the features that their
-        heads read. For ``length`` see :func:`~mmkcr.distillation.distil`. Where steps are
-        ``later``, whoever takes them removes ``distil/last_checkpoint`` at the end.
-        """
-        folder = Path(folder)
-        student = build_model(load_config(folder / CONFIG))
-        meta = load_weights(student, folder / WEIGHTS).get('meta') or {}
-        result = distil(student, self.model, self.batches, length, task_outputs,
-                        logits=self.classifies, work_dir=folder / 'distil')
-        structure = Structure.load(folder / STRUCTURE)
-        structure.provenance['distil'] = dict(
-            length=str(length), steps=result.steps, best=result.best, before=result.errors[0],
-            after=result.errors[result.best])
-        write_subnet(result.model, structure, meta, folder)
-        if not later:  # the next call begins with what this one wrote
-            (folder / 'distil/last_checkpoint').unlink()
-        return result
+
+def _gives_scores(model: nn.Module) -> bool:
+    """Whether outputs are scores of one set of classes: no features and no numbers."""
+    head = getattr(model, 'head', None)
+    return is_of(head, 'mmpretrain.models.heads.ClsHead') and \
+        not is_of(head, 'mmpretrain.models.heads.RegressionHead')
+
+
+def compress_files(task: CompressTask, options: FileOptions, folder: Path,
+                   later: Mapping[str, Any] | None = None) -> SubnetFiles:
+    """Compress to the target of some options; write structure, weights, config and sensitivity.
+
+    A call that was killed goes on if it is repeated. The sites' profiles stay in the folder for
+    later calls, see :func:`~mmkcr.closed_form.progress.kept_profiles`.
+
+    Args:
+        task (CompressTask): The network and its images.
+        options (FileOptions): Those of the task, with a target.
+        folder (Path): Where files are written.
+        later (Mapping, optional): Steps that follow, such as fine-tuning. Until they are done
+            the progress stays, for a call that is repeated. Defaults to None.
+
+    Raises:
+        ValueError: See :func:`~mmkcr.closed_form.compression.compress`; or a table of latencies
+            for another network, or profiles of other images or sites.
+    """
+    if options.latency_table is not None:
+        options = dataclasses.replace(options, latency=usable_table(
+            options.latency_table, dict(input_shape=list(options.input_shape), part=options.part),
+            options.force_table))
+    kept = kept_profiles(folder, dict(task.key, digest=task.batches.digest()), options,
+                         options.profiles)
+    known = kept.profiles()
+    run = partial(compress_network, task.model, task.batches, options,
+                  forward=task_outputs if options.scope == 'backbone' else None)
+    files = _write_result(task, run, folder, kept, dict(options.compression(), later=later))
+    if known:
+        files.notes.append(f'Profiles of the sites are those of an earlier call, in {kept.folder}.')
+    return files
+
+
+def refit_files(task: CompressTask, structure: str | Path,
+                later: Mapping[str, Any] | None = None) -> SubnetFiles:
+    """Refit to a structure and write files, see :func:`compress_files`.
+
+    Args:
+        task (CompressTask): The network and its images.
+        structure (str | Path): See :func:`~mmkcr.closed_form.compression.refit_structure`.
+        later (Mapping, optional): See :func:`compress_files`. Defaults to None.
+    """
+    wanted = Structure.load(structure)
+    task = dataclasses.replace(task, provenance=dict(
+        task.provenance, structure=Path(structure).name))
+    run = partial(refit_structure, task.model, wanted, task.batches, task.options,
+                  forward=task_outputs)
+    return _write_result(task, run, task.folder, None, dict(
+        task.options.compression(), structure=wanted.to_dict(), later=later))
+
+
+def _write_result(task: CompressTask, run: Callable[..., CompressResult], folder: Path,
+                  kept: CompressProgress | None, asked: Mapping[str, Any]) -> SubnetFiles:
+    """Run a compression, or go on with one, and write its result.
+
+    Args:
+        task (CompressTask): The network and its images.
+        run (Callable): Takes ``done``, the progress.
+        folder (Path): Where files are written.
+        kept (CompressProgress | None): Where the sites' profiles are.
+        asked (Mapping): Identity of the compression beside the task's; ``later`` are the steps
+            that follow.
+    """
+    done = CompressProgress(folder / PROGRESS, dict(task.key, **asked), kept)
+    try:
+        result = run(done=done)
+    except ValueError:  # refused arguments leave nothing to continue
+        for progress in filter(None, (done, kept)):
+            progress.withdraw()
+        raise
+    structure = result.structure
+    structure.provenance = dict(task.provenance, **structure.provenance,
+                                agreement=result.agreement)
+    write_config(task.config, task.options.scope, folder, structure)
+    write_subnet(result.model, structure, task.meta, folder)
+    if result.profiles:
+        write_sensitivity(result.profiles, folder / SENSITIVITY)
+    if asked['later'] is None:
+        done.remove()
+    return SubnetFiles(task.model, result.model, structure, folder, done)
+
+
+def distil_files(task: CompressTask, folder: str | Path, length: str | int,
+                 later: bool = False) -> DistilResult:
+    """Distil the network in a folder of ``mmkcr compress`` and write it in its place.
+
+    Classifiers and segmentors agree on their scores, detectors on the features that their heads
+    read. Whole detectors, whose features are narrower than the dense network's, agree on all
+    outputs of their heads for the dense network's proposals.
+
+    Args:
+        task (CompressTask): The dense network, which teaches, and its images.
+        folder (str | Path): Folder of the compressed network.
+        length (str | int): See :func:`~mmkcr.distillation.distil`.
+        later (bool): Whether further steps follow. The progress then stays, for a call that is
+            repeated, until whoever takes these steps calls :func:`forget_distillation`. Defaults
+            to False.
+    """
+    folder = Path(folder)
+    student = build_model(load_config(folder / CONFIG))
+    meta = load_weights(student, folder / WEIGHTS).get('meta') or {}
+    structure = Structure.load(folder / STRUCTURE)
+    scope = structure.provenance.get('asked', {}).get('scope', 'backbone')
+    batches, forward = _lessons(task, scope)
+    result = distil(student, task.model, batches, length, forward, logits=task.options.logits,
+                    work_dir=folder)
+    structure.provenance['distil'] = dict(
+        length=str(length), steps=result.steps, best=result.best, before=result.errors[0],
+        after=result.errors[result.best])
+    write_subnet(result.model, structure, meta, folder)
+    if not later:  # the next call begins with what this one wrote
+        forget_distillation(folder)
+    return result
+
+
+def check_distillation(task: CompressTask, length: str | int) -> None:
+    """Refuse what would stop a distillation behind the compression: too few images, a short time.
+
+    Args:
+        task (CompressTask): The dense network and its images.
+        length (str | int): See :func:`~mmkcr.distillation.distil`.
+    """
+    batches, forward = _lessons(task, task.options.scope)
+    check_length(task.model, batches, length, forward, logits=task.options.logits)
+
+
+def _lessons(task: CompressTask, scope: str) -> tuple[Sequence[Any], Callable[..., Any]]:
+    """Batches to distil on, and the outputs that are to agree, for what was compressed."""
+    if scope == 'backbone':
+        return task.batches, task_outputs
+    detects = tasks.is_detector(task.model)
+    return HeldBatches(task.batches, task.model) if detects else task.batches, whole_outputs
+
+
+def forget_distillation(folder: Path) -> None:
+    """Remove the progress of a distillation whose result is written."""
+    shutil.rmtree(folder / DISTIL_PROGRESS, ignore_errors=True)
 
 
 def int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,

@@ -43,11 +43,11 @@ COMMANDS = {
 LEAST = dict(threads=1, batch=1, batch_size=1, images=1, shown=1, repeats=0, warmup=0, rounds=1,
              pairs=1, divisor=1, jobs=1, folds=2, count=1, interval=1, landmarks=1, tokens=1,
              finetune=1, seed=0, seeds=0, grid=1, image=1, head=0, replace=0, query=0,
-             score_thr=0, rho=0, memory=0, tolerance=0, wait_time=0, fraction=1e-6, budgets=1e-6,
+             score_thr=0, rho=0, tolerance=0, wait_time=0, fraction=1e-6, budgets=1e-6,
              targets=1e-6)
 #: Upper limits: of shares, and where PyTorch would end the process.
 MOST = dict(query=1, score_thr=1, fraction=1, budgets=1, targets=1, threads=4096, jobs=4096,
-            rho=1e6, memory=1e6)
+            rho=1e6)
 #: Cost class of every target argument.
 TARGETS = {f'target_{cls.name}': cls for cls in (*COUNTED.values(), LatencyModel)}
 
@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         """The help; an option without a default says so."""
         for action in self._actions:
             if (action.option_strings and action.nargs != 0 and action.default is None
-                    and not action.required and not re.search(r'\(|\bdefault', action.help)):
+                    and not action.required and not re.search(r'\(|\b[Dd]efault', action.help)):
                 action.help += ' (none)'
         return super().format_help()
 
@@ -202,13 +202,17 @@ def reader_is_gone() -> bool:
 def command(main: Callable[[Sequence[str] | None], Any]) -> Callable:
     """Decorate ``main(argv=None)``: a user's mistake prints one line and exits with status 1.
 
-    An interrupt of a command prints one word and exits with status 130. With ``--debug`` or
+    An interrupt of a command prints one word and exits with status 130. A character that the
+    terminal's encoding lacks is printed as ``?``. With ``--debug`` or
     ``MMKCR_DEBUG=1`` the traceback is shown instead.
     """
 
     @functools.wraps(main)
     def guarded(argv: Sequence[str] | None = None) -> Any:
         given = sys.argv[1:] if argv is None else argv
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, 'reconfigure'):  # else it is no file's, as in a notebook
+                stream.reconfigure(errors='replace')
         debug = '--debug' in given or os.environ.get('MMKCR_DEBUG', '0') not in ('', '0')
         try:
             try:

@@ -20,24 +20,38 @@ Examples:
 """
 
 import copy
+import logging
 import re
+import shlex
+import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.compress_files import CompressTask, int8_files
+from mmkcr.apis.compress_files import (
+    CompressTask,
+    FileOptions,
+    build_task,
+    check_distillation,
+    compress_files,
+    distil_files,
+    forget_distillation,
+    int8_files,
+    refit_files,
+)
 from mmkcr.apis.saved import load
 from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write_finetune_config
 from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
-from mmkcr.closed_form.options import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
+from mmkcr.closed_form.options import AUTO, SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
@@ -45,15 +59,37 @@ from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.distillation.options import read_length
 from mmkcr.engine.build import load_config
 from mmkcr.engine.processes import no_workers_left
+from mmkcr.safe_load import read_checkpoint
 from mmkcr.visualization import format_table
 
 
-@dataclass(frozen=True)
-class CompressJob(Timed):
+def read_gigabytes(text: str) -> int:
+    """Bytes of a number of GB."""
+    if not 0 <= float(text) <= 1e6:  # NaN is refused too
+        raise ArgumentTypeError(f'expected a number of GB within [0, 1e6], found {text}')
+    return int(float(text) * 2**30)
+
+
+def read_ridge(text: str) -> str | float:
+    """A relative ridge, or the word for one that each layer chooses."""
+    try:
+        return text if text == AUTO else float(text)
+    except ValueError:
+        raise ArgumentTypeError(f'expected a number or `{AUTO}`, found `{text}`') from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressJob(Timed, FileOptions):
     """Arguments of ``mmkcr compress``."""
 
-    config: str = argument('config of a dense model, a file or library::path', positional=True)
-    checkpoint: str = argument('its weights', positional=True)
+    offers: ClassVar = dict(
+        config=dict(positional=True), checkpoint=dict(positional=True),
+        sites=dict(nargs='+', type=str, metavar='KIND'), scope=dict(choices=SCOPES),
+        part=dict(choices=('model', 'backbone')), calibration=dict(metavar='FOLDER'), images={},
+        profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={},
+        rho=dict(type=read_ridge, metavar='RHO'),
+        memory=dict(type=read_gigabytes, metavar='GB'), seed={}, device={},
+        out=dict(type=str, metavar='DIR'))
     target_macs: list[str] | None = target(
         'macs', '12.6G', '; of detectors and segmentors those of the backbone', group='target!')
     target_params: list[str] | None = target('params', '12M', group='target!')
@@ -64,33 +100,6 @@ class CompressJob(Timed):
     structure: str | None = argument(
         'structure.json of a search: what it keeps, with the weights of the dense checkpoint, '
         'refitted; for --scope backbone', metavar='JSON', group='target!')
-    sites: list[str] | None = argument(
-        f'kinds of site, of {", ".join(REFITTED)} (those of {", ".join(DEFAULT_SITES)} that the '
-        'backbone has; heads whole only where their channels cannot be)', metavar='KIND')
-    calibration: str | None = argument(
-        'folder of images (default: the training set of the config)', metavar='FOLDER')
-    images: int | None = argument(
-        'calibration images at most (as many as refits need, 32 to 512)')
-    profiles: str | None = argument(
-        'folder of an earlier compression of this checkpoint, with these images and sites: its '
-        'calibration is used (that in --out, if it fits)', metavar='DIR')
-    divisor: int = argument(
-        'sizes, in every head too, are multiples of it, or full; where there are fewer than four, '
-        'more than 8 is halved, else any (%(default)s)', 8)
-    uniform: bool = argument('the same share of every site instead of the best allocation', False)
-    scope: str = argument(
-        'what is made smaller: the backbone, or the whole detector or segmentor, with one target '
-        'over all its MACs, not with --structure (%(default)s)', 'backbone', choices=SCOPES)
-    part: str | None = argument('what the target is about (backbone of a detector or segmentor, '
-                                'else model)', choices=('model', 'backbone'))
-    rho: float = argument('relative ridge (%(default)s)', 1e-3)
-    memory: float | None = argument(
-        'that may be taken beyond the networks themselves: images of a batch and layers that are '
-        'calibrated together are as many as fit (half of what is free)', metavar='GB')
-    seed: int = argument('of what is drawn (%(default)s)', 0)
-    device: str = argument('such as cuda (%(default)s)', 'cpu')
-    out: str | None = argument('folder to write to (work_dirs/<config name>/compress)',
-                               metavar='DIR')
     distil: str | None = argument(
         'then teach it what the dense model does, on the calibration images without labels: '
         'steps, or a time such as 30min; never worse', metavar='LENGTH')
@@ -107,7 +116,7 @@ class CompressJob(Timed):
 
 def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
-    config, weights = files.folder / CONFIG, files.folder / WEIGHTS
+    config, weights = (shlex.quote(str(files.folder / name)) for name in (CONFIG, WEIGHTS))
     hint = ''
     if files.parts and files.structure.provenance.get('asked', {}).get('scope') == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
@@ -146,29 +155,37 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
     begin(files, 'finetune')
     if (files.folder / 'finetune/last_checkpoint').is_file():  # written with every checkpoint
-        resume_latest(config)
+        _go_on(config)
     start_training(config)
     return latest_checkpoint(config.work_dir)
 
 
-def compressed(args: CompressJob, task: CompressTask, table: Path | None,
-               later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
+def _go_on(config: Config) -> None:
+    """Have a fine-tuning go on; if its checkpoint cannot be read, it begins anew."""
+    try:
+        resume_latest(config)
+        read_checkpoint(config.load_from)
+    except (ValueError, FileNotFoundError) as error:
+        logging.getLogger('mmkcr').warning('%s: the fine-tuning begins anew.', error)
+        config.resume, config.load_from = False, None
+
+
+def compress_targets(args: CompressJob, task: CompressTask,
+                     later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
     """The networks of all targets, the smallest first: an unreachable target is refused first."""
-    settings = dict(rho=args.rho, seed=args.seed, later=later,
-                    memory=None if args.memory is None else int(args.memory * 2**30))
     if args.structure is not None:
-        yield task.refit(args.structure, **settings)
+        yield refit_files(task, args.structure, later)
         return
     cost, given = chosen_target(args)
-    profiles = args.profiles
+    table = task.options.latency_table
+    options = replace(task.options, cost='macs' if table else cost.name)
     # of a network so large that shares and absolute numbers do not mix
     targets = sorted(dict.fromkeys(given), key=lambda most: cost.read_target(most, 2**62))
     for most in targets:
         name = f'{cost.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
-        files = task.compress(
-            most, args.sites, 'macs' if table else cost.name, table, args.force_table, profiles,
-            name=name, divisor=args.divisor, uniform=args.uniform, **settings)
-        profiles = profiles or files.folder  # one calibration serves all
+        files = compress_files(task, replace(options, target=most), task.folder / name, later)
+        # one calibration serves all
+        options = replace(options, profiles=options.profiles or files.folder)
         yield files
 
 
@@ -176,12 +193,27 @@ def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]
     """The files of ``--int8`` side by side, with their metrics if there are any."""
     names = [name for name, value in (metrics[0] if metrics else {}).items()
              if isinstance(value, Real)]
-    rows = [(file.path.name, f'{file.bytes / 1e6:.2f}', f'{file.ratio:.3f}', f'{file.error:.1%}',
-             '' if file.same is None else f'{file.same:.1%}',
-             *(f'{numbers[name]:.4g}' for name in names))
-            for file, numbers in zip(files, metrics or [{}] * len(files))]
-    return format_table(('file', 'MB', 'time, batch 1', 'difference from dense', 'same class',
-                         *names), rows)
+    # classifiers compare images, segmentors pixels, detectors neither
+    shares = {head: [f'{share:.1%}' for share in column] for head, column in (
+        ('same class', [file.same for file in files]),
+        ('pixels of the same class', [file.pixels for file in files])) if None not in column}
+    rows = []
+    for place, file in enumerate(files):
+        of_file = [f'{metrics[place][name]:.4g}' for name in names]
+        rows.append((file.path.name, f'{file.bytes / 1e6:.2f}', f'{file.ratio:.3f}',
+                     f'{file.error:.1%}', *(column[place] for column in shares.values()), *of_file))
+    table = format_table(('file', 'MB', 'time over dense fp32, batch 1', 'difference from dense',
+                          *shares, *names), rows)
+    return '\n'.join([table, *slower_files(files)])
+
+
+def slower_files(files: Sequence[DeployedFile]) -> list[str]:
+    """A warning for each int8 file that takes more time than its fp32 file."""
+    times = {file.name: file.ratio for file in files}
+    return [f'warning: `{file.path.name}` takes {file.ratio / times[fp32]:.2f} of the time of the '
+            'fp32 file on this machine: int8 makes it smaller, not faster'
+            for file in files if (fp32 := file.name.removesuffix(' int8')) != file.name
+            and file.ratio > times[fp32]]
 
 
 def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
@@ -189,8 +221,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
     """Take the steps that follow, and print; ``metrics`` gets or has those of the dense model."""
     folder, deployed, tuned, measured, of_files = files.folder, [], [], [], []
     if args.distil is not None:
-        begin(files, 'distil')
-        task.distil(folder, args.distil, later=True)
+        print(distil_files(task, folder, args.distil, later=True))
     if args.int8 is not None:
         deployed = int8_files(task.model, load(folder), task.batches, folder, args.int8)
     if args.finetune is not None:
@@ -250,14 +281,16 @@ def check_first(args: CompressJob) -> None:
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
     check_first(args)
+    # before models are built and images are run, which takes minutes for large ones
+    print(f'Reading {args.config} and {args.checkpoint}', file=sys.stderr, flush=True)
     # what follows, evaluation included, does not compress again if it is killed
     later = {name: getattr(args, name) for name in ('finetune', 'distil')}
-    table = chosen_table(args)
-    task = CompressTask(
-        args.config, args.checkpoint, args.calibration, args.images, given_shape(args), args.part,
-        args.out, args.seed, args.device, args.cfg_options, args.scope)
+    task = build_task(replace(args, latency_table=chosen_table(args),
+                              input_shape=given_shape(args)))
+    if args.distil is not None:
+        check_distillation(task, args.distil)
     finished, metrics, rows = [], [], []
-    for files in compressed(args, task, table, later):
+    for files in compress_targets(args, task, later):
         finish(args, task, files, metrics)
         finished.append(files.progress)
         structure = files.structure
@@ -268,4 +301,4 @@ def main(args: CompressJob) -> None:
         print(format_table(('folder', 'MACs', 'parameters (M)', 'outputs differ by'), rows))
     for progress in finished:  # until here a repeated call would go on from it
         progress.remove()
-        (progress.folder.parent / 'distil/last_checkpoint').unlink(missing_ok=True)
+        forget_distillation(progress.folder.parent)

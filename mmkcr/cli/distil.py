@@ -9,31 +9,28 @@ Example:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from mmkcr.apis.compress_files import CompressTask
+from mmkcr.apis.compress_files import FileOptions, build_task, distil_files
 from mmkcr.cli.fields import Configured, Trusting, argument, runs
 from mmkcr.cli.launch import check_file
 
 
-@dataclass(frozen=True)
-class DistilJob(Configured, Trusting):
+@dataclass(frozen=True, kw_only=True)
+class DistilJob(Configured, Trusting, FileOptions):
     """Arguments of ``mmkcr distil``."""
 
-    config: str = argument('config of the dense model, a file or library::path', positional=True)
-    checkpoint: str = argument('its weights', positional=True)
+    offers: ClassVar = dict(
+        config=dict(positional=True), checkpoint=dict(positional=True),
+        calibration=dict(metavar='FOLDER'),
+        images=dict(default=512, help='calibration images at most (%(default)s)'))
     folder: str = argument('of the compressed network', positional=True)
     length: str = argument('steps, or a time such as 30min', positional=True)
-    calibration: str | None = argument(
-        'folder of images (default: the training set of the config)', metavar='FOLDER')
-    images: int = argument('at most (%(default)s)', 512)
 
 
 @runs(DistilJob)
 def main(args: DistilJob) -> None:
     """Distil, write and print."""
     check_file(args.checkpoint, 'a checkpoint')
-    task = CompressTask(args.config, args.checkpoint, args.calibration, args.images,
-                        out=args.folder, options=args.cfg_options)
-    result = task.distil(args.folder, args.length)
-    print(f'Distance to the dense network on held-out images: {result.errors[0]:.4f} before, '
-          f'{result.errors[result.best]:.4f} after step {result.best} of {result.steps}')
+    task = build_task(args)
+    print(distil_files(task, args.folder, args.length))

@@ -1,13 +1,17 @@
 """Arguments of a command from the fields of a frozen dataclass, and fields that several have.
 
 A field's name, annotation and default become the argument's name, type and default; what only a
-reader of the help needs is given to :func:`argument`. So an option is written once.
+reader of the help needs is given to :func:`argument`. A command that hands a record of options on
+(``FileOptions``) derives from it and names, in ``offers``, the fields that its arguments set; their
+help is the docstring of the record. So an option is written once.
 """
 
 import argparse
 import dataclasses
 import functools
+import inspect
 import os
+import re
 import sys
 import types
 import typing
@@ -45,21 +49,57 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
         settings, help=help, positional=positional, group=group, default=default))
 
 
+def describe_fields(record: type) -> dict[str, str]:
+    """Descriptions of a dataclass's fields, of the ``Args:`` of its docstring and its bases'."""
+    texts: dict[str, str] = {}
+    for cls in reversed(record.__mro__):
+        arguments = inspect.cleandoc(cls.__doc__ or '').partition('\nArgs:\n')[2]
+        entries = re.findall(r'^ {4}(\w+) \(.*?\): (.*(?:\n {8}.*)*)', arguments, re.MULTILINE)
+        texts.update((name, ' '.join(text.split())) for name, text in entries)
+    return texts
+
+
+def _plain_help(text: str) -> str:
+    """A description without marks of a page; a sign that argparse reads is doubled."""
+    text = re.sub(r':\w+:`~?(?:[\w.]+\.)?(\w+)`', r'`\1`', text)
+    text = re.sub(r"``'?(.*?)'?``", r'`\1`', text)
+    text = text.replace('Defaults to None:', 'Default:').replace(' Defaults to None.', '')
+    return text.replace('%', '%%')
+
+
+def _offered_fields(job: type) -> list[tuple[str, dict[str, Any]]]:
+    """The fields that a command offers, with their settings: of its record first, then its own.
+
+    ``job.offers`` names the fields of a record of options (a base of the job), each with settings
+    as of :func:`argument`. Help and default are the record's.
+    """
+    offers: dict[str, dict[str, Any]] = getattr(job, 'offers', {})
+    fields = {field.name: field for field in dataclasses.fields(job)}
+    texts = describe_fields(job)
+    offered = []
+    for name, settings in offers.items():
+        default = fields[name].default
+        offered.append((name, {
+            'help': _plain_help(texts.get(name, '')), 'group': None, 'positional': False,
+            'default': None if default is dataclasses.MISSING else default, **settings}))
+    return offered + [(name, dict(field.metadata)) for name, field in fields.items()
+                      if field.metadata and name not in offers]
+
+
 def _add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
-    """Add the fields of a dataclass, which are of :func:`argument`, to a parser."""
+    """Add the fields of a dataclass to a parser: of :func:`argument`, and those it ``offers``."""
     hints, groups = typing.get_type_hints(job), {}
-    for field in dataclasses.fields(job):
-        settings = dict(field.metadata)
-        name, group = field.name.replace('_', '-'), settings.pop('group')
+    for field_name, settings in _offered_fields(job):
+        name, group = field_name.replace('_', '-'), settings.pop('group')
         if group is not None and group not in groups:
             groups[group] = parser.add_mutually_exclusive_group(required=group.endswith('!'))
         place = groups.get(group, parser)
         if settings.pop('positional'):
-            place.add_argument(field.name, **settings)
+            place.add_argument(field_name, **settings)
         else:
             names = (f'--{name}', *settings.pop('names', ()))
-            place.add_argument(*names, dest=field.name,
-                               **{**_of_type(hints[field.name]), **settings})
+            place.add_argument(*names, dest=field_name,
+                               **{**_of_type(hints[field_name]), **settings})
 
 
 def _of_type(hint: Any) -> dict[str, Any]:

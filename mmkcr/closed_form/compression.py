@@ -17,9 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
+from mmkcr.core import MacsModel, Structure, block_of, count_params
 from mmkcr.core.machine import naming_remedy
-from mmkcr.models.counting import check_built, check_recorded, cost_model, note_backbone_macs
+from mmkcr.models.counting import (
+    check_built,
+    check_recorded,
+    cost_model,
+    note_backbone_macs,
+    uncut_parts,
+)
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
@@ -32,8 +38,8 @@ from mmkcr.models.tasks import (
 )
 from .given import Calibration, look_at, taken
 from .heads import take_weights
-from .options import SCOPES, Forward, Pair, SiteProfile, searched
-from .profiles import profile_sites, shared_sizes, size_options, uniform_sizes
+from .options import CompressOptions, Forward, Pair, SiteProfile, searched
+from .profiles import count_groups, profile_sites, shared_sizes, size_options, uniform_sizes
 from .progress import CompressProgress
 from .readers import readers
 from .refit_blocks import refit_along
@@ -68,91 +74,110 @@ class CompressResult:
     __repr__ = __str__
 
 
-@torch.inference_mode(False)  # losses of units need gradients, wherever it is called
-@kept_randomness()  # layers that are made for the subnet draw weights
-@naming_remedy('give a lower `memory` (`--memory`), or smaller images')
 def compress(model: nn.Module,
              images: Tensor | Sequence[Any],
              target: str | int | float,
              sites: Sequence[KindConfig] | None = None,
-             input_shape: Sequence[int] = (3, 224, 224),
-             part: str | None = None,
+             input_shape: Sequence[int] | None = None,
              forward: Forward | None = None,
              held_out: Tensor | Sequence[Any] | None = None,
              profiles: Mapping[str, SiteProfile] | None = None,
-             done: CompressProgress | None = None,
-             latency: LatencyTable | None = None,
-             scope: str = 'backbone',
-             cost: str = 'macs',
-             ordinary: bool = True,
              **options: Any) -> CompressResult:
     """Compress a network in closed form, from unlabelled images.
 
     Args:
         model (nn.Module): Dense model: any module with an adapter, or a task model of mmpretrain,
             mmdet or mmseg whose backbone has one. It is not changed.
-        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
-        target (str | int | float): Maximum ``cost``, see :func:`~mmkcr.core.parse_target`.
-        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
-            :data:`DEFAULT_SITES` that the backbone has.
-        input_shape (Sequence[int]): (C, H, W) that MACs are for. Defaults to (3, 224, 224).
-        part (str, optional): ``'model'`` or ``'backbone'``, see
-            :func:`~mmkcr.models.tasks.counted_part`.
+        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``. In
+            the scope ``'model'`` they are batches of the data preprocessor.
+        target, sites, input_shape: See :class:`CompressOptions`.
         forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
-            that are to agree. Defaults to calling the model, as the counting of MACs does anyway.
+            that are to agree. Defaults to calling the model, as the counting of MACs does anyway;
+            in the scope ``'model'`` to :func:`~mmkcr.closed_form.whole.whole_outputs`.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
             None: the last tenth of ``images``, which calibration then does not see (but of a
             single image or batch, the same).
-        profiles (Mapping[str, SiteProfile], optional): Profiles of an earlier call with these
+        profiles (dict[str, SiteProfile], optional): Profiles of an earlier call with these
             images and sites. Defaults to None: they are computed.
-        done (CompressProgress, optional): Progress of an interrupted call with these arguments;
-            this call continues and extends it. Defaults to None.
-        latency (LatencyTable, optional): Measured on this network; ``target`` is then a time, see
-            :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
-        scope (str): ``'backbone'``, or ``'model'``: neck and heads are compressed too, under one
-            budget for everything. ``images`` are then batches of the data preprocessor, and
-            ``forward`` is :func:`~mmkcr.closed_form.whole.whole_outputs`. Default: ``'backbone'``.
-        cost (str): What the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
-            ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
-        ordinary (bool): See :func:`~mmkcr.models.search_space.leave_ordinary`. False keeps the
-            search space, which files of configs need. Defaults to True.
-        **options: See :class:`CompressOptions`.
+        **options: The other fields of :class:`CompressOptions`.
+
+    Returns:
+        CompressResult: The subnet is made of plain modules wherever the host library can run it,
+        see :func:`~mmkcr.models.search_space.leave_ordinary`.
 
     Raises:
         ValueError: No images, a model without an adapter or with gates, an unreachable target (the
-            message gives the range), or activations or outputs that are not finite.
+            message gives the range), options that contradict each other, or activations or outputs
+            that are not finite.
 
     Examples:
         >>> model = timm.create_model('vit_small_patch16_224', pretrained=True)
         >>> result = compress(model, images, '60%')
         >>> result.model(images)
     """
-    if scope not in SCOPES:
-        raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
-    if scope == 'model' and latency is not None:
-        raise ValueError('expected another target to compress a whole model, found a time: '
-                         'tables of latencies are about backbones')
-    forward = forward or (whole_outputs if scope == 'model' else called)
+    asked = CompressOptions(target=target, sites=sites, input_shape=input_shape, **options)
+    result = compress_network(model, images, asked, forward, held_out, profiles)
+    leave_ordinary(result.model)
+    return result
+
+
+@torch.inference_mode(False)  # losses of units need gradients, wherever it is called
+@kept_randomness()  # layers that are made for the subnet draw weights
+@naming_remedy('give a lower `memory` (`--memory`), or smaller images')
+def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: CompressOptions,
+                     forward: Forward | None = None,
+                     held_out: Tensor | Sequence[Any] | None = None,
+                     profiles: Mapping[str, SiteProfile] | None = None,
+                     done: CompressProgress | None = None) -> CompressResult:
+    """Compress a network as :func:`compress`, and keep the search space of the result.
+
+    Files of configs need the search space, as their backbone is built with one.
+
+    Args:
+        model, images, forward, held_out, profiles: See :func:`compress`.
+        options (CompressOptions): What is asked for.
+        done (CompressProgress, optional): Progress of an interrupted call with these arguments;
+            this call continues and extends it. Defaults to None.
+
+    Returns:
+        CompressResult: The subnet has the attribute ``search_space``.
+
+    Raises:
+        ValueError: See :func:`compress`.
+    """
+    forward = forward or (whole_outputs if options.scope == 'model' else called)
     calibration = taken(model, images, held_out, forward, done, options)
     dense, settings = calibration.dense, calibration.settings
-    if scope == 'model' and is_detector(dense):
+    if settings.scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
         chooser = copy.deepcopy(dense)
         calibration.batches = HeldBatches(calibration.batches, chooser)
         calibration.held_out = HeldBatches(calibration.held_out, chooser)
     networks = Pair(dense, copy.deepcopy(dense))
-    spaces = Pair(*(searched(network, sites, scope) for network in networks))
+    if settings.progress:  # before anything that takes seconds for large images
+        print(f'Calibration: looking at a {type(dense).__name__} and the first images',
+              file=sys.stderr, flush=True)
+    spaces = Pair(*(searched(network, settings.sites, settings.scope) for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
     look_at(calibration)
-    macs = macs_model(networks.slim, spaces.slim, input_shape, part)
-    budget = cost_model(cost, macs, latency)
+    macs = macs_model(networks.slim, spaces.slim, settings.input_shape, settings.part)
+    budget = cost_model(settings.cost, macs, settings.latency)
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
-    wanted = budget.parse_target(target)
+    wanted = budget.parse_target(settings.target)
     offered = {name: size_options(site, settings) for name, site in spaces.slim.sites.items()}
-    budget.check_target(wanted, {name: options[0] for name, options in offered.items()})
+    try:
+        budget.check_target(wanted, {name: sizes[0] for name, sizes in offered.items()})
+    except ValueError as error:
+        paths = [site.path for site in spaces.slim.sites.values()]
+        uncut = uncut_parts(dense, paths, settings.input_shape) if settings.scope == 'model' else ''
+        raise ValueError(f'{error}{uncut}') from error
     if settings.progress:
         layers = [reader.layer for site in spaces.dense.sites.values() for reader in readers(site)]
-        print(plan(calibration, layers), file=sys.stderr, flush=True)
+        sites = spaces.dense.sites.values()
+        fits = sum(1 + len(site.lost_outputs()) for site in sites)
+        blocks = {block_of(site.path) for site in sites}
+        groups = 0 if profiles else count_groups(calibration, spaces.dense)
+        print(plan(calibration, layers, groups, fits / len(blocks)), file=sys.stderr, flush=True)
     if profiles:
         _check_profiles(profiles, spaces.slim)
     else:
@@ -165,32 +190,34 @@ def compress(model: nn.Module,
     sizes = uniform_sizes(offered, budget, wanted) if settings.uniform else shared_sizes(
         offered, losses, budget, wanted)
     structure = _structure_of(spaces.slim, profiles, sizes)
-    structure.provenance.update(target=str(target), asked=dict(
-        cost=cost if latency is None else 'latency', sites=sites, scope=scope, part=part,
-        **{key: options[key] for key in ('divisor', 'uniform', 'rho') if key in options}))
+    structure.provenance.update(target=str(settings.target), asked=_asked(settings))
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
     promised = [promise(sizes) for promise in promises]
     refit_along(networks, structure, calibration)
-    check_built(promises, promised, input_shape)
-    result = finished(networks, structure, macs, input_shape, part, calibration, profiles)
-    if ordinary:
-        leave_ordinary(result.model)
-    return result
+    check_built(promises, promised, settings.input_shape)
+    return finished(networks, structure, macs, calibration, profiles)
 
 
-def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape: Sequence[int],
-             part: str | None, calibration: Calibration,
+def _asked(options: CompressOptions) -> dict[str, Any]:
+    """What a structure records of the options."""
+    names = 'cost', 'sites', 'scope', 'part', 'divisor', 'uniform', 'rho'
+    asked = {name: getattr(options, name) for name in names}
+    return asked if options.latency is None else dict(asked, cost='latency')
+
+
+def finished(networks: Pair, structure: Structure, macs: MacsModel, calibration: Calibration,
              profiles: Mapping[str, SiteProfile]) -> CompressResult:
     """The result of a compression: sizes are noted in the structure, and outputs are compared."""
     dense, slim = networks
+    settings = calibration.settings
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
-                          input_shape=list(input_shape))
+                          input_shape=list(settings.input_shape))
     if hasattr(slim, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
-        note_backbone_macs(structure, slim, part)
+        note_backbone_macs(structure, slim, settings.part)
     structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
     return CompressResult(slim, structure, dict(profiles), agreement(
-        dense, slim, calibration.held_out, calibration.forward, calibration.settings.logits,
+        dense, slim, calibration.held_out, calibration.forward, settings.logits,
         calibration.size, calibration.seen))
 
 
@@ -232,12 +259,10 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
 def refit_structure(model: nn.Module,
                     structure: str | Path | Structure,
                     images: Tensor | Sequence[Any],
-                    input_shape: Sequence[int] = (3, 224, 224),
-                    part: str | None = None,
+                    options: CompressOptions,
                     forward: Forward | None = None,
                     held_out: Tensor | Sequence[Any] | None = None,
-                    done: CompressProgress | None = None,
-                    **options: Any) -> CompressResult:
+                    done: CompressProgress | None = None) -> CompressResult:
     """Cut a dense network to a structure and refit the readers of the kept units.
 
     So the retraining of a searched structure starts from the dense network's weights, instead of
@@ -245,9 +270,11 @@ def refit_structure(model: nn.Module,
     dense network does not have: they start as they were initialised. The result has no profiles.
 
     Args:
-        model (nn.Module): Dense model; it and other arguments are as in :func:`compress`.
+        model, images, forward, held_out: See :func:`compress`.
         structure (str | Path | Structure): Structure of this backbone. Channels of heads are the
             network's own, not those of rotated bases.
+        options (CompressOptions): What is asked for, but for the sizes, which the structure has.
+        done (CompressProgress, optional): See :func:`compress_network`. Defaults to None.
 
     Raises:
         ValueError: As in ``compress``; or a structure of another backbone, with other MACs or
@@ -269,7 +296,8 @@ def refit_structure(model: nn.Module,
         raise ValueError('expected a structure of a search, found one of `compress` in which units '
                          f'of `{rotated[0]}` are channels of a rotated basis, which the file does '
                          'not have: compress again with the same target')
-    macs = macs_model(networks.slim, space, input_shape, part)
+    settings = calibration.settings
+    macs = macs_model(networks.slim, space, settings.input_shape, settings.part)
     # described anew, as the given structure may name another class for the same backbone
     described = space.structure_for({name: torch.tensor(site.kept)
                                      for name, site in wanted.sites.items()})
@@ -278,7 +306,7 @@ def refit_structure(model: nn.Module,
     sliced.slice_to(described)
     check_recorded(sliced.host, wanted)  # before the images are run
     refit_along(networks, described, calibration)
-    return finished(networks, described, macs, input_shape, part, calibration, {})
+    return finished(networks, described, macs, calibration, {})
 
 
 def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mmkcr.core import count_params
+from mmkcr.core import LatencyTable, count_params
 from mmkcr.core.checks import did_you_mean
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
@@ -16,6 +16,12 @@ from mmkcr.models.sites.base import KindConfig, kind_name
 Forward = Callable[[nn.Module, Any], Any]
 #: Values of :attr:`CompressOptions.refit`.
 REFITS = ('least-squares', 'none')
+#: The part that is compressed: the backbone, or the whole model with its neck and heads.
+SCOPES = ('backbone', 'model')
+#: Value of :attr:`CompressOptions.rho`: each layer chooses.
+AUTO = 'auto'
+#: The relative ridge where no image can be left out.
+RHO = 1e-3
 
 
 class Pair(NamedTuple):
@@ -25,18 +31,42 @@ class Pair(NamedTuple):
     slim: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CompressOptions:
-    """Options of a compression.
+    """Options of a compression, one record from the command line to the driver.
+
+    ``compress`` takes every field by its name. Commands offer fields under the same names, and
+    their help is the text below.
 
     Args:
+        target (str | int | float, optional): Most of the ``cost`` that the result may have:
+            ``'60%'`` or 0.6 of the dense network's, or a number such as ``'12.6G'``, see
+            :func:`~mmkcr.core.parse_target`. Defaults to None: no budget, as a given structure
+            says what is kept.
+        cost (str): What the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
+            ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
+        latency (LatencyTable, optional): Measured on this network; ``target`` is then a time, see
+            :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
+        sites (Sequence[str | dict], optional): Kinds of site, of ``mlp_hidden``, ``heads``,
+            ``head_channels``, ``attention_outputs``, ``channels`` and ``mlp_channels``. Defaults
+            to None: those that the backbone has, but ``mlp_channels``; heads as a whole only
+            where their channels cannot be chosen.
+        scope (str): What is made smaller: the ``'backbone'``, or the whole ``'model'``, with neck
+            and heads, under one target over all its MACs. Defaults to ``'backbone'``.
+        part (str, optional): What the target is about, ``'model'`` or ``'backbone'``. Defaults to
+            None: the backbone of a detector, else the model; in ``mmkcr compress`` the backbone
+            of a segmentor, too.
+        input_shape (Sequence[int], optional): (C, H, W) of the image that MACs are for. Defaults
+            to None: (3, 224, 224).
         divisor (int): Sizes of hidden layers, channels and channels of a head are multiples of it,
             or full. Where there are fewer than four multiples, a divisor above 8 is halved; else
             any size is allowed. Defaults to 8.
         min_share (float): Minimum share of its units that a site keeps. Defaults to 0.05.
         uniform (bool): The same share of every site, not the best allocation. Defaults to False.
-        rho (float): Relative ridge of orders and refits. Defaults to 1e-3. With 1e6 a refit is a
-            shift of the bias to the means.
+        rho (str | float): Relative ridge of the refits. Defaults to ``'auto'``: for each layer the
+            one, of 1e-3 to 3, with the least error on images that a refit has not seen. With 1e6
+            a refit is a shift of the bias to the means.
+        order_rho (float): Relative ridge of orders and of heads' bases. Defaults to 1e-3.
         rows (int): Maximum number of an image's positions that enter the moments of a layer, see
             :class:`~mmkcr.closed_form.readers.Rows`. Defaults to 256.
         per_unit (tuple[int, int]): Positions per input of a layer that are enough, for its order
@@ -52,15 +82,26 @@ class CompressOptions:
         progress (bool): Show a progress bar. Defaults to True.
         refit (str): How: ``'least-squares'``, the default, or for controls ``'none'``.
         seed (int): Seed of all random draws. Defaults to 0.
-        memory (int, optional): Bytes that may be taken beyond the networks themselves. Images of a
-            batch and sites that are profiled together are as many as fit; one image at least.
-            Defaults to None: half of what is free on the model's device.
+        memory (int, optional): Bytes (in commands GB) that may be taken beyond the networks
+            themselves. Images of a batch and sites that are profiled together are as many as fit;
+            one image at least. Defaults to None: half of what is free on the model's device.
+
+    Raises:
+        ValueError: A value is outside its range, or two options contradict each other.
     """
 
+    target: str | int | float | None = None
+    cost: str = 'macs'
+    latency: LatencyTable | None = None
+    sites: Sequence[KindConfig] | None = None
+    scope: str = 'backbone'
+    part: str | None = None
+    input_shape: Sequence[int] | None = None
     divisor: int = 8
     min_share: float = 0.05
     uniform: bool = False
-    rho: float = 1e-3
+    rho: str | float = AUTO
+    order_rho: float = 1e-3
     rows: int = 256
     per_unit: tuple[int, int] = (4, 12)
     least_images: int = 2048
@@ -73,14 +114,30 @@ class CompressOptions:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        if self.refit not in REFITS:
-            raise ValueError(f'expected `refit` of {list(REFITS)}, found {self.refit!r}')
-        for name, least, most in (('rho', 0, 1e6), ('min_share', 0, 1), ('divisor', 1, 2**20),
-                                  ('seed', 0, 2**63), ('memory', 0, 2**60)):
+        for name, allowed in (('refit', REFITS), ('scope', SCOPES)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f'expected `{name}` of {list(allowed)}, found '
+                                 f'{getattr(self, name)!r}')
+        ranges = dict(rho=(0, 1e6), order_rho=(0, 1e6), min_share=(0, 1), divisor=(1, 2**20),
+                      seed=(0, 2**63), memory=(0, 2**60))
+        if self.rho == AUTO:
+            del ranges['rho']
+        for name, (least, most) in ranges.items():
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and
                                           least <= value <= most):  # NaN is refused too
                 raise ValueError(f'expected `{name}` within [{least}, {most:g}], found {value!r}')
+        if self.scope == 'model' and self.part == 'backbone':
+            raise ValueError("expected a budget over the whole model for the scope 'model', found "
+                             "that of the part 'backbone'")
+        if self.scope == 'model' and self.latency is not None:
+            raise ValueError('expected another target to compress a whole model, found a time: '
+                             'tables of latencies are about backbones')
+
+    def compression(self) -> dict[str, Any]:
+        """The fields of this class alone by name, without those of a subclass."""
+        return {field.name: getattr(self, field.name)
+                for field in dataclasses.fields(CompressOptions)}
 
 
 #: Shares of the memory: statistics of the sites that are profiled together with the changed weights
@@ -122,8 +179,6 @@ _SEARCHED = dict(
 FAMILIES = ('ViT', 'Swin', 'PVT v2', 'MiT', 'ConvNeXt', 'LeViT', 'BEiT', 'EVA-02', 'DINOv2')
 HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA', 'Swin', 'SegFormer',
                'DepthAnything', 'ViTDet', 'SAM', 'RT-DETR')
-#: The part that is compressed: the backbone, or the whole model with its neck and heads.
-SCOPES = ('backbone', 'model')
 
 
 def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,

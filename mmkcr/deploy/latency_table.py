@@ -138,7 +138,7 @@ def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any], divisor: i
     full = {name: site.total for name, site in space.sites.items()}
     entries: dict[tuple, dict[str, Any]] = {}
     for name, site in space.sites.items():
-        offered = size_options(site, CompressOptions(divisor, min_share=0.))
+        offered = size_options(site, CompressOptions(divisor=divisor, min_share=0.))
         # for every share the largest size on offer below it, or the smallest
         measured = {offered[max(bisect.bisect(offered, share * site.total), 1) - 1]
                     for share in SHARES} - {site.total}

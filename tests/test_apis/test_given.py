@@ -15,6 +15,7 @@ from lab.kind_coverage import FAMILIES, installed, randomise
 from long_form import LONG
 from mmkcr.apis import compress, count_macs, slim
 from mmkcr.closed_form.compression import refit_structure
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import parse_target
 from mmkcr.core.products import state_bytes
 from mmkcr.models import Searchable
@@ -150,6 +151,17 @@ def test_batches_that_no_model_takes(batches, said):
     assert '\n' not in str(error.value)
 
 
+def test_a_network_of_images_and_texts_names_its_part():
+    transformers = pytest.importorskip('transformers')
+    size = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    model = transformers.CLIPModel(transformers.CLIPConfig(
+        text_config=dict(size, vocab_size=50, max_position_embeddings=8),
+        vision_config=dict(size, image_size=64, patch_size=16), projection_dim=16)).eval()
+    with pytest.raises(ValueError, match='pixel_values.*: compress its part `model.vision_model`'):
+        small(model)
+    assert small(model.vision_model, target='90%').agreement['error'] > 0
+
+
 class Twice(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -194,8 +206,8 @@ def test_copies_that_are_held_out_are_told(batches, held_out, seen):
 
 
 def test_a_refit_of_a_structure_looks_at_the_same():
-    structure = small(vit()).structure
-    wrapped = refit_structure(nn.DataParallel(vit()), structure, images(), SHAPE)
+    structure, options = small(vit()).structure, CompressOptions(input_shape=SHAPE)
+    wrapped = refit_structure(nn.DataParallel(vit()), structure, images(), options)
     assert type(wrapped.model) is type(vit()) and wrapped.structure.sites == structure.sites
     for change, batches, said in (
             (lambda model: CHANGES['pruned'][0](model, 'blocks.0.mlp.fc1'), images(), 'prune.rem'),
@@ -205,7 +217,7 @@ def test_a_refit_of_a_structure_looks_at_the_same():
         model = vit()
         change(model)
         with pytest.raises(ValueError, match=said):
-            refit_structure(model, structure, batches, SHAPE)
+            refit_structure(model, structure, batches, options)
 
 
 def test_a_model_that_keeps_a_feature_map():

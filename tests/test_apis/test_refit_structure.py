@@ -9,12 +9,14 @@ from mmpretrain.models import MobileViT, VisionTransformer
 from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.closed_form.compression import refit_structure
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure
 from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.models import DCSMobileViT, Searchable
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 OPTIONS = dict(input_shape=(3, 32, 32), progress=False)
+SETTINGS = CompressOptions(**OPTIONS)
 KINDS = ['mlp_hidden', 'heads']
 MOBILE = dict(arch=[['mobilenetv2', 8, 1, 1, 1], ['mobilenetv2', 8, 2, 1, 1],
                     ['mobilevit', 16, 2, 16, 32, 2, 1]], stem_channels=8, last_exp_factor=2,
@@ -38,10 +40,11 @@ def searched(seed=1):
 
 def test_it_keeps_what_the_structure_says_and_loses_less_than_inherited_weights():
     structure = searched()
-    result = refit_structure(vit(), structure, IMAGES, held_out=IMAGES, **OPTIONS)
+    result = refit_structure(vit(), structure, IMAGES, SETTINGS, held_out=IMAGES)
     assert result.structure.sites == structure.sites
     assert count_macs(result.model, (3, 32, 32)) == result.structure.macs['subnet']
-    plain = refit_structure(vit(), structure, IMAGES, held_out=IMAGES, refit='none', **OPTIONS)
+    plain = refit_structure(vit(), structure, IMAGES, CompressOptions(refit='none', **OPTIONS),
+                            held_out=IMAGES)
     sliced = Searchable(vit(), sites=KINDS, structure=structure)
     sliced.load_state_dict(plain.model.state_dict())  # strict: the same subnet
     assert result.agreement['error'] < 0.9 * plain.agreement['error']
@@ -49,7 +52,7 @@ def test_it_keeps_what_the_structure_says_and_loses_less_than_inherited_weights(
 
 def test_the_structure_of_compress_gives_its_weights():
     made = compress(vit(), IMAGES, '60%', KINDS, divisor=4, **OPTIONS)
-    again = refit_structure(vit(), made.structure, IMAGES, **OPTIONS)
+    again = refit_structure(vit(), made.structure, IMAGES, SETTINGS)
     for name, value in made.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value), name
     assert again.structure.macs == made.structure.macs
@@ -60,7 +63,7 @@ def test_channels_of_rotated_bases_are_refused():
     made = compress(vit(), IMAGES, '80%', ['head_channels'], divisor=1, **OPTIONS)
     assert made.structure.provenance['rotated']
     with pytest.raises(ValueError, match='units of `.*head_channels` are channels'):
-        refit_structure(vit(), made.structure, IMAGES, **OPTIONS)
+        refit_structure(vit(), made.structure, IMAGES, SETTINGS)
 
 
 def mobilevit():
@@ -79,23 +82,23 @@ def every_other(space):
 def test_a_structure_with_masks_begins_with_new_ones(kind, mask):
     """The rest is refitted beside them, and they are layers of the result."""
     structure = every_other(Searchable(mobilevit(), sites=[mask, kind]).search_space)
-    found = refit_structure(mobilevit(), structure, IMAGES, held_out=IMAGES, **OPTIONS)
+    found = refit_structure(mobilevit(), structure, IMAGES, SETTINGS, held_out=IMAGES)
     assert found.structure.sites == structure.sites
     assert found.structure.backbone['sites'] == [mask, kind]
-    plain = refit_structure(mobilevit(), structure, IMAGES, held_out=IMAGES, refit='none',
-                            **OPTIONS)
+    plain = refit_structure(mobilevit(), structure, IMAGES,
+                            CompressOptions(refit='none', **OPTIONS), held_out=IMAGES)
     assert found.agreement['error'] < 0.9 * plain.agreement['error']
     assert sum(isinstance(module, QKMask) for module in found.model.modules()) == 2
     # what is written is built with its masks, and a repeated call makes the same ones
     again = Searchable(mobilevit(), sites=[mask, kind], structure=found.structure)
     again.load_state_dict(found.model.state_dict())
     assert count_macs(again, (3, 32, 32)) == found.structure.macs['subnet']
-    repeated = refit_structure(mobilevit(), structure, IMAGES, held_out=IMAGES, **OPTIONS).model
+    repeated = refit_structure(mobilevit(), structure, IMAGES, SETTINGS, held_out=IMAGES).model
     for name, value in repeated.state_dict().items():
         assert torch.equal(found.model.state_dict()[name], value), name
     # open masks change nothing
     bare = refit_structure(mobilevit(), dataclasses.replace(structure, backbone=dict(
-        structure.backbone, sites=[kind])), IMAGES, held_out=IMAGES, **OPTIONS)
+        structure.backbone, sites=[kind])), IMAGES, SETTINGS, held_out=IMAGES)
     same = found.agreement['error'] == pytest.approx(bare.agreement['error'], rel=1e-3)
     assert same == (mask == 'qk_mask')
 
@@ -104,7 +107,7 @@ def test_a_structure_with_masks_begins_with_new_ones(kind, mask):
 def test_named_backbones_with_masks(mask, count):
     """Their structures do not list the kinds of site."""
     structure = every_other(DCSMobileViT(**MOBILE, qk_mask=mask).search_space)
-    found = refit_structure(mobilevit(), structure, IMAGES, **OPTIONS)
+    found = refit_structure(mobilevit(), structure, IMAGES, SETTINGS)
     assert sum(isinstance(module, QKMask) for module in found.model.modules()) == count
 
 
@@ -117,4 +120,4 @@ def test_named_backbones_with_masks(mask, count):
 def test_a_structure_that_does_not_fit_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         structure = Structure.load({**searched().to_dict(), **change})
-        refit_structure(vit(), structure, IMAGES, **OPTIONS)
+        refit_structure(vit(), structure, IMAGES, SETTINGS)

@@ -11,6 +11,7 @@ from lab.saliency import tokens
 from lab.torch_pruning import IMPORTANCES, PRUNED, torch_pruning_structure
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.compression import refit_structure
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.models.counting import count_macs
 
 SHAPE = (3, 32, 32)
@@ -79,8 +80,8 @@ def test_torch_pruning_meets_the_budget_with_the_units_that_it_keeps(importance)
     batch = dict(inputs=torch.rand(8, *SHAPE))
     dense = count_macs(model, SHAPE)
     structure = torch_pruning_structure(model, PRUNED, dense // 2, [batch], importance)
-    result = refit_structure(model, structure, [batch], SHAPE, forward=task_outputs,
-                             refit='none', progress=False)
+    result = refit_structure(model, structure, [batch], CompressOptions(
+        input_shape=SHAPE, refit='none', progress=False), forward=task_outputs)
     assert 0.45 * dense < count_macs(result.model, SHAPE) <= dense // 2
     before, after = (network.backbone.timm_model.model.blocks[0].mlp.fc1.weight
                      for network in (model, result.model))

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from mmkcr.apis.compress_files import CompressTask
+from mmkcr.apis.compress_files import FileOptions, build_task, compress_files
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import LatencyTable, Structure
 from mmkcr.core.machine import this_machine
@@ -100,6 +100,7 @@ def test_a_runtime_that_is_not_installed(call, refused, tmp_path, monkeypatch):
         if tool == 'slim':
             slim_files(config, weights, '80%', latency=path, out=tmp_path / 'out')
         else:
-            task = CompressTask(config, weights, images=16, out=tmp_path / 'out')
-            task.compress('80%', latency=path)
+            task = build_task(FileOptions(config=config, checkpoint=weights, images=16,
+                                          target='80%', latency_table=path, out=tmp_path / 'out'))
+            compress_files(task, task.options, task.folder)
     assert not list((tmp_path / 'out').glob('*'))

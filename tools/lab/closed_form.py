@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mmkcr.apis.compress_files import CompressTask
+from mmkcr.apis.compress_files import FileOptions, build_task, compress_files
 from .mask_plots import plot_channel_masks
 from .pipeline import Start
 from .study import Call
@@ -18,11 +18,12 @@ def compressed(call: Call) -> dict[str, Any]:
     Returns:
         dict: ``digests`` of structure and weights.
     """
-    file, arguments = call.folder / 'dense.py', dict(call.arguments)
+    file = call.folder / 'dense.py'
     file.write_text(call.config.pretty_text)  # as it was trained: data, its slice
-    task = CompressTask(file, call.start.weights, images=arguments.pop('images', None),
-                        out=call.folder, seed=call.seed)
-    found = task.compress(arguments.pop('target'), progress=False, seed=call.seed, **arguments)
+    options = FileOptions(config=file, checkpoint=call.start.weights, out=call.folder,
+                          seed=call.seed, progress=False, **call.arguments)
+    task = build_task(options)
+    found = compress_files(task, task.options, task.folder)
     plot_channel_masks(found.structure, call.folder / 'channels.png',
                        'compressed in closed form')
     return dict(digests=Start.of_folder(call.folder).digests())

@@ -7,7 +7,6 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmkcr.models.counting import tell_other_sizes
 from mmkcr.models.loading import load_run, load_start, load_task, weights_of
 from mmkcr.registry import HOOKS
 
@@ -66,8 +65,6 @@ class CheckpointGuardHook(Hook):
                                  'from these weights (`load_from` without `--resume`)')
             _compare(runner, (checkpoint.get('meta') or {}).get(_KEY), path)
         load = load_task if self.complete else load_run if runner._resume else load_start
-        if self.complete:
-            tell_other_sizes(runner.model)
         load(runner.model, weights_of(checkpoint, runner.model, path), path)
 
 

@@ -11,14 +11,14 @@ from mmseg.structures import SegDataSample
 
 from long_form import few
 from mmkcr.apis import slim as slim_supernet
-from mmkcr.apis.compress_files import CompressTask
+from mmkcr.apis.compress_files import FileOptions, build_task, compress_files
 from mmkcr.cli.init import init_config
 from mmkcr.closed_form.compression import agreement, compress, macs_model
 from mmkcr.closed_form.options import searched
 from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
 from mmkcr.engine.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.models.counting import count_macs
+from mmkcr.models.counting import count_macs, count_parts
 from mmkcr.models.sites import find_sites
 from .whole_models import DETECTORS, batches, build, config_of
 
@@ -69,7 +69,8 @@ def test_channels_that_are_twins_cost_nothing(name):
     space = searched(copied, ['channels'], 'model')
     half = {name: total // 2 for name, total in space.totals().items()}
     target = int(macs_model(copied, space, SHAPE, 'model')(half))
-    result = slim(model, target, found, sites=['channels'], uniform=True, rho=1e-10)
+    result = slim(model, target, found, sites=['channels'], uniform=True, rho=1e-10,
+                  order_rho=1e-10)
     assert result.structure.sizes() == half
     assert result.agreement['error'] < 1e-6
 
@@ -117,9 +118,11 @@ def test_files_of_a_whole_model(tmp_path):
     for number in range(3):
         noise = torch.randint(0, 255, (64, 64, 3), dtype=torch.uint8).numpy()
         Image.fromarray(noise).save(images / f'{number}.png')
-    files = CompressTask(
-        tmp_path / 'dense.py', tmp_path / 'dense.pth', str(images), 3, SHAPE, scope='model',
-        out=tmp_path / 'slim').compress('60%', **FAST)
+    given = dict(calibration=str(images), images=3, input_shape=SHAPE, **FAST)
+    task = build_task(FileOptions(
+        config=tmp_path / 'dense.py', checkpoint=tmp_path / 'dense.pth', target='60%',
+        scope='model', out=tmp_path / 'slim', **given))
+    files = compress_files(task, task.options, task.folder)
     assert set(files.parts) == {'backbone', 'decode_head'} and not files.notes
     assert sum(slim for _, slim in files.parts.values()) == files.structure.macs['subnet']
     written = json.loads((tmp_path / 'slim/structure.json').read_text())
@@ -138,9 +141,10 @@ def test_files_of_a_whole_model(tmp_path):
         load_weights(model, tmp_path / 'dense.pth')
     # it is no dense model, of which more could be cut
     with pytest.raises(ValueError, match='expected a dense model to compress, found a subnet'):
-        CompressTask(
-            tmp_path / 'slim/config.py', tmp_path / 'slim/subnet.pth', str(images), 3, SHAPE,
-            out=tmp_path / 'again').compress('80%', **FAST)
+        task = build_task(FileOptions(
+            config=tmp_path / 'slim/config.py', checkpoint=tmp_path / 'slim/subnet.pth',
+            target='80%', out=tmp_path / 'again', **given))
+        compress_files(task, task.options, task.folder)
     with pytest.raises(ValueError, match='expected the config of a dense model'):
         init_config(tmp_path / 'slim/config.py', 'kcr')
     with pytest.raises(ValueError, match="expected a method of .* found 'kcr' and 'tune'"):
@@ -159,8 +163,14 @@ def test_a_head_without_an_adapter_is_named():
         compress(model, torch.rand(2, 3, 64, 64), 0.8, scope='all')
 
 
-def test_an_unreachable_target_gives_the_range():
+def test_an_unreachable_target_gives_the_range_and_the_parts_without_sites():
     model = build('upernet')
+    parts = count_parts(model, SHAPE)
+    share = parts['backbone'] / sum(parts.values())
+    with pytest.raises(ValueError, match='within the reachable .*; nothing can be cut in '
+                       f'`backbone`, {share:.0%} of the MACs'):
+        slim(model, 0.1, batches(model, 2),
+             sites=[dict(kind='channels', where=r'^decode_head\.')])
     with pytest.raises(ValueError, match='within the reachable .* of the dense network.$'):
         slim(model, 0.01, batches(model, 2))
 
