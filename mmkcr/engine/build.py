@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,21 @@ def run_folder(config: Config, name: str | Path) -> Path:
     return folder
 
 
-def default_shape(config: Config, model: nn.Module) -> tuple[int, int, int]:
-    """The (C, H, W) at which a model's MACs are counted unless the user gives one.
+def default_shape(config: Config, model: nn.Module,
+                  given: Sequence[int] | None = None) -> tuple[int, int, int]:
+    """The (C, H, W) at which a model's MACs are counted; channels are always the config's.
 
     It is the price's ``input_shape`` of a search, else see
     :func:`~mmkcr.engine.compressed_config.image_size`.
+
+    Args:
+        config (Config): Of the model.
+        model (nn.Module): Built from the config.
+        given (Sequence[int], optional): (C, H, W), or (H, W), whose height and width a user gave.
+            Defaults to None: those of the config.
     """
+    if given is not None:
+        return default_shape(config, model)[0], *given[-2:]
     priced = getattr(getattr(model, 'price', None), 'input_shape', None)
     if priced is not None:
         return tuple(priced)
