@@ -224,7 +224,8 @@ def look_at(calibration: Calibration) -> None:
                 f'expected a `{type(model).__name__}` that takes the first batch, {_told(batch)}, '
                 f'found that it raised {type(error).__name__} '
                 f'({" ".join(str(error).split()):.300}): give images (N, 3, H, W), such '
-                'as `[images for images, *_ in loader]`, or a `forward` that takes such a batch') from error
+                'as `[images for images, *_ in loader]`, or a `forward` that takes such a '
+                'batch') from error
         if not any(tensor.numel() for tensor in flat_tensors(outputs)):
             raise ValueError('expected outputs with tensors of floating point, found '
                              f'{_told(outputs)}: give `forward=lambda model, batch: ...` that '
