@@ -4,7 +4,8 @@ import copy
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,10 +30,12 @@ from mmkcr.closed_form.given import Survey, survey
 from mmkcr.closed_form.images import CalibrationImages, calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
 from mmkcr.closed_form.progress import CompressProgress, kept_profiles
+from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
-from mmkcr.distillation import DistilResult, distil
+from mmkcr.distillation import DistilResult, check_length, distil
+from mmkcr.distillation.run import PROGRESS as DISTIL_PROGRESS
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, run_folder
 from mmkcr.lazy import is_of
 from mmkcr.models import tasks
@@ -258,28 +261,56 @@ def distil_files(task: CompressTask, folder: str | Path, length: str | int,
     """Distil the network in a folder of ``mmkcr compress`` and write it in its place.
 
     Classifiers and segmentors agree on their scores, detectors on the features that their heads
-    read.
+    read. Whole detectors, whose features are narrower than the dense network's, agree on all
+    outputs of their heads for the dense network's proposals.
 
     Args:
         task (CompressTask): The dense network, which teaches, and its images.
-        folder (str | Path): Of the compressed network.
+        folder (str | Path): Folder of the compressed network.
         length (str | int): See :func:`~mmkcr.distillation.distil`.
-        later (bool): Steps follow, and whoever takes them removes ``distil/last_checkpoint`` at
-            the end. Defaults to False.
+        later (bool): Whether further steps follow. The progress then stays, for a call that is
+            repeated, until whoever takes these steps calls :func:`forget_distillation`. Defaults
+            to False.
     """
     folder = Path(folder)
     student = build_model(load_config(folder / CONFIG))
     meta = load_weights(student, folder / WEIGHTS).get('meta') or {}
-    result = distil(student, task.model, task.batches, length, task_outputs,
-                    logits=task.options.logits, work_dir=folder / 'distil')
     structure = Structure.load(folder / STRUCTURE)
+    scope = structure.provenance.get('asked', {}).get('scope', 'backbone')
+    batches, forward = _lessons(task, scope)
+    result = distil(student, task.model, batches, length, forward, logits=task.options.logits,
+                    work_dir=folder)
     structure.provenance['distil'] = dict(
         length=str(length), steps=result.steps, best=result.best, before=result.errors[0],
         after=result.errors[result.best])
     write_subnet(result.model, structure, meta, folder)
     if not later:  # the next call begins with what this one wrote
-        (folder / 'distil/last_checkpoint').unlink()
+        forget_distillation(folder)
     return result
+
+
+def check_distillation(task: CompressTask, length: str | int) -> None:
+    """Refuse what would stop a distillation behind the compression: too few images, a short time.
+
+    Args:
+        task (CompressTask): The dense network and its images.
+        length (str | int): See :func:`~mmkcr.distillation.distil`.
+    """
+    batches, forward = _lessons(task, task.options.scope)
+    check_length(task.model, batches, length, forward, logits=task.options.logits)
+
+
+def _lessons(task: CompressTask, scope: str) -> tuple[Sequence[Any], Callable[..., Any]]:
+    """Batches to distil on, and the outputs that are to agree, for what was compressed."""
+    if scope == 'backbone':
+        return task.batches, task_outputs
+    detects = tasks.is_detector(task.model)
+    return HeldBatches(task.batches, task.model) if detects else task.batches, whole_outputs
+
+
+def forget_distillation(folder: Path) -> None:
+    """Remove the progress of a distillation whose result is written."""
+    shutil.rmtree(folder / DISTIL_PROGRESS, ignore_errors=True)
 
 
 def int8_files(task: CompressTask, slim: nn.Module, folder: Path,

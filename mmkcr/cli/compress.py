@@ -20,7 +20,10 @@ Examples:
 """
 
 import copy
+import logging
 import re
+import shlex
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +39,10 @@ from mmkcr.apis.compress_files import (
     CompressTask,
     FileOptions,
     build_task,
+    check_distillation,
     compress_files,
     distil_files,
+    forget_distillation,
     int8_files,
     refit_files,
 )
@@ -46,7 +51,7 @@ from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write
 from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
-from mmkcr.closed_form.options import SCOPES, check_kinds
+from mmkcr.closed_form.options import AUTO, SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
@@ -54,6 +59,7 @@ from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.distillation.options import read_length
 from mmkcr.engine.build import load_config
 from mmkcr.engine.processes import no_workers_left
+from mmkcr.safe_load import read_checkpoint
 from mmkcr.visualization import format_table
 
 
@@ -64,6 +70,14 @@ def read_gigabytes(text: str) -> int:
     return int(float(text) * 2**30)
 
 
+def read_ridge(text: str) -> str | float:
+    """A relative ridge, or the word for one that each layer chooses."""
+    try:
+        return text if text == AUTO else float(text)
+    except ValueError:
+        raise ArgumentTypeError(f'expected a number or `{AUTO}`, found `{text}`') from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompressJob(Timed, FileOptions):
     """Arguments of ``mmkcr compress``."""
@@ -72,7 +86,8 @@ class CompressJob(Timed, FileOptions):
         config=dict(positional=True), checkpoint=dict(positional=True),
         sites=dict(nargs='+', type=str, metavar='KIND'), scope=dict(choices=SCOPES),
         part=dict(choices=('model', 'backbone')), calibration=dict(metavar='FOLDER'), images={},
-        profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={}, rho={},
+        profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={},
+        rho=dict(type=read_ridge, metavar='RHO'),
         memory=dict(type=read_gigabytes, metavar='GB'), seed={}, device={},
         out=dict(type=str, metavar='DIR'))
     target_macs: list[str] | None = target(
@@ -101,7 +116,7 @@ class CompressJob(Timed, FileOptions):
 
 def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
-    config, weights = files.folder / CONFIG, files.folder / WEIGHTS
+    config, weights = (shlex.quote(str(files.folder / name)) for name in (CONFIG, WEIGHTS))
     hint = ''
     if files.parts and files.structure.provenance.get('asked', {}).get('scope') == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
@@ -140,9 +155,19 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
     begin(files, 'finetune')
     if (files.folder / 'finetune/last_checkpoint').is_file():  # written with every checkpoint
-        resume_latest(config)
+        _go_on(config)
     start_training(config)
     return latest_checkpoint(config.work_dir)
+
+
+def _go_on(config: Config) -> None:
+    """Have a fine-tuning go on; if its checkpoint cannot be read, it begins anew."""
+    try:
+        resume_latest(config)
+        read_checkpoint(config.load_from)
+    except (ValueError, FileNotFoundError) as error:
+        logging.getLogger('mmkcr').warning('%s: the fine-tuning begins anew.', error)
+        config.resume, config.load_from = False, None
 
 
 def compress_targets(args: CompressJob, task: CompressTask,
@@ -168,12 +193,27 @@ def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]
     """The files of ``--int8`` side by side, with their metrics if there are any."""
     names = [name for name, value in (metrics[0] if metrics else {}).items()
              if isinstance(value, Real)]
-    rows = [(file.path.name, f'{file.bytes / 1e6:.2f}', f'{file.ratio:.3f}', f'{file.error:.1%}',
-             '' if file.same is None else f'{file.same:.1%}',
-             *(f'{numbers[name]:.4g}' for name in names))
-            for file, numbers in zip(files, metrics or [{}] * len(files))]
-    return format_table(('file', 'MB', 'time, batch 1', 'difference from dense', 'same class',
-                         *names), rows)
+    # classifiers compare images, segmentors pixels, detectors neither
+    shares = {head: [f'{share:.1%}' for share in column] for head, column in (
+        ('same class', [file.same for file in files]),
+        ('pixels of the same class', [file.pixels for file in files])) if None not in column}
+    rows = []
+    for place, file in enumerate(files):
+        of_file = [f'{metrics[place][name]:.4g}' for name in names]
+        rows.append((file.path.name, f'{file.bytes / 1e6:.2f}', f'{file.ratio:.3f}',
+                     f'{file.error:.1%}', *(column[place] for column in shares.values()), *of_file))
+    table = format_table(('file', 'MB', 'time over dense fp32, batch 1', 'difference from dense',
+                          *shares, *names), rows)
+    return '\n'.join([table, *slower_files(files)])
+
+
+def slower_files(files: Sequence[DeployedFile]) -> list[str]:
+    """A warning for each int8 file that takes more time than its fp32 file."""
+    times = {file.name: file.ratio for file in files}
+    return [f'warning: `{file.path.name}` takes {file.ratio / times[fp32]:.2f} of the time of the '
+            'fp32 file on this machine: int8 makes it smaller, not faster'
+            for file in files if (fp32 := file.name.removesuffix(' int8')) != file.name
+            and file.ratio > times[fp32]]
 
 
 def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
@@ -181,8 +221,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
     """Take the steps that follow, and print; ``metrics`` gets or has those of the dense model."""
     folder, deployed, tuned, measured, of_files = files.folder, [], [], [], []
     if args.distil is not None:
-        begin(files, 'distil')
-        distil_files(task, folder, args.distil, later=True)
+        print(distil_files(task, folder, args.distil, later=True))
     if args.int8 is not None:
         deployed = int8_files(task, load(folder), folder, args.int8)
     if args.finetune is not None:
@@ -242,10 +281,14 @@ def check_first(args: CompressJob) -> None:
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
     check_first(args)
+    # before models are built and images are run, which takes minutes for large ones
+    print(f'Reading {args.config} and {args.checkpoint}', file=sys.stderr, flush=True)
     # what follows, evaluation included, does not compress again if it is killed
     later = {name: getattr(args, name) for name in ('finetune', 'distil')}
     task = build_task(replace(args, latency_table=chosen_table(args),
                               input_shape=given_shape(args)))
+    if args.distil is not None:
+        check_distillation(task, args.distil)
     finished, metrics, rows = [], [], []
     for files in compress_targets(args, task, later):
         finish(args, task, files, metrics)
@@ -258,4 +301,4 @@ def main(args: CompressJob) -> None:
         print(format_table(('folder', 'MACs', 'parameters (M)', 'outputs differ by'), rows))
     for progress in finished:  # until here a repeated call would go on from it
         progress.remove()
-        (progress.folder.parent / 'distil/last_checkpoint').unlink(missing_ok=True)
+        forget_distillation(progress.folder.parent)

@@ -33,6 +33,4 @@ def main(args: DistilJob) -> None:
     """Distil, write and print."""
     check_file(args.checkpoint, 'a checkpoint')
     task = build_task(args)
-    result = distil_files(task, args.folder, args.length)
-    print(f'Distance to the dense network on held-out images: {result.errors[0]:.4f} before, '
-          f'{result.errors[result.best]:.4f} after step {result.best} of {result.steps}')
+    print(distil_files(task, args.folder, args.length))

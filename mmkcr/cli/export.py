@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 
+from mmkcr.apis.slim_files import STRUCTURE
 from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
 from mmkcr.deploy.end_to_end import export_end_to_end
 from mmkcr.deploy.export import ExportReport, export_onnx
@@ -51,7 +52,8 @@ class ExportJob(Configured, Shaped, Trusting):
     config: str = argument('config of a deployment, retraining or dense model', positional=True)
     checkpoint: str | None = argument('its checkpoint (`load_from` of the config)',
                                       positional=True, nargs='?')
-    out: str | None = argument('(<config name>.onnx in the work_dir of the config, else in '
+    out: str | None = argument('(<config name>.onnx: beside a config with its structure.json, '
+                               'else in the work_dir of the config, else in '
                                'work_dirs/<config name>)', metavar='FILE')
     backbone: bool = argument('the feature maps only', False)
     end_to_end: bool = argument('a whole segmentor, or detector with non-maximum suppression, for '
@@ -98,6 +100,12 @@ def report_end_to_end(path: str | Path, timing: PairTiming, against: str | None,
               f'({len(timing.dense)} pairs, quartiles {first:.3f} to {third:.3f})')
 
 
+def file_beside(config: str) -> Path | None:
+    """Path of the ONNX file beside a config that has its structure there; None for others."""
+    path = Path(config)
+    return path.with_suffix('.onnx') if path.with_name(STRUCTURE).is_file() else None
+
+
 @runs(ExportJob)
 def main(args: ExportJob) -> None:
     """Export, compare and print."""
@@ -115,7 +123,8 @@ def main(args: ExportJob) -> None:
         shape = default_shape(config, model, given_shape(args))
         if args.backbone:
             model = find_task(model).backbone
-        out = args.out or run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
+        out = args.out or file_beside(args.config) or \
+            run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
         if args.end_to_end:
             timing, metrics = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
                                                 args.evaluate, args.threads, args.against)

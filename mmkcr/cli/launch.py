@@ -25,6 +25,7 @@ from mmkcr.methods.search.price import MacsPrice
 from mmkcr.methods.search.refresh import RefreshHook
 from mmkcr.methods.search.search_model import SearchModel
 from mmkcr.models.tasks import search_spaces, unwrap
+from mmkcr.registry import HOOKS
 from mmkcr.safe_load import is_address
 
 _NUMBERED = re.compile(r'(epoch|iter)_\d+\.pth')
@@ -132,11 +133,12 @@ class StartHook(Hook):
         refreshed = {hook.loss for hook in runner.hooks if isinstance(hook, RefreshHook)}
         for name, loss in getattr(model, 'regularizers', {}).items():
             if name not in refreshed and not getattr(loss, 'ready', True):
-                hook = 'NystromRefreshHook' if hasattr(loss, 'basis') else \
-                    'InformationBottleneckHook'
-                raise ValueError(f"expected `dict(type='mmkcr.{hook}', loss='{name}')` in "
-                                 f'`custom_hooks`, or a checkpoint with the state of '
-                                 f'`{type(loss).__name__}` in `load_from`, found neither')
+                hook = getattr(loss, 'hook', '')
+                scope = 'mmkcr.' * (hook in HOOKS.module_dict)
+                wanted = f"`dict(type='{scope}{hook}', loss='{name}')`" if hook else \
+                    'a hook that computes the state'
+                raise ValueError(f'expected {wanted} in `custom_hooks`, or a checkpoint with the '
+                                 f'state of `{type(loss).__name__}` in `load_from`, found neither')
         price = getattr(model, 'price', None)
         # without a shape the MACs are counted for the first batch, and the target is checked there
         if isinstance(price, MacsPrice) and None not in (price.target, price.input_shape):

@@ -17,9 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import MacsModel, Structure, count_params
+from mmkcr.core import MacsModel, Structure, block_of, count_params
 from mmkcr.core.machine import naming_remedy
-from mmkcr.models.counting import check_built, check_recorded, cost_model, note_backbone_macs
+from mmkcr.models.counting import (
+    check_built,
+    check_recorded,
+    cost_model,
+    note_backbone_macs,
+    uncut_parts,
+)
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
@@ -33,7 +39,7 @@ from mmkcr.models.tasks import (
 from .given import Calibration, look_at, taken
 from .heads import take_weights
 from .options import CompressOptions, Forward, Pair, SiteProfile, searched
-from .profiles import profile_sites, shared_sizes, size_options, uniform_sizes
+from .profiles import count_groups, profile_sites, shared_sizes, size_options, uniform_sizes
 from .progress import CompressProgress
 from .readers import readers
 from .refit_blocks import refit_along
@@ -148,6 +154,9 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
         calibration.batches = HeldBatches(calibration.batches, chooser)
         calibration.held_out = HeldBatches(calibration.held_out, chooser)
     networks = Pair(dense, copy.deepcopy(dense))
+    if settings.progress:  # before anything that takes seconds for large images
+        print(f'Calibration: looking at a {type(dense).__name__} and the first images',
+              file=sys.stderr, flush=True)
     spaces = Pair(*(searched(network, settings.sites, settings.scope) for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
     look_at(calibration)
@@ -157,10 +166,19 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
     wanted = budget.parse_target(settings.target)
     offered = {name: size_options(site, settings) for name, site in spaces.slim.sites.items()}
-    budget.check_target(wanted, {name: sizes[0] for name, sizes in offered.items()})
+    try:
+        budget.check_target(wanted, {name: sizes[0] for name, sizes in offered.items()})
+    except ValueError as error:
+        paths = [site.path for site in spaces.slim.sites.values()]
+        uncut = uncut_parts(dense, paths, settings.input_shape) if settings.scope == 'model' else ''
+        raise ValueError(f'{error}{uncut}') from error
     if settings.progress:
         layers = [reader.layer for site in spaces.dense.sites.values() for reader in readers(site)]
-        print(plan(calibration, layers), file=sys.stderr, flush=True)
+        sites = spaces.dense.sites.values()
+        fits = sum(1 + len(site.lost_outputs()) for site in sites)
+        blocks = {block_of(site.path) for site in sites}
+        groups = 0 if profiles else count_groups(calibration, spaces.dense)
+        print(plan(calibration, layers, groups, fits / len(blocks)), file=sys.stderr, flush=True)
     if profiles:
         _check_profiles(profiles, spaces.slim)
     else:

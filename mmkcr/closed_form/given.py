@@ -8,13 +8,14 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mmkcr.core import count_params
 from mmkcr.core.checks import check_finite
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
@@ -223,13 +224,30 @@ def look_at(calibration: Calibration) -> None:
             raise ValueError(
                 f'expected a `{type(model).__name__}` that takes the first batch, {_told(batch)}, '
                 f'found that it raised {type(error).__name__} '
-                f'({" ".join(str(error).split()):.300}): give images (N, 3, H, W), such '
-                'as `[images for images, *_ in loader]`, or a `forward` that takes such a '
-                'batch') from error
+                f'({" ".join(str(error).split()):.300}): {_part_to_take(calibration, batch)}give '
+                'images (N, 3, H, W), such as `[images for images, *_ in loader]`, or a `forward` '
+                'that takes such a batch') from error
         if not any(tensor.numel() for tensor in flat_tensors(outputs)):
             raise ValueError('expected outputs with tensors of floating point, found '
                              f'{_told(outputs)}: give `forward=lambda model, batch: ...` that '
                              'returns those that matter')
+
+
+def _part_to_take(calibration: Calibration, batch: Any) -> str:
+    """The start of an advice: the part of a network that takes the batch, or ``''``.
+
+    It is the child with the most weights that takes the batch, as the image encoder of a network of
+    images and texts does; it has at least a fifth of the network's weights.
+    """
+    sizes = {name: count_params(child) for name, child in calibration.dense.named_children()}
+    least = count_params(calibration.dense) / 5
+    for name in sorted(sizes, key=sizes.get, reverse=True):
+        if sizes[name] < least:
+            break
+        with suppress(Exception):  # of whatever a part does with a batch that is not its own
+            if flat_tensors(calibration.forward(getattr(calibration.dense, name), batch)):
+                return f'compress its part `model.{name}`, which takes this batch, or '
+    return ''
 
 
 def _told(value: Any) -> str:

@@ -36,13 +36,11 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
     the network's function. Progress gives the profiles of an earlier call, and gets each group's.
     Outputs that depend on no site, and sites that are not reached, are refused.
     """
-    done, settings = calibration.done, calibration.settings
+    done = calibration.done
     profiles = {} if done is None else done.profiles()
     for profile in profiles.values():
         take_weights(space.host, profile.rotated)
-    groups = _groups([_FORMS.get(type(site), Units)(site, settings)
-                      for name, site in space.sites.items() if name not in profiles],
-                     int(STATISTICS * settings.memory))
+    groups = _groups_left(calibration, space, profiles)
     for number, group in enumerate(groups, 1):
         part = f' ({number} of {len(groups)})' if len(groups) > 1 else ''
         profiles.update(_profile_group(calibration, group, part))
@@ -54,6 +52,21 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
                          f'they depend on none of its {len(profiles)} sites (is the last layer '
                          'all zeros?)')
     return {name: profiles[name] for name in space.sites}
+
+
+def count_groups(calibration: Calibration, space: SearchSpace) -> int:
+    """Number of groups of sites that :func:`profile_sites` profiles one after the other."""
+    done = calibration.done
+    return len(_groups_left(calibration, space, {} if done is None else done.profiles()))
+
+
+def _groups_left(calibration: Calibration, space: SearchSpace,
+                 known: Mapping[str, SiteProfile]) -> list[list[Units]]:
+    """Sites without a known profile, in groups whose statistics fit into the memory."""
+    settings = calibration.settings
+    return _groups([_FORMS.get(type(site), Units)(site, settings)
+                    for name, site in space.sites.items() if name not in known],
+                   int(STATISTICS * settings.memory))
 
 
 def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:

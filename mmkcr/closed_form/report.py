@@ -95,17 +95,30 @@ def result_text(result: Any) -> str:
                       'Next: `.model` is the network, `.structure.save(FILE)` says what it keeps.'])
 
 
-def plan(calibration: Calibration, layers: Sequence[nn.Module]) -> str:
-    """What a compression is about to do, and how long it takes; layers may be refitted."""
+def plan(calibration: Calibration, layers: Sequence[nn.Module], groups: int, fits: float) -> str:
+    """What a compression is about to do, and how long all its passes take.
+
+    Args:
+        calibration (Calibration): The network and the images.
+        layers (Sequence[nn.Module]): Layers that may be refitted.
+        groups (int): Groups of sites that are profiled one after the other; 0 if profiles are
+            known.
+        fits (float): Mean number of fits in a block, each of which runs the slim block once.
+    """
     surveyed, settings = calibration.survey, calibration.settings
     there, held = count_images(calibration.batches), count_images(calibration.held_out)
     needed = surveyed.needed(layers, max(settings.per_unit), settings.least_images)
     used = min(there, max(needed, 1))
     forward, backward = surveyed.seconds
     probes = min(there, settings.probe_images)
-    # orders, losses of sizes, refits of both networks, agreement
-    seconds = used * forward + min(there, settings.backward_images) * backward + \
-        probes * (forward + backward) + 4 * used * forward + 2 * held * forward
+    # a group's orders, and its losses of sizes
+    profile = used * forward + min(there, settings.backward_images) * backward + \
+        probes * (forward + backward)
+    # the inputs of a block in both networks, its outputs in the dense one and, when they are final,
+    # in the slim one, whether they are a sum, and the fits
+    refit = (5 + fits) * used * forward
+    comparison = 2 * held * forward
+    seconds = groups * profile + refit + comparison
     sizes = ' x '.join(map(str, surveyed.sizes[0])) if surveyed.sizes else 'their own size'
     sizes += ' and others' * (len(surveyed.sizes) > 1)
     enough = min(surveyed.needed(layers, max(settings.per_unit), 32), there)

@@ -6,6 +6,7 @@ row, both must use the dense network's choices. They are made once and kept besi
 """
 
 import copy
+import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from mmkcr.models.tasks import is_detector, tensor_outputs
 from mmkcr.models.two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
+from .batches import images_digest
 
 
 class Held(NamedTuple):
@@ -40,6 +42,11 @@ class HeldBatches(Sequence):
     def __len__(self) -> int:
         return len(self._places)
 
+    def sources(self) -> list[Any]:
+        """What each batch was taken from, see :meth:`ImageBatches.sources`."""
+        known = self._batches.sources() if hasattr(self._batches, 'sources') else self._places
+        return [known[place] for place in self._places]
+
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             part = copy.copy(self)
@@ -50,6 +57,11 @@ class HeldBatches(Sequence):
         if place not in self._held:
             self._held[place] = _choices(self._dense, batch)
         return dict(batch, held=self._held[place])
+
+    def digest(self) -> str:
+        """SHA-256 of the images; the choices depend on them and on the dense network."""
+        text = f'{images_digest(self._batches)} {list(self._places)}'
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from .io import atomic_folder, atomic_write, locked, remove_stale, write_tensors
 from .latency import LatencyModel, LatencyTable, load_table
 from .macs import COUNTED, MacsModel, MacsReport, count_forward_macs, count_params
 from .products import BytesModel, ParamsModel
+from .progress import Progress
 from .selection import (
     TOLERANCE,
     allowed_ratio_sizes,

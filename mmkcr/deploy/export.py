@@ -1,8 +1,11 @@
 """Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
+import io
 import math
+import re
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +24,8 @@ from mmkcr.models.tasks import unwrap
 
 OPSET = 17  # the first with LayerNormalization
 _META = 'mmkcr'
+#: The operator that the exporter does not know, in its error.
+_OPERATOR = re.compile(r"operator '?(?:\w+::)?(\w+)")
 Shape = tuple[int, int, int, int]
 
 
@@ -111,8 +116,11 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
             try:
                 return export(True)
             except Exception as error:  # the exporter raises many kinds
-                notice = ('height and width are fixed, because an export for any size failed '
-                          f'({_first_line(error)})')
+                # a backbone that branches on the size of its maps agrees at the traced size alone
+                why = 'at another size the file does not give the outputs of PyTorch' \
+                    if isinstance(error, ExportMismatch) else 'an export for any size failed'
+                notice = (f'height and width are fixed at {shape[1]} x {shape[2]}, because {why} '
+                          f'({_first_line(error)}): export again with `--shape` for another size')
         return export(False)
 
 
@@ -127,8 +135,10 @@ def export_program(model: nn.Module, path: str | Path, input_shape: Sequence[int
         view = TensorModel(model)
         images = next(model.parameters()).new_zeros(2, *input_shape)
         try:
-            program = torch.export.export(
-                view, (images, ), dynamic_shapes=dict(images={0: torch.export.Dim.AUTO}))
+            # PyTorch prints the graph so far, and the error tells what stopped it
+            with quiet(), redirect_stderr(io.StringIO()):
+                program = torch.export.export(
+                    view, (images, ), dynamic_shapes=dict(images={0: torch.export.Dim.AUTO}))
         except Exception as error:  # of whatever a module does
             raise ValueError(f'expected a model that `torch.export` takes, found '
                              f'`{type(view.model).__name__}`, which it does not: '
@@ -172,7 +182,25 @@ def _traced(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'obje
         except Exception as error:  # of whatever a module does, too
             raise ValueError('expected a model that can be exported to ONNX, found '
                              f'`{type(prepared.model).__name__}`, which cannot: '
-                             f'{_first_line(error)}') from error
+                             f'{_first_line(error)}{_block_of(error, prepared, images)}') from error
+
+
+def _block_of(error: Exception, prepared: TensorModel, images: Tensor) -> str:
+    """Where a model calls the operator that an error of the exporter names: the end of a message.
+
+    It is empty if the error names none, or if the trace does not have it under this name.
+    """
+    operator = _OPERATOR.search(str(error))
+    if operator is None:
+        return ''
+    nodes = torch.jit.trace(prepared, images, check_trace=False).inlined_graph.nodes()
+    for node in nodes:
+        # the exporter calls `aten::sort` Sort; in place operators end with an underscore
+        if node.kind().rpartition('::')[2].rstrip('_') == operator[1].lower():
+            # such as `__module.model/__module.model.layers.0`
+            block = node.scopeName().rpartition('__module.')[2].partition('.')[2]
+            return f' (in `{block}`)' if block else ''
+    return ''
 
 
 def _folded(path: Path) -> 'object':

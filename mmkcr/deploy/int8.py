@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mmkcr.core import atomic_write, eval_mode
-from mmkcr.models.tasks import deciding_scores, find_task
+from mmkcr.models.tasks import deciding_scores, find_task, is_segmentor
 from .export import export_onnx
 from .latency import measure_pair
 from .runtimes import open_onnx, quiet, require_runtime
@@ -87,7 +87,8 @@ class DeployedFile(NamedTuple):
     bytes: int
     ratio: float  # its time over that of the dense fp32 file
     error: float  # difference of the outputs, relative to their norm
-    same: float | None  # share of images with the same class; None for maps
+    same: float | None  # share of images with the same class; None if it is no classifier
+    pixels: float | None = None  # share of pixels with the same class; None if it is no segmentor
 
 
 def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
@@ -120,9 +121,11 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         session = open_onnx(path, runtime)
         outputs = np.concatenate([_last(dense, session(batch)) for batch in held_out])
         error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
-        same = float((outputs.argmax(1) == expected.argmax(1)).mean()) if expected.ndim == 2 \
-            else None
-        rows.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error), same))
+        scores = expected.ndim == 2 or is_segmentor(dense)
+        same = float((outputs.argmax(1) == expected.argmax(1)).mean()) if scores else None
+        shares = (same, None) if expected.ndim == 2 else (None, same)
+        rows.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error),
+                                 *shares))
     return rows
 
 

@@ -2,13 +2,14 @@
 
 Read in this order:
 
-1. ``run.py``: :func:`distil`, the whole way; MMEngine's runner trains.
+1. ``run.py``: :func:`distil`, the whole way, and what it returns.
 2. ``options.py``: the options, and how a length is written.
 3. ``model.py``: ``DistilModel`` holds student, average and teacher, and compares their outputs.
-4. ``hook.py``: ``DistilHook`` sets the rate of each step, averages the weights and keeps the best.
+4. ``training.py``: ``Training`` takes steps and knows what a killed run must find again.
 5. ``augmentation.py``: images are cropped, mirrored, recoloured and mixed.
+6. ``given.py``: networks and images are looked at before work begins, and identified.
 """
 # ruff: noqa: F401
 
 from .options import DistilOptions
-from .run import DistilResult, distil
+from .run import DistilResult, check_length, distil

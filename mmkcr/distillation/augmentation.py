@@ -1,40 +1,56 @@
 """Augmentation: every position of a distillation has one batch, and all that is drawn for it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from .options import DistilOptions
 
 
-class AugmentedBatches(Dataset):
-    """Augmented batches: the batch at a position, and all that is drawn for it, depend on
-    the position alone, so not on processes, nor on where a run was stopped.
+class AugmentedBatches:
+    """Augmented batches by position, on a device, so that a GPU augments.
 
-    They are moved to the device first, so that a GPU augments.
+    The batch at a position, and all that is drawn for it, depend on the position alone: neither on
+    the number of processes, nor on where a run was stopped.
+
+    Args:
+        batches (Sequence): Batches of images, see :func:`augment`.
+        settings (DistilOptions): Seed, and whether to augment.
+        device (torch.device): Device of the batches that are returned.
     """
 
     def __init__(self, batches: Sequence[Any], settings: DistilOptions,
-                 move: Callable[[Any], Any]) -> None:
-        self._batches, self._settings, self._move = batches, settings, move
+                 device: torch.device) -> None:
+        self._batches, self._settings, self._device = batches, settings, device
 
     def __getitem__(self, position: int) -> Any:
         epoch, place = divmod(position, len(self._batches))
         draw = torch.Generator().manual_seed(self._settings.seed * 7919 + epoch)
         place = int(torch.randperm(len(self._batches), generator=draw)[place])
-        batch = self._move(self._batches[place])
+        batch = move_batch(self._batches[place], self._device)
         if self._settings.augment:
             draw.manual_seed((self._settings.seed + 1) * 1_000_003 + position)
             batch = augment(batch, draw)
         return batch
 
 
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """A batch with all that has a method ``to``, in nested dicts and sequences, on a device."""
+    if hasattr(batch, 'to'):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: move_batch(value, device) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        parts = [move_batch(part, device) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, '_fields') else type(batch)(parts)
+    return batch
+
+
 def augment(batch: Any, draw: torch.Generator) -> Any:
-    """A batch with its images cropped, mirrored and recoloured; every other batch is mixed.
+    """Crop, mirror and recolour the images of a batch, and mix those of every other batch.
 
     Images are (N, C, H, W), or under ``'inputs'`` of a dict; other batches are left as they are.
     """

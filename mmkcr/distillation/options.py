@@ -24,7 +24,8 @@ class DistilOptions:
         amp (bool, optional): Train in bfloat16. Defaults to None: on a GPU.
         augment (bool): Crop, mirror, recolour and mix, see
             :func:`~mmkcr.distillation.augmentation.augment`. Defaults to True.
-        seed (int): Of what is drawn. Defaults to 0.
+        seed (int): Seed of all that is drawn. Defaults to 0.
+        progress (bool): Show a progress bar. Defaults to True.
     """
 
     rate: float = 5e-4
@@ -38,6 +39,7 @@ class DistilOptions:
     amp: bool | None = None
     augment: bool = True
     seed: int = 0
+    progress: bool = True
 
 
 def read_length(length: str | int) -> int | float:

@@ -1,48 +1,47 @@
 """Distillation: the dense network teaches the compressed one on unlabelled images."""
 
 import copy
-import functools
+import logging
 import math
 import os
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.dataset import InfiniteSampler
-from mmengine.dist import broadcast_object_list, get_world_size, init_dist, is_distributed
-from mmengine.hooks import Hook
-from mmengine.optim import AmpOptimWrapper, OptimWrapper
-from mmengine.runner import Runner
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
+from torch import Tensor, distributed, nn
 
-from mmkcr.closed_form.batches import of_size, split_batches
 from mmkcr.closed_form.compression import called
 from mmkcr.closed_form.options import Forward
-from mmkcr.engine.resume.checkpoints import AtomicCheckpointHook
+from mmkcr.core import Progress
+from mmkcr.models.tasks import kept_randomness
+from mmkcr.visualization import shown
 from .augmentation import AugmentedBatches
-from .hook import BEST, DistilHook
+from .given import check_networks, identify, split_images
 from .model import DistilModel
 from .options import DistilOptions, read_length
+from .training import Training, compared_steps
 
-#: Unit of the rate of a tensor of zeros.
-ZEROS = 0.01
+#: Folder of the progress in ``work_dir``, and its file.
+PROGRESS, STATE = '.distil', 'state.pth'
 
 
 @dataclass
 class DistilResult:
-    """Result of :func:`distil`."""
+    """Result of :func:`distil`.
 
-    #: The best network on held-out images; the student itself if none was better.
+    Args:
+        model (nn.Module): The best network on held-out images; a copy of the student if no step was
+            better.
+        steps (int): Number of steps that were planned.
+        errors (dict[int, float]): Distance to the teacher on held-out images by step. Step 0 is the
+            student.
+    """
+
     model: nn.Module
-    #: Of the run.
     steps: int
-    #: Distance to the teacher on held-out images by step; step 0 is what it began with.
     errors: dict[int, float]
 
     @property
@@ -50,115 +49,153 @@ class DistilResult:
         """Step of :attr:`model`."""
         return min(self.errors, key=lambda step: (self.errors[step], step))
 
+    def __str__(self) -> str:
+        return (f'Distance to the dense network on held-out images: {self.errors[0]:.4f} before, '
+                f'{self.errors[self.best]:.4f} after step {self.best} of {self.steps}')
 
+
+@torch.inference_mode(False)  # a training needs gradients, wherever it is called
+@torch.enable_grad()
+@kept_randomness()
 def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any],
            length: str | int, forward: Forward | None = None,
            held_out: Tensor | Sequence[Any] | None = None, logits: bool = False,
            work_dir: str | Path | None = None, **options: Any) -> DistilResult:
     """Teach a compressed network what its dense one does on unlabelled images.
 
-    MMEngine's ``Runner`` trains: on a GPU if there is one, in several processes under ``torchrun``,
-    and a call that is repeated with its ``work_dir`` goes on where it was. The result is never
-    worse than what it began with, on held-out images.
+    It runs on a GPU if there is one, and in several processes under ``torchrun``. The result is
+    never worse than the student on held-out images. Frozen parameters of the student stay as they
+    are. A run whose loss is not finite ends there with a warning, and gives its best network.
 
     Args:
-        student, teacher (nn.Module): The compressed and the dense network; they are not changed.
-        images, forward: As of :func:`~mmkcr.closed_form.compression.compress`.
+        student (nn.Module): The compressed network; it is not changed.
+        teacher (nn.Module): The dense network, with weights of the same type; it is not changed.
+        images (Tensor | Sequence): Images (N, 3, H, W), or batches for ``forward``.
         length (str | int): Number of steps, or a time such as ``'30min'``, ``'2h'`` or ``'90s'``:
-            as many steps as that takes at the speed of the first ones.
-        held_out (Tensor | Sequence, optional): Images to compare on. Defaults to None: as of
-            ``compress``.
-        logits (bool): See :class:`~mmkcr.closed_form.options.CompressOptions`.
-        work_dir (str | Path, optional): Of checkpoints and logs. Defaults to None: a temporary one.
+            as many steps as fit into it at the speed of the first ones, with all that the call
+            does beside them.
+        forward (Callable, optional): Takes a network and a batch of ``images``; returns the outputs
+            that are to agree. Defaults to None: the network is called with the batch.
+        held_out (Tensor | Sequence, optional): Images to compare on. Defaults to None: the last
+            tenth of ``images``, from which nothing is learnt then.
+        logits (bool): Whether the last output is class scores (B, C). Defaults to False.
+        work_dir (str | Path, optional): Folder of the progress. A killed call that is repeated
+            with it goes on where it was, and a finished one gives its result again. With other
+            networks, images, length or options it begins anew. Defaults to None: nothing is
+            written.
         **options: See :class:`DistilOptions`.
 
     Raises:
-        ValueError: No held-out images, networks with other outputs, or a time too short for a step.
+        ValueError: A single image, images or outputs that are not finite, networks that cannot be
+            trained or have outputs of other shapes, or a time too short for a step.
     """
-    settings, forward = DistilOptions(**options), forward or called
-    length = read_length(length)
-    batches, held_out = split_batches(images, held_out)
-    if held_out is batches:
-        raise ValueError('expected at least two images or batches to distil, one to compare on, '
-                         f'found {len(batches)}')
-    batches, held_out = (of_size(one, settings.batch_size) for one in (batches, held_out))
-    launcher = 'pytorch' if int(os.environ.get('WORLD_SIZE', 1)) > 1 else 'none'
-    if launcher != 'none' and not is_distributed():
-        if torch.cuda.is_available():
-            init_dist(launcher, backend='nccl')
-        else:  # MMEngine would choose a GPU
-            torch.distributed.init_process_group('gloo')
-    with ExitStack() as stack:
-        folder = Path(work_dir or stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        model = DistilModel(student, teacher, forward, settings, logits, held_out)
-        draws = AugmentedBatches(batches, settings, model.data_preprocessor)
-        steps = [count_steps(length, model, draws, folder, settings)]
-        broadcast_object_list(steps)
-        hook = DistilHook(length, steps[0], folder, settings)
-        runner = build_runner(model, draws, hook, steps[0], folder, settings, launcher)
-        runner.train()
-        best = torch.load(folder / BEST, map_location='cpu')
-        errors = dict(runner.message_hub.get_info('distil_errors'))
+    began = time.perf_counter()
+    settings, forward, length = DistilOptions(**options), forward or called, read_length(length)
+    batches, held_out = split_images(images, held_out, settings.batch_size)
+    check_networks(student, teacher)
+    _join_processes()
+    model = DistilModel(student, teacher, forward, settings, logits, held_out)
+    training = Training(model, AugmentedBatches(batches, settings, model.device), settings)
+    progress = None
+    if work_dir is not None:
+        progress = Progress(Path(work_dir, PROGRESS), identify(
+            student, teacher, batches, held_out, forward, settings, logits=logits, length=length,
+            processes=training.processes))
+    state = training.share(progress and training.first and progress.read(STATE))
+    if state and state['step']:
+        training.load_state(state)
+        start, steps = state['step'], state['steps']
+    else:
+        start, steps = 0, _begin(training, length, settings, progress, began)
+    _train(training, range(start, steps), settings, progress)
     result = copy.deepcopy(student)
-    result.load_state_dict(best['state_dict'])
-    return DistilResult(result, steps[0], errors)
+    with torch.no_grad():
+        for value, best in zip(model.trained(result), training.best, strict=True):
+            value.copy_(best)
+    return DistilResult(result, steps, training.errors)
 
 
-def count_steps(length: int | float, model: DistilModel, draws: AugmentedBatches, folder: Path,
-                settings: DistilOptions) -> int:
-    """Number of steps, those of the first call if a call is repeated."""
+@torch.inference_mode(False)
+@torch.enable_grad()
+@kept_randomness()
+def check_length(teacher: nn.Module, images: Tensor | Sequence[Any], length: str | int,
+                 forward: Forward | None = None, logits: bool = False, **options: Any) -> None:
+    """Refuse before a compression images and a time that are too few to distil its result.
+
+    A time must suffice for a step of the dense network, which a compressed one takes faster.
+    Arguments are those of :func:`distil`.
+
+    Raises:
+        ValueError: A single image or batch, or a time too short for a step.
+    """
+    began = time.perf_counter()
+    settings, forward, length = DistilOptions(**options), forward or called, read_length(length)
+    batches, held_out = split_images(images, None, settings.batch_size)
+    check_networks(copy.deepcopy(teacher).requires_grad_(True), teacher)
+    if isinstance(length, float):
+        student = copy.deepcopy(teacher).requires_grad_(True)
+        model = DistilModel(student, teacher, forward, settings, logits, held_out)
+        training = Training(model, AugmentedBatches(batches, settings, model.device), settings)
+        _begin(training, length, settings, None, began)
+
+
+def _join_processes() -> None:
+    """Join the processes that ``torchrun`` started."""
+    if int(os.environ.get('WORLD_SIZE', 1)) < 2 or distributed.is_initialized():
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ['LOCAL_RANK']))
+    distributed.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')
+
+
+def _begin(training: Training, length: int | float, settings: DistilOptions,
+           progress: Progress | None, began: float) -> int:
+    """Compare what a training begins with; gives its number of steps.
+
+    Args:
+        training (Training): A training that has taken no step.
+        length (int | float): Steps, or seconds.
+        settings (DistilOptions): Options.
+        progress (Progress, optional): Place of the states, whose writing takes time, too.
+        began (float): Time at which the call began.
+    """
+    started = time.perf_counter()
+    if not math.isfinite(training.compare(0)):
+        raise ValueError('expected finite outputs of the student on held-out images, found `nan` '
+                         'or `inf`')
     if isinstance(length, int):
         return length
-    if (folder / BEST).is_file() and (folder / 'last_checkpoint').is_file():
-        best = torch.load(folder / BEST, map_location='cpu')
-        if best.get('length') == length:
-            return best['steps']
-    for position in range(2):  # the second one counts
-        began = time.perf_counter()
-        loss = sum(model(model.data_preprocessor(draws[position])).values())
-        loss.backward()
-        loss.item()
-        model.zero_grad(set_to_none=True)
-        took = (time.perf_counter() - began) * settings.accumulate
-    began = time.perf_counter()
-    model.measure_distance()
-    steps = int((length - (settings.comparisons + 1) * (time.perf_counter() - began)) / took)
+    if progress is not None and training.first:
+        progress.save(STATE, training.state(0, 0))
+    pause = training.share(time.perf_counter() - started)
+    step = training.measure_step(length)
+    left = training.share(length - (time.perf_counter() - began))
+    steps = int(left / (step + pause))  # a comparison behind each step
+    if steps > settings.comparisons:
+        steps = int((left - settings.comparisons * pause) / step)
     if steps < 1:
-        raise ValueError(f'expected a time in which a step of {took:.3g} s and '
-                         f'{settings.comparisons + 1} comparisons fit, found {length:.0f} s')
+        raise ValueError(f'expected a time in which a step of {step:.3g} s and a comparison of '
+                         f'{pause:.3g} s fit behind a start of {length - left:.3g} s, found '
+                         f'{length:g} s')
     return steps
 
 
-def build_runner(model: DistilModel, draws: AugmentedBatches, hook: Hook, steps: int,
-                 folder: Path, settings: DistilOptions, launcher: str) -> Runner:
-    """A runner that trains a model and goes on with what is in its folder."""
-    groups: dict[float, list[Tensor]] = {}  # few: each costs a GPU launches of its own
-    for value in model.student.parameters():
-        unit = float(value.detach().square().mean().sqrt()) or ZEROS
-        groups.setdefault(2.**round(math.log2(unit)), []).append(value)
-    optimizer = torch.optim.AdamW(
-        [dict(params=values, unit=unit) for unit, values in groups.items()], lr=settings.rate,
-        weight_decay=0., betas=(0.9, 0.99), fused=torch.cuda.is_available())
-    amp = torch.cuda.is_available() if settings.amp is None else settings.amp
-    wrapper = functools.partial(AmpOptimWrapper, dtype='bfloat16') if amp else OptimWrapper
-    interval = max(1, steps // settings.comparisons)
-    # in the order of their positions, of which processes take turns
-    batches = Subset(draws, range(steps * settings.accumulate * get_world_size()))
-    sampler = InfiniteSampler(batches, shuffle=False, seed=settings.seed)
-    return Runner(
-        model, str(folder),
-        train_dataloader=DataLoader(batches, sampler=sampler, batch_size=1, collate_fn=tuple),
-        train_cfg=dict(type='IterBasedTrainLoop', max_iters=steps * settings.accumulate),
-        optim_wrapper=wrapper(optimizer=optimizer, accumulative_counts=settings.accumulate),
-        default_hooks=dict(
-            logger=dict(type='LoggerHook', interval=max(1, interval // 5)),
-            checkpoint=dict(type=AtomicCheckpointHook, by_epoch=False, max_keep_ckpts=1,
-                            interval=interval * settings.accumulate)),
-        custom_hooks=[hook], resume=(folder / 'last_checkpoint').is_file(), launcher=launcher,
-        log_processor=dict(by_epoch=False), randomness=dict(seed=settings.seed),
-        default_scope='mmengine', experiment_name=f'distil_{time.time_ns()}',
-        cfg=dict(model_wrapper_cfg=dict(
-            type='MMDistributedDataParallel', find_unused_parameters=True,
-            broadcast_buffers=False, **({} if torch.cuda.is_available() else dict(
-                device_ids=None)))))
+def _train(training: Training, steps: range, settings: DistilOptions,
+           progress: Progress | None) -> None:
+    """Take steps, compare, and keep the state; end with a warning where numbers are not finite."""
+    compared = set(compared_steps(steps.stop, settings))
+    for step in shown(steps, 'Distillation', visible=settings.progress):
+        loss = training.take_step(step, steps.stop)
+        done = step + 1
+        error = training.compare(done) if done in compared and math.isfinite(loss) else 0.
+        if not math.isfinite(loss + error):
+            what = f'its distance on held-out images is {error}' if math.isfinite(loss) else \
+                f'its loss is {loss}'
+            logging.getLogger('mmkcr').warning(
+                'The distillation ends at step %d of %d, as %s: look for images that are not '
+                'finite, or give a lower `rate` than %g. The result is the network of step %d.',
+                done, steps.stop, what, settings.rate, min(
+                    training.errors, key=training.errors.__getitem__))
+            return
+        if done in compared and progress is not None and training.first:
+            progress.save(STATE, training.state(done, steps.stop))

@@ -1,7 +1,7 @@
 """MACs, parameters and bytes of any model of the three task families."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from torch import nn
@@ -112,6 +112,23 @@ def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
 def count_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
     """MACs of a whole task model, not in a training wrapper; see :func:`macs_by_part`."""
     return macs_by_part(macs_report(model, input_shape), model)
+
+
+def uncut_parts(model: nn.Module, paths: Iterable[str], input_shape: Sequence[int]) -> str:
+    """The end of a message on an unreachable target: parts of a whole model without sites.
+
+    Args:
+        model (nn.Module): A dense network. One without a ``backbone`` has no parts.
+        paths (Iterable[str]): Paths of the sites in the model.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
+    """
+    if not isinstance(getattr(model, 'backbone', None), nn.Module):
+        return ''
+    counts = count_parts(model, input_shape)
+    cut = {name for name in counts if any(path.startswith(f'{name}.') for path in paths)}
+    untouched = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
+             for name, macs in counts.items() if name not in {*cut, 'rest'}]
+    return f'; nothing can be cut in {", ".join(untouched)}' if untouched else ''
 
 
 def both_parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:

@@ -6,14 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .backbone_loading import (
-    BACKBONE,
-    NO_KEY,
-    RECOMPUTED,
-    load_named,
-    recorded_digests,
-    refuse,
-)
+from .backbone_loading import BACKBONE, load_named, recorded_digests
+from .strict_loading import NO_KEY, RECOMPUTED, refuse
 from .tasks import find_task, unwrap
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
@@ -106,6 +100,20 @@ def _of(task: nn.Module, path: str) -> str:
     return f'a checkpoint of the {type(task).__name__} in `{path}`, found '
 
 
+def _names_beside(model: nn.Module, state: Mapping[str, Tensor],
+                  shaped: set[str]) -> tuple[list[str], list[str]]:
+    """Missing and surplus names of a state in which entries ``shaped`` have other shapes.
+
+    Torch reports the other shapes alone. So the state is loaded again without these entries.
+    """
+    rest = {name: value for name, value in state.items() if name not in shaped}
+    try:
+        missing, surplus = model.load_state_dict(rest, strict=False)
+    except (AssertionError, RuntimeError, ValueError):  # entries that the model's loading renames
+        return [], []
+    return [name for name in missing if name not in shaped], surplus
+
+
 def _misfits(model: nn.Module, state: Mapping[str, Tensor], path: str) -> dict[str, list[str]]:
     """Load what fits; return the names of what does not, by what is wrong with it."""
     missing, surplus, shaped = [], [], []
@@ -118,6 +126,7 @@ def _misfits(model: nn.Module, state: Mapping[str, Tensor], path: str) -> dict[s
             raise ValueError(
                 f'expected a checkpoint of the {type(find_task(model)).__name__}, found `{path}` '
                 f'of another ({" ".join(str(error).split()):.300})') from error
+        missing, surplus = _names_beside(model, state, {name for name, *_ in shaped})
     bare = 'architecture.'  # of our wrappers, not in checkpoints
     return {'missing': [name.removeprefix(bare) for name in missing if not RECOMPUTED.match(name)],
             'unexpected': surplus,

@@ -151,6 +151,17 @@ def test_batches_that_no_model_takes(batches, said):
     assert '\n' not in str(error.value)
 
 
+def test_a_network_of_images_and_texts_names_its_part():
+    transformers = pytest.importorskip('transformers')
+    size = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    model = transformers.CLIPModel(transformers.CLIPConfig(
+        text_config=dict(size, vocab_size=50, max_position_embeddings=8),
+        vision_config=dict(size, image_size=64, patch_size=16), projection_dim=16)).eval()
+    with pytest.raises(ValueError, match='pixel_values.*: compress its part `model.vision_model`'):
+        small(model)
+    assert small(model.vision_model, target='90%').agreement['error'] > 0
+
+
 class Twice(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)

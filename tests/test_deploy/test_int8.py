@@ -1,16 +1,21 @@
 """int8 files: made by the libraries, close to fp32, smaller, and nothing left behind."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 import torch
+from mmengine.config import ConfigDict
 from mmpretrain.models import ImageClassifier
 
 from lab.kind_coverage import FAMILIES
 from lab.random_subnets import random_subnet
-from mmkcr.deploy.int8 import QUANTIZERS, deploy_int8, quantize_onnx
+from mmkcr.cli.compress import file_table
+from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, deploy_int8, quantize_onnx
 from mmkcr.deploy.latency_table import searchable
 from mmkcr.deploy.runtimes import open_onnx
+from mmkcr.registry import MODELS
 
 SHAPE = (3, 32, 32)
 # wide enough that weights outweigh the names of nodes
@@ -40,6 +45,7 @@ def test_four_files(runtime, tmp_path):
     rows = {row.name: row for row in deploy_int8(dense, slim, batches[:2], batches[2:], tmp_path,
                                                  runtime, repeats=1)}
     assert list(rows) == ['dense', 'slim', 'dense int8', 'slim int8']
+    assert {row.pixels for row in rows.values()} == {None}
     assert rows['dense'].error < 1e-4 and rows['dense'].same == 1
     # weights of 8 bits are a quarter, and what is not a product stays as it is
     assert rows['dense int8'].bytes < 0.6 * rows['dense'].bytes
@@ -85,3 +91,35 @@ def test_classes_of_a_conformer_are_those_of_both_branches(tmp_path):
     same = float((sum(scores).argmax(1) == wanted).mean())
     assert same != float((scores[-1].argmax(1) == wanted).mean())
     assert rows['dense int8'].same == same and rows['dense'].same == 1
+
+
+def told(**fields):
+    """Rows of four files: dense and slim in fp32, and both in int8, a half slower."""
+    return [DeployedFile(f'{name}{form}', Path(f'{name}{form}.onnx'.replace(' ', '_')), 10**6,
+                         ratio * (1.5 if form else 1), 0.1, **{'same': None, **fields})
+            for form in ('', ' int8') for name, ratio in (('dense', 1.), ('slim', 0.6))]
+
+
+def test_a_table_says_of_what_its_shares_are_and_that_int8_is_slower():
+    text = file_table(told(same=0.5), [])
+    assert 'same class' in text and 'pixels' not in text and 'time over dense fp32' in text
+    assert 'warning: `slim_int8.onnx` takes 1.50 of the time of the fp32 file' in text
+    assert 'pixels of the same class' in file_table(told(pixels=0.5), [])
+    assert 'class' not in file_table(told(), [])  # of a detector
+    assert 'warning' not in file_table(told()[:2], [])
+
+
+def test_of_a_segmentor_pixels_are_compared(tmp_path):
+    pytest.importorskip(QUANTIZERS['onnxruntime'])
+    pytest.importorskip('onnxruntime')
+    import mmseg.models  # noqa: F401
+    torch.manual_seed(0)
+    backbone = dict(type='mmkcr.KCRVisionTransformer', arch=ARCH, img_size=32, patch_size=8,
+                    out_type='featmap')
+    model = MODELS.build(ConfigDict(
+        type='mmseg.EncoderDecoder', backbone=backbone, test_cfg=dict(mode='whole'),
+        decode_head=dict(type='mmseg.FCNHead', in_channels=128, channels=128, num_convs=0,
+                         concat_input=False, num_classes=4, norm_cfg=None))).eval()
+    batches = [np.random.RandomState(i).randn(2, *SHAPE).astype(np.float32) for i in range(2)]
+    row = deploy_int8(model, model, batches[:1], batches[1:], tmp_path, repeats=1)[0]
+    assert row.same is None and row.pixels == 1

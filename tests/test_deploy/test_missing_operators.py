@@ -1,4 +1,4 @@
-"""Operators that a runtime lacks are told by name and block, those that ONNX lacks by name."""
+"""Operators that a runtime or ONNX lacks are told by name and block."""
 
 import onnx
 import pytest
@@ -72,8 +72,19 @@ class Refuses(nn.Module):
         return x
 
 
-@pytest.mark.parametrize('own, message', [(Lacks, '.*aten::special_bessel_j0'),
-                                          (Refuses, 'no tracing$')])
+class Sorts(nn.Module):
+    """Calls an operator that ONNX has, in a way that it does not."""
+
+    def forward(self, x):
+        return torch.sort(x, dim=1, stable=True)[0]
+
+
+BLOCK = r'\(in `layers.1.ffn.dropout_layer.1`\)$'
+
+
+@pytest.mark.parametrize('own, message', [
+    (Lacks, f'.*aten::special_bessel_j0.* {BLOCK}'), (Sorts, f'.*operator Sort.* {BLOCK}'),
+    (Refuses, 'no tracing$')])
 def test_a_block_that_cannot_be_exported(own, message, tmp_path):
     model = VisionTransformer(**VIT)
     model.layers[1].ffn.dropout_layer = nn.Sequential(nn.Identity(), own())

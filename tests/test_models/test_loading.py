@@ -109,6 +109,23 @@ def test_one_wrong_entry_is_named_and_nothing_is_loaded(trained, tmp_path, key, 
     assert all(torch.equal(model.state_dict()[k], v) for k, v in before.items())
 
 
+def test_keys_of_another_network_are_counted_beside_those_of_other_shapes():
+    """Torch reports other shapes alone."""
+    def classifier(channels, **backbone):
+        return MODELS.build(dict(
+            type='mmpretrain.ImageClassifier', backbone=backbone, head=dict(
+                type='mmpretrain.LinearClsHead', num_classes=3, in_channels=channels)))
+
+    swin = classifier(24, type='mmpretrain.SwinTransformer', **SWIN, out_indices=(1, ))
+    resnet = classifier(512, type='mmpretrain.ResNet', depth=18)
+    state = swin.state_dict()
+    missing, surplus = (sum(not key.startswith('head.') and 'num_batches' not in key
+                            for key in keys) for keys in (resnet.state_dict(), state))
+    with pytest.raises(ValueError, match=f'found {missing} missing .*, {surplus} unexpected .* and '
+                       r'1 mis-shaped \(head.fc.weight'):
+        load_task(resnet, state, 'swin.pth')
+
+
 def test_all_wrong_keys_are_listed_for_a_debugger(checkpoint):
     with pytest.raises(ValueError, match='the dense .*unexpected .*mis-shaped') as error:
         start(checkpoint)

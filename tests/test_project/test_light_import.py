@@ -93,9 +93,9 @@ def test_no_host_for_networks_of_others(library, network, after_torch):
     after_torch(IMPORT.format(rest=COMPRESS.format(network=network, hosts=HOSTS)))
 
 
-def test_distillation_and_refits_need_mmengine_alone(after_torch):
+def test_distillation_and_refits_need_no_host(after_torch):
     pytest.importorskip('timm')
-    after_torch(DISTIL.format(network=TIMM, hosts=HOSTS[1:]))
+    after_torch(DISTIL.format(network=TIMM, hosts=HOSTS))
 
 
 def test_hosts_are_changed_by_no_import(after_torch):

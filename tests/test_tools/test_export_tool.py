@@ -1,6 +1,7 @@
 """tools/deployment/export_onnx.py: from a config and a checkpoint to a checked file."""
 
 import re
+import shutil
 
 import onnx
 import pytest
@@ -18,8 +19,15 @@ def deploy(slim):
 
 
 def test_a_subnet_is_exported_whole(run_tool, deploy, tmp_path):
-    printed = run_tool(TOOL, *deploy)
-    path = tmp_path / 'work_dirs/config/config.onnx'
+    """Beside its files; a config that has no structure beside it, into its folder of runs."""
+    for name in ('structure.json', 'config.py'):
+        shutil.copy(deploy[0].with_name(name), tmp_path / name)
+    printed = run_tool(TOOL, tmp_path / 'config.py', deploy[1], '--repeats', 0)
+    assert f'{tmp_path / "config.onnx"}: dynamic batch' in printed
+    shutil.copy(deploy[0].with_name('dense.py'), tmp_path / 'dense.py')
+    (tmp_path / 'structure.json').unlink()
+    printed = run_tool(TOOL, tmp_path / 'dense.py', deploy[0].with_name('dense.pth'))
+    path = tmp_path / 'work_dirs/dense/dense.onnx'
     assert 'dynamic batch, height and width dynamic' in printed
     graph = onnx.load(path).graph
     assert [output.name for output in graph.output] == ['output']

@@ -18,7 +18,7 @@ from mmkcr.closed_form.options import searched
 from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
 from mmkcr.engine.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.models.counting import count_macs
+from mmkcr.models.counting import count_macs, count_parts
 from mmkcr.models.sites import find_sites
 from .whole_models import DETECTORS, batches, build, config_of
 
@@ -69,7 +69,8 @@ def test_channels_that_are_twins_cost_nothing(name):
     space = searched(copied, ['channels'], 'model')
     half = {name: total // 2 for name, total in space.totals().items()}
     target = int(macs_model(copied, space, SHAPE, 'model')(half))
-    result = slim(model, target, found, sites=['channels'], uniform=True, rho=1e-10)
+    result = slim(model, target, found, sites=['channels'], uniform=True, rho=1e-10,
+                  order_rho=1e-10)
     assert result.structure.sizes() == half
     assert result.agreement['error'] < 1e-6
 
@@ -162,8 +163,14 @@ def test_a_head_without_an_adapter_is_named():
         compress(model, torch.rand(2, 3, 64, 64), 0.8, scope='all')
 
 
-def test_an_unreachable_target_gives_the_range():
+def test_an_unreachable_target_gives_the_range_and_the_parts_without_sites():
     model = build('upernet')
+    parts = count_parts(model, SHAPE)
+    share = parts['backbone'] / sum(parts.values())
+    with pytest.raises(ValueError, match='within the reachable .*; nothing can be cut in '
+                       f'`backbone`, {share:.0%} of the MACs'):
+        slim(model, 0.1, batches(model, 2),
+             sites=[dict(kind='channels', where=r'^decode_head\.')])
     with pytest.raises(ValueError, match='within the reachable .* of the dense network.$'):
         slim(model, 0.01, batches(model, 2))
 

@@ -1,0 +1,58 @@
+"""What is told of a compression before it begins."""
+
+import re
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from mmkcr.closed_form import given
+from mmkcr.closed_form.compression import compress
+from mmkcr.closed_form.profiles import STATISTICS
+
+IMAGES = torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+class Counter(nn.Module):
+    """Counts images that pass, in all copies of a network."""
+
+    images = 0
+
+    def forward(self, x):
+        Counter.images += len(x)
+        return x
+
+
+@pytest.mark.parametrize('groups', [1, 8])
+def test_the_estimate_counts_all_passes(groups, monkeypatch, capsys):
+    """With a second for an image forward, it is the images that run through a block."""
+    torch.manual_seed(0)
+    model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=32,
+                              depth=4, num_heads=4, num_classes=5).eval()
+    for block in model.blocks:
+        block.mlp.drop1 = Counter()
+    surveyed = given.survey
+    monkeypatch.setattr(given, 'survey', lambda *args: surveyed(*args)._replace(
+        seconds=(1., 0.)))
+    if groups > 1:  # so little memory that each site is profiled alone
+        monkeypatch.setattr('mmkcr.closed_form.profiles.STATISTICS', STATISTICS * 1e-12)
+    Counter.images = 0
+    compress(model, IMAGES, '60%', None, (3, 32, 32))
+    told, unit = re.search(r'passes take about (\d+) (s|min)', capsys.readouterr().err).groups()
+    seconds = int(told) * (60 if unit == 'min' else 1)
+    assert seconds == pytest.approx(Counter.images / 4, rel=0.2)
+
+
+def test_something_is_said_before_an_image_is_run(capsys):
+    """The first passes of a large network take minutes."""
+    said = []
+
+    def forward(network, batch):
+        said.append(capsys.readouterr().err)
+        return network(batch)
+
+    model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=32,
+                              depth=1, num_heads=4, num_classes=5).eval()
+    compress(model, IMAGES[:4], '80%', None, (3, 32, 32), forward=forward)
+    assert said[0] == 'Calibration: looking at a VisionTransformer and the first images\n'
