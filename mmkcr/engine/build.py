@@ -20,10 +20,15 @@ from mmkcr.models.building import build_model, load_weights, read_config  # noqa
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None,
                 compressed: bool = True) -> Config:
-    """Read a config as :func:`~mmkcr.models.building.read_config`, and take options into it.
+    """Read a config, and take options into it.
 
-    By default ``compression`` is expanded, if there is one. For errors see also
-    :func:`take_options`.
+    Args:
+        path (str | Path): See :func:`~mmkcr.models.building.read_config`.
+        options (Mapping, optional): See :func:`take_options`. Defaults to None.
+        compressed (bool): Whether ``compression``, if there is one, is expanded. Defaults to True.
+
+    Raises:
+        FileNotFoundError, ValueError: As ``read_config`` and ``take_options``.
     """
     config = read_config(path)
     if options:
@@ -139,7 +144,11 @@ def trained_weights(config: Config, given: str | None, what: str) -> str:
 
 
 def dense_config(config: Config) -> Config:
-    """A copy of a config with the bare task model alone, in the dense state."""
+    """A copy of a config with the bare task model alone, in the dense state.
+
+    Raises:
+        ValueError: The config has no model with a backbone.
+    """
     config = copy.deepcopy(config)
     model = task_config(config) if config.get('model') else {}
     if 'backbone' not in model:

@@ -122,13 +122,13 @@ def with_import(config: Config) -> dict[str, Any]:
     return dict(imports, imports=[*names, *({'mmkcr'} - set(names))])
 
 
-def _given(settings: ConfigDict, *keys: str) -> dict[str, Any]:
+def _entries_of(settings: ConfigDict, *keys: str) -> dict[str, Any]:
     return {key: settings[key] for key in keys if settings[key] is not None}
 
 
 def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
     """Wrap the backbone, or the whole model, in ``mmkcr.Searchable``."""
-    given = _given(settings, 'gates', 'structure')
+    given = _entries_of(settings, 'gates', 'structure')
     if settings.scope == 'model':
         if not settings.sites or settings.sites == 'own':
             raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
@@ -171,11 +171,11 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
     model = dict(wrapper, architecture=config.model)
     if settings.price is not None:
         model['price'] = dict(settings.price, input_shape=settings.input_shape
-                              or image_size(config), **_given(settings, 'part', 'target'))
-        model.update(_given(settings, 'entropy_weight'))
+                              or image_size(config), **_entries_of(settings, 'part', 'target'))
+        model.update(_entries_of(settings, 'entropy_weight'))
     if settings.regularizers is not None:
-        model['regularizers'] = _given(settings.regularizers, *settings.regularizers)
-    config.model = dict(model, **_given(settings, 'feature_layer', 'scores'))
+        model['regularizers'] = _entries_of(settings.regularizers, *settings.regularizers)
+    config.model = dict(model, **_entries_of(settings, 'feature_layer', 'scores'))
     optimizer = config.get('optim_wrapper') or {}
     if not str(optimizer.get('constructor') or 'mmkcr.').startswith('mmkcr.'):
         # the hosts' read the task model's names and methods, which the wrapper hides
@@ -235,7 +235,7 @@ def _cropped_size(pipeline: Sequence[Mapping[str, Any]]) -> int | Sequence[int] 
 
 
 def run_length(config: Config) -> tuple[int, bool]:
-    """Length of a training, and whether it counts epochs."""
+    """Length of a training, and whether it counts epochs; a ``ValueError`` if it has neither."""
     train = config.get('train_cfg') or {}
     for key, by_epoch in (('max_epochs', True), ('max_iters', False)):
         if train.get(key):
@@ -283,13 +283,13 @@ def _add_hooks(config: Config, settings: ConfigDict) -> None:
     """Add the method's hooks that the config lacks, and the one for exact resuming."""
     custom = list(config.get('custom_hooks') or [])
     types = {hook['type'] for hook in custom}
-    config.custom_hooks = [*custom, *(ConfigDict(_resolved(hook, config)) for hook in settings.hooks
-                                      if hook['type'] not in types)]
+    added = [hook for hook in settings.hooks if hook['type'] not in types]
+    config.custom_hooks = custom + [ConfigDict(_resolve_shares(hook, config)) for hook in added]
     config.setdefault('default_hooks', ConfigDict())
     config.default_hooks.setdefault('exact_resume', dict(type='mmkcr.ExactResumeHook'))
 
 
-def _resolved(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
+def _resolve_shares(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Turn a hook's shares of the run into numbers of epochs or iterations."""
     shares = {key: float(value[:-1]) / 100 for key, value in hook.items()
               if isinstance(value, str) and value.endswith('%')}
