@@ -7,7 +7,7 @@ up before anything imports ``mmkcr``, but a path to it with ``custom_imports``, 
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
@@ -196,7 +196,8 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
 
     The library is ``scope``, by default the config's. mmdet: the size that test images are resized
     to, at most 3 x 800 x 1280. mmseg: the data preprocessor's ``size``, or 3 x 512 x 512. Otherwise
-    the backbone's ``img_size``, or 3 x 224 x 224.
+    the size that test images are cropped or resized to, the backbone's ``img_size``, or
+    3 x 224 x 224.
     """
     scope, model = scope or config.get('default_scope'), task_config(config)
     if model.get('type') == 'mmkcr.Searchable':  # around a whole model
@@ -204,8 +205,8 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
     backbone = model
     while isinstance(backbone.get('backbone'), Mapping):  # also in `mmkcr.Searchable`, or in two
         backbone = backbone['backbone']
+    pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
     if scope == 'mmdet':
-        pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
         scale = next((step['scale'] for step in pipeline
                       if step['type'].split('.')[-1] == 'Resize' and 'scale' in step), (1280, 800))
         # mmcv's scale is (W, H); min compares (H, W) pairs by H first
@@ -214,10 +215,23 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
         preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor') or {}
         size = preprocessor.get('size') or (512, 512)
     else:
-        size = backbone.get('img_size', 224)
+        size = _cropped_size(pipeline) or backbone.get('img_size', 224)
     height, width = (size, size) if isinstance(size, int) else size
     channels = backbone.get('in_channels', backbone.get('in_chans'))  # of the hosts, of timm
     return channels if isinstance(channels, int) else 3, int(height), int(width)
+
+
+def _cropped_size(pipeline: Sequence[Mapping[str, Any]]) -> int | Sequence[int] | None:
+    """(H, W), or one number for both, of images after transforms of mmpretrain, if they say it."""
+    size = None
+    for step in pipeline:
+        name = step['type'].split('.')[-1]
+        if name == 'CenterCrop':
+            size = step['crop_size']
+        elif name == 'Resize' and 'scale' in step and not step.get('keep_ratio'):
+            scale = step['scale']
+            size = scale if isinstance(scale, int) else scale[::-1]  # (W, H)
+    return size
 
 
 def run_length(config: Config) -> tuple[int, bool]:
