@@ -522,6 +522,21 @@ def test_killed_while_it_writes(call, run_tool, tmp_path):
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES
 
 
+@pytest.mark.parametrize('length, images, message', [
+    ('0.0001s', 16, 'error: expected a time in which a step of'),
+    ('2', 1, 'error: expected at least two images or batches to distil'),
+    ('20s', 1, 'error: expected at least two images or batches to distil')])
+def test_a_distillation_that_cannot_be_is_refused_before_the_compression(
+        length, images, message, call, load_tool, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(import_module('mmkcr.cli.compress'), 'compress_files', None)
+    words = call('--target-macs', '60%', '--distil', length, '--images', str(images),
+                 out=tmp_path / 'slim')
+    with pytest.raises(SystemExit):
+        load_tool('compress').main(words)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / 'slim').exists()
+
+
 def test_killed_behind_its_distillation(call, run_tool, tmp_path, monkeypatch):
     """That is not done again, and a later one begins with what this one wrote."""
     words = call('--target-macs', '60%', '--distil', '1', '--evaluate', out=tmp_path / 'slim')
