@@ -1,7 +1,8 @@
 """The interface of all gates, whatever their relaxation."""
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,14 @@ class BaseGate(NoisyGate):
 
     #: Whether the gate itself decides how many units are kept, so that no budget is applied.
     decided: bool = False
+    #: Whether the site is sliced while it trains (Once for Both). The gate then has the buffers
+    #: ``alive`` (options that are left), ``kept`` (units that are there) and ``folded`` (whether
+    #: its mask is in the weights), and the methods ``keepable``, ``scale`` and ``fold``.
+    slices: bool = False
+    #: Whether the constructor takes ``groups``, so that all heads keep equally many units.
+    grouped: bool = False
+    #: Arguments of the constructor by kind of site, which configs override.
+    space: Mapping[str, Mapping[str, Any]] = {}
     #: The smallest ``min_size`` that the class accepts.
     lowest: int = 1
     #: Consecutive units that are kept or dropped together.

@@ -89,6 +89,8 @@ class Site:
 
     def __init__(self, host: nn.Module, path: str, total: int, groups: int = 1) -> None:
         self.host, self.path, self.total, self.groups = host, path, total, groups
+        #: Axes of parameters outside the host that are sliced with the units, as a mask token's.
+        self.attached: list[Axis] = []
         self._handles: list[Any] = []
         self._masked: list[nn.Module] = []
         self._kept: Tensor | None = None
@@ -116,7 +118,9 @@ class Site:
     @property
     def kept(self) -> Tensor | None:
         """Kept units of a subnet, or of a supernet that was sliced while it trained, else None."""
-        return self._kept if self.gate is None else getattr(self.gate, 'kept', None)
+        if self.gate is None:
+            return self._kept
+        return self.gate.kept if self.gate.slices else None
 
     @property
     def present(self) -> int:

@@ -126,9 +126,9 @@ def uncut_parts(model: nn.Module, paths: Iterable[str], input_shape: Sequence[in
         return ''
     counts = count_parts(model, input_shape)
     cut = {name for name in counts if any(path.startswith(f'{name}.') for path in paths)}
-    whole = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
+    untouched = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
              for name, macs in counts.items() if name not in {*cut, 'rest'}]
-    return f'; nothing can be cut in {", ".join(whole)}' if whole else ''
+    return f'; nothing can be cut in {", ".join(untouched)}' if untouched else ''
 
 
 def both_parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:

@@ -6,14 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .backbone_loading import (
-    BACKBONE,
-    NO_KEY,
-    RECOMPUTED,
-    load_named,
-    recorded_digests,
-    refuse,
-)
+from .backbone_loading import BACKBONE, load_named, recorded_digests
+from .strict_loading import NO_KEY, RECOMPUTED, refuse
 from .tasks import find_task, unwrap
 
 #: State that training wrappers keep beside the task model's: no task model needs it.

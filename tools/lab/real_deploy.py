@@ -50,10 +50,14 @@ def int8(source: Path, path: Path, images: Tensor, runtime: str) -> Path:
     return path
 
 
+def file_tokens(path: Path, images: Tensor, runtime: str) -> Tensor:
+    """All tokens (N, 1 + P, C) of a file for images (N, 3, S, S)."""
+    session = open_onnx(path, runtime, 1, (1, *images.shape[1:]))
+    return torch.cat([torch.tensor(session(batch.numpy())[0]) for batch in images.split(1)])
+
+
 def file_maps(dense: Saliency, path: Path, images: Tensor, runtime: str) -> tuple[Tensor, Tensor]:
     """Patch tokens and saliency of a file, see :meth:`~.saliency.Saliency.maps`."""
-    session = open_onnx(path, runtime, 1, (1, *images.shape[1:]))
-    tokens = torch.cat([torch.tensor(session(batch.numpy())[0])[:, 1:]
-                        for batch in images.split(1)])
+    patches = file_tokens(path, images, runtime)[:, 1:]
     with torch.no_grad():
-        return tokens, torch.cat([dense.decoder(batch) for batch in tokens.split(32)])
+        return patches, torch.cat([dense.decoder(batch) for batch in patches.split(32)])

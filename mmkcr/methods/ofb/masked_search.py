@@ -156,8 +156,8 @@ class MaskedSearchModel(SearchModel):
                     'expected an `OFBVisionTransformer`, or an `OFBSwinTransformer` that gives its '
                     f'last output, for a `reconstruction`, found `{type(backbone).__name__}` with '
                     f'`out_indices={outputs}`')
-            search_space(self.architecture).attach_axis(
-                backbone.embedding_site, Axis(self.reconstruction, 'mask_token', folds=True))
+            site = search_space(self.architecture).sites[backbone.embedding_site]
+            site.attached.append(Axis(self.reconstruction, 'mask_token', folds=True))
 
     def forward(self, inputs: Tensor, data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:

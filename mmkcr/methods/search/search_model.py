@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from mmkcr.core import BaseGate, MacsModel, check_finite, check_finite_gates
 from mmkcr.core.gate import resample_gates
 from mmkcr.core.structure import read_json
+from mmkcr.models.search_space import SearchSpace
+from mmkcr.models.slicing import sites_that_slice
 from mmkcr.models.tasks import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
@@ -53,7 +55,7 @@ class SearchModel(RegularizedModel):
                              f'`{search_space(self.architecture).type_name}` without')
         # momentum copies use the gates of the network that they average
         for copy in copied_spaces(self.architecture):
-            copy.mask_like(search_space(self.architecture))
+            _follow_masks(copy, search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
         # seed and step of the noise: those of the first rank, also under `diff_rank_seed`
@@ -168,6 +170,22 @@ def load_scores(path: str | Path) -> Scores:
                              f'`{name}`, found others in `{path}`')
         scores[name] = order, losses
     return scores
+
+
+def _follow_masks(copied: SearchSpace, online: SearchSpace) -> None:
+    """Give a momentum copy the masks, noise included, of the network that it averages.
+
+    Raises:
+        ValueError: Gates that slice the network while it trains: the copy's tensors would not
+            follow.
+    """
+    if sites_that_slice(copied.sites):
+        raise ValueError('expected gates that leave the tensors whole while they train (such as '
+                         f'`mmkcr.GumbelChannelGate`) of a `{copied.type_name}` with a momentum '
+                         'copy, found some that slice them')
+    leaders = online.gates()
+    for name, gate in copied.gates().items():
+        gate.mask_like(leaders[name])
 
 
 def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,

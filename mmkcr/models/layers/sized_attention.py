@@ -56,6 +56,9 @@ def split_fused(x: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
 class Sized(nn.Module):
     """Base class of attention layers for any number of heads."""
 
+    #: Whether the host's layer returns its attention maps and this one does not.
+    loses_maps: bool = False
+
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values (B, H, N, d)."""
         if self._modules.get('qkv') is None:
@@ -71,6 +74,8 @@ class Sized(nn.Module):
 
 class SizedHuggingFaceAttention(Sized):
     """Hugging Face's attention of CLIP and SigLIP, before v5 of ``transformers``."""
+
+    loses_maps = True
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
                 causal_attention_mask: Tensor | None = None,
@@ -133,6 +138,8 @@ class SizedRotaryAttention(Sized):
 
 class SizedHuggingFaceRotaryAttention(Sized):
     """Hugging Face's attention of DINOv3; the weights are not returned."""
+
+    loses_maps = True
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
                 position_embeddings: tuple[Tensor, Tensor] | None = None,
