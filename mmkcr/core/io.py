@@ -1,5 +1,6 @@
 """Files that are either complete or absent, and folders that one run writes to."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -80,6 +81,15 @@ def write_tensors(content: Any, path: str | Path) -> None:
     """``torch.save`` to a path, where a full disk is an ``OSError``."""
     with open(path, 'wb') as file:  # PyTorch's own writer raises other errors, each once
         torch.save(content, file)
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file, in hexadecimal, read part by part."""
+    digest = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def remove_stale(folder: str | Path) -> None:
