@@ -11,10 +11,10 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
-from mmkcr.apis import compress
 from mmkcr.apis.slim_files import SubnetFiles, config_text, write_config, write_subnet
 from mmkcr.cli.compress import next_steps
-from mmkcr.closed_form.compression import refit_structure
+from mmkcr.closed_form.compression import compress_network, refit_structure
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import KEPT, Structure, digest, write_tensors
 from mmkcr.engine.build import build_model, load_config, load_weights, set_structure
 
@@ -32,8 +32,9 @@ def compressed(seed):
     torch.manual_seed(seed)
     images = torch.randn(8, *SHAPE)
     model = build_model(DENSE)
-    return compress(model, images, '90%', ['mlp_hidden'], SHAPE, uniform=True, ordinary=False,
-                    divisor=1, progress=False)
+    return compress_network(model, images, CompressOptions(
+        target='90%', sites=['mlp_hidden'], input_shape=SHAPE, uniform=True, divisor=1,
+        progress=False))
 
 
 @pytest.fixture(scope='module')
@@ -61,8 +62,8 @@ def read(folder):
 def test_whoever_makes_a_subnet_records_its_units(pair):
     """`compress` did not."""
     structure = pair[0].structure
-    again = refit_structure(build_model(DENSE), structure, torch.randn(4, *SHAPE), SHAPE,
-                            progress=False)
+    again = refit_structure(build_model(DENSE), structure, torch.randn(4, *SHAPE), CompressOptions(
+        input_shape=SHAPE, progress=False))
     for result in (pair[0], again):
         kept = result.model.state_dict()[f'backbone.{KEPT}']
         assert torch.equal(kept, digest(structure.sites))
