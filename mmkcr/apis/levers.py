@@ -348,6 +348,9 @@ class _Bench:
 
     def finish(self, rows: list[Row]) -> FrontierResult:
         """Move the networks that no other beats out of the progress, and write the rest."""
+        failed = {(row.runtime, row.levers) for row in rows if row.ratio is None}
+        rows = [row for row in rows if row.ratio is not None or row.levers.count(' with ') == 0
+                or not any((row.runtime, name) in failed for name in row.levers.split(' with '))]
         best, folder = {row.file for row in undominated(rows)}, self.out / 'networks'
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*best, *(cut for cut in self.cuts if any(cut in file for file in best))):

@@ -10,6 +10,7 @@ from torch import nn
 from mmkcr.closed_form import given
 from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.profiles import STATISTICS
+from mmkcr.closed_form.report import agreement
 
 IMAGES = torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -56,3 +57,19 @@ def test_something_is_said_before_an_image_is_run(capsys):
                               depth=1, num_heads=4, num_classes=5).eval()
     compress(model, IMAGES[:4], '80%', None, (3, 32, 32), forward=forward)
     assert said[0] == 'Calibration: looking at a VisionTransformer and the first images\n'
+
+
+@pytest.mark.parametrize(('shape', 'vectors'), [
+    ((4, 5), lambda out: out), ((4, 6, 5), lambda out: out.reshape(-1, 5)),
+    ((4, 5, 2, 3), lambda out: out.movedim(1, -1).reshape(-1, 5)),
+    ((4, 1, 2, 3), lambda out: out.reshape(4, -1)), ((4, 1), lambda out: out),
+    ((4, ), lambda out: out[None])])
+def test_the_cosine_is_the_mean_over_vectors_of_features(shape, vectors):
+    """Of maps over channels, of tokens over the last axis; of what has one channel over all."""
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.randn(3, *shape, generator=generator) for _ in range(2))
+    network, outputs = nn.Identity(), {True: ours, False: theirs}
+    found = agreement(network, None, [torch.tensor([[number]]) for number in range(3)],
+                      lambda model, batch: outputs[model is None][int(batch)])
+    cosines = [torch.cosine_similarity(vectors(a), vectors(b), 1) for a, b in zip(ours, theirs)]
+    assert found['cosine'] == pytest.approx(float(torch.cat(cosines).mean()), abs=1e-6)
