@@ -119,6 +119,20 @@ def test_an_edited_structure_is_named(pair, tmp_path, caplog, change):
     assert 'was edited since' in caplog.text
 
 
+def test_edited_weights_are_named(pair, tmp_path, caplog):
+    write(pair[0], tmp_path)
+    read(tmp_path)
+    assert not caplog.records
+    content = torch.load(tmp_path / 'subnet.pth', weights_only=True)
+    for part, key, value in (('meta', 'epoch', 7), ('state_dict', 'head.layers.head.bias',
+                                                    torch.zeros(4))):
+        changed = {**content, part: {**content[part], key: value}}
+        torch.save(changed, tmp_path / 'subnet.pth')
+        caplog.clear()
+        read(tmp_path)
+        assert 'subnet.pth` were edited since' in caplog.text
+
+
 @pytest.mark.parametrize('last', ['config.py', 'structure.json', 'subnet.pth', None])
 @pytest.mark.parametrize('other_config', [False, True])
 def test_one_rename_decides(pair, tmp_path, monkeypatch, last, other_config):
