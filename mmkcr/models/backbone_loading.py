@@ -77,7 +77,7 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
 
 
 def content_sha256(checkpoint: Mapping[str, Any]) -> str:
-    """SHA-256 of a checkpoint's weights and ``meta``, without the entry ``sha256`` of the latter."""
+    """SHA-256 of a checkpoint's weights and ``meta``, but for ``meta["sha256"]``."""
     meta = {key: value for key, value in checkpoint['meta'].items() if key != 'sha256'}
     sha = hashlib.sha256(json.dumps(meta, sort_keys=True, default=str).encode())
     for name, value in sorted(checkpoint.get('state_dict', {}).items()):
