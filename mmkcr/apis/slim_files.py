@@ -28,6 +28,7 @@ from mmkcr.engine.build import (
 from mmkcr.engine.compressed_config import run_length, scoped, task_config, with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.methods.search.slimming import slim
+from mmkcr.models.backbone_loading import content_sha256
 from mmkcr.models.counting import both_parts, counted_proposals
 from mmkcr.models.tasks import search_space
 from mmkcr.safe_load import is_address
@@ -80,7 +81,7 @@ def slim_files(config: str | Path, checkpoint: str | Path,
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
     content = load_weights(model, checkpoint)
-    shape = tuple(shape or default_shape(cfg, model))
+    shape = default_shape(cfg, model, shape)
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
                                                       force_latency)
     subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost, ordinary=False)
@@ -147,8 +148,10 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
     kept = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in meta}
     # of plain values, as of the file: arguments of a backbone may be a config's
     kept.update(provenance=structure.provenance, structure=json.loads(structure.dumps()))
+    content = dict(state_dict=state, meta=kept)
+    kept['sha256'] = content_sha256(content)
     with atomic_write(folder / WEIGHTS) as weights:  # is renamed behind the structure
-        write_tensors(dict(state_dict=state, meta=kept), weights)
+        write_tensors(content, weights)
         structure.save(folder / STRUCTURE)
 
 

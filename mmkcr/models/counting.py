@@ -1,5 +1,6 @@
 """MACs, parameters and bytes of any model of the three task families."""
 
+import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from mmkcr.core import (
 )
 from mmkcr.core.products import state_bytes
 from .head_choice import is_choice
-from .search_space import StructureLike
+from .search_space import StructureLike, search_spaces
 from .tasks import (
     counted_part,
     find_task,
@@ -74,10 +75,17 @@ def cost_model(cost: str, macs: MacsModel, table: LatencyTable | None = None) ->
 
 def check_built(promises: Sequence[CostModel], promised: Sequence[int],
                 input_shape: Sequence[int]) -> None:
-    """Refuse a built network that costs more than was promised of it.
+    """Refuse a built network that costs more than was promised.
 
-    The promises are MACs, then parameters and bytes, of the network that was sliced since;
-    ``promised`` is what each said of the chosen sizes before: some count on the layers themselves.
+    Args:
+        promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network; it was
+            sliced since.
+        promised (Sequence[int]): Cost of the chosen sizes by each of them, before the slicing: some
+            count on the layers themselves.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
+
+    Raises:
+        ValueError: The message gives both costs.
     """
     model = promises[0].model
     copies = sum(map(state_bytes, momentum_copies(model)))
@@ -95,16 +103,18 @@ Parts = dict[str, tuple[int, int]]
 def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
     """Split the count of a model, possibly wrapped, by the path of the part.
 
-    Parts (``'backbone'``, ``'neck'``, ``'roi_head.bbox_head'`` ...) are in the modules' order, and
-    those without MACs left out. ``'rest'`` counts what belongs to none. The sum is the model's.
+    Parts (``'backbone'``, ``'neck'``, ``'roi_head.bbox_head'`` ...) are in the modules' order;
+    parts without MACs are left out. ``'rest'`` counts modules of no part. The sum is the model's.
     """
     task = find_task(model)
     prefix = next(f'{path}.' for path, module in model.named_modules() if module is task)
     by_module = {f'{path.removeprefix(prefix)}.': macs for path, macs in report.own.items()}
+    names = []
+    for name, child in task.named_children():
+        inside = [f'{name}.{below}' for below, _ in child.named_children()]
+        names += inside if name in ('roi_head', 'panoptic_head') else [name]
     parts = {part: sum(macs for path, macs in by_module.items() if path.startswith(f'{part}.'))
-             for name, child in task.named_children()
-             for part in ([f'{name}.{below}' for below, _ in child.named_children()]
-                          if name in ('roi_head', 'panoptic_head') else [name])}
+             for part in names}
     parts['rest'] = report.total - sum(parts.values())
     return {part: macs for part, macs in parts.items() if macs}
 
@@ -132,10 +142,15 @@ def uncut_parts(model: nn.Module, paths: Iterable[str], input_shape: Sequence[in
 
 
 def both_parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:
-    """MACs of two detectors or segmentors by part; empty for classifiers.
+    """MACs of two detectors or segmentors by part.
 
-    Empty, too, with a warning, where a whole model cannot be counted: of some (Sparse R-CNN,
-    PointRend) the backbones alone can be.
+    Empty for classifiers; empty, too, with a warning, where a whole model cannot be counted: of
+    some (Sparse R-CNN, PointRend) the backbones alone can be.
+
+    Args:
+        dense (nn.Module): The network before.
+        subnet (nn.Module): The network afterwards.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
     """
     if not is_dense_task(subnet):
         return {}
@@ -164,10 +179,14 @@ def counted_proposals(model: nn.Module) -> str | None:
 
 
 def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None) -> None:
-    """Record in a structure which part its MACs count, and how many are the backbone's.
+    """Record in a structure the part that its MACs count, and the MACs of the backbone.
 
-    These are checked when a model is built, possibly with another head. The subnet is a bare
-    backbone or task model; see :func:`~mmkcr.models.tasks.counted_part` for ``part``.
+    They are checked when a model is built, possibly with another head.
+
+    Args:
+        structure (Structure): With ``macs``; changed in place.
+        subnet (nn.Module): A bare backbone or task model.
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
     """
     host = search_space(subnet).host
     if host is subnet and is_dense_task(subnet):
@@ -194,42 +213,96 @@ def dense_counts(host: nn.Module, structure: StructureLike) -> tuple[int | None,
 
 def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Module | None = None,
                    dense: tuple[int | None, int] | None = None) -> None:
-    """Refuse a built network whose MACs or parameters are not those that its structure records.
+    """Refuse a built network with other MACs or parameters than its structure records.
 
-    The host is a backbone, or a whole model that was compressed as one; ``model`` is the network
-    around it, or the host itself, that was compressed, if it is known. With ``dense``, its
-    :func:`dense_counts`, what was saved is compared, too. A structure without ``macs`` and
-    ``params`` is not compared.
+    A structure without ``macs`` and ``params`` is not compared. What else cannot be counted is
+    logged: MACs of a network that runs by a ``forward`` of its own, and dense numbers of a search
+    that began with a subnet, or with replaced heads.
+
+    Args:
+        host (nn.Module): A backbone, or a whole model that was compressed as one.
+        structure (Structure, optional): That the host was sliced to, or None.
+        model (nn.Module, optional): The network around the host, or the host itself, that was
+            compressed. Defaults to None: it is not known, and may have another head. Then numbers
+            of the whole are compared by their differences alone, see :func:`tell_other_sizes`.
+        dense (tuple, optional): :func:`dense_counts` of the host. Defaults to None: what was saved
+            is not compared.
+
+    Raises:
+        ValueError: A number is another; the message says which.
     """
     if structure is None:
         return
-    macs, params, built = structure.macs, structure.params, None
+    macs, params = structure.macs, structure.params
+    shape, kind = macs.get('input_shape'), type(host).__name__
 
-    def compare(what: str, promised: int, count: int) -> None:
-        if promised != count:
-            raise ValueError(
-                f'expected a `{type(host).__name__}` of {promised} {what}, as its structure says, '
-                f'found one of {count}: the structure or the arguments of the backbone were '
-                'altered since it was searched (a structure without `macs` and `params` is not '
-                'compared)')
+    def compare(what: str, promised: int, count: int, surely: bool = True) -> None:
+        if promised == count:
+            return
+        if not surely:
+            _say_unchecked(f'{promised} {what} of the `{kind}`, of which {count} are counted')
+            return
+        raise ValueError(
+            f'expected a `{kind}` of {promised} {what}, as its structure says, found one of '
+            f'{count}: the structure or the arguments of the backbone were altered since it was '
+            'searched (a structure without `macs` and `params` is not compared)')
 
-    promised = macs.get('subnet' if 'part' in macs or model is host else 'backbone')
-    if promised is not None:
-        # one that was not counted like this may run by a `forward` of its own alone
-        unknown = [] if {'part', 'backbone'} & {*macs} else [ValueError]
-        with suppress(*unknown), kept_randomness():
-            built = count_macs(host, macs['input_shape'])
-    if built is not None:
-        compare(f'MACs at {tuple(macs["input_shape"])}', promised, built)
+    def counted(module: nn.Module) -> int | None:
+        try:
+            with kept_randomness():
+                return count_macs(module, shape)
+        except ValueError as error:
+            if {'part', 'backbone'} & {*macs}:
+                raise
+            # one that was not counted as a part may run by a `forward` of its own alone
+            _say_unchecked(f'the MACs of the `{type(module).__name__}` ({error})')
+            return None
+
+    complete = host if 'part' in macs else model
+    built = counted(host) if shape else None
+    if built is not None and complete is not host and 'backbone' in macs:
+        compare(f'MACs at {tuple(shape)}', macs['backbone'], built)
+    # of the whole network, unless that is not known and may have another head
+    total = built if complete in (host, None) else counted(complete)
+    if total is not None and not (complete is None and 'backbone' in macs):
+        compare(f'MACs at {tuple(shape)}', macs['subnet'], total, complete is not None)
     if params and model is not None:
         compare('parameters', params['subnet'], count_params(model))
+    if dense is None:
+        return
     # of a search from a subnet, or with replaced heads, the dense counts are what it began with
-    begun = 'start' in structure.provenance or any(
+    surely = 'start' not in structure.provenance and not any(
         entry.operator for entry in structure.sites.values())
-    if dense is not None and not begun:
-        before, weights = dense
-        if None not in (before, built):
-            compare('MACs when dense', macs['dense'], macs['subnet'] - built + before)
-        if params:
-            compare('parameters when dense', params['dense'],
-                    params['subnet'] - count_params(host) + weights)
+    before, weights = dense
+    if None not in (before, built):
+        compare('MACs when dense', macs['dense'], macs['subnet'] - built + before, surely)
+    if params:
+        compare('parameters when dense', params['dense'],
+                params['subnet'] - count_params(host) + weights, surely)
+
+
+def tell_other_sizes(model: nn.Module) -> None:
+    """Log where a task model, possibly wrapped, has other sizes than its structure records.
+
+    It may have another head than the network that was compressed. Or the structure was edited by
+    amounts that :func:`check_recorded` cannot see at the backbone alone.
+    """
+    task = find_task(model)
+    structures = [space.structure for space in search_spaces(task) if space.structure is not None]
+    if len(structures) != 1:  # momentum copies repeat theirs
+        return
+    (structure, ) = structures
+    counts = dict(parameters=(structure.params.get('subnet'), online_params(task)))
+    if 'backbone' in structure.macs:
+        with kept_randomness():
+            count = count_macs(task, structure.macs['input_shape'])
+        counts['MACs'] = structure.macs['subnet'], count
+    for what, (recorded, count) in counts.items():
+        if recorded not in (None, count):
+            _say_unchecked(f'{recorded} {what} of the whole network, as this `'
+                           f'{type(task).__name__}` of {count} has another head or the structure '
+                           'was edited')
+
+
+def _say_unchecked(what: str) -> None:
+    logging.getLogger('mmkcr').warning('Not checked: of what the structure records, %s.', what)

@@ -6,6 +6,8 @@ from mmpretrain.models import VisionTransformer
 from torch import nn
 
 from mmkcr.apis import compress
+from mmkcr.closed_form.compression import compress_network
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.functional.refit import RIDGES
 
@@ -83,8 +85,8 @@ def test_a_call_that_goes_on_keeps_the_ridges_of_finished_blocks(tmp_path, monke
         save(self, block, *rest)
 
     def run():
-        return compress(vit(), IMAGES, '70%', **OPTIONS,
-                        done=CompressProgress(tmp_path, dict(target='70%')))
+        return compress_network(vit(), IMAGES, CompressOptions(target='70%', **OPTIONS),
+                                done=CompressProgress(tmp_path, dict(target='70%')))
 
     with monkeypatch.context() as patch:
         patch.setattr(CompressProgress, 'save_block', killed)
