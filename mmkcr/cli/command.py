@@ -27,6 +27,7 @@ _NO_ROOM = re.compile('PytorchStreamWriter failed|inline_container.*unexpected p
 COMMANDS = {
     'compress': 'make a trained model smaller in closed form, without training',
     'distil': 'teach a compressed model what its dense one does, without labels',
+    'frontier': 'measure what makes a network faster, and recommend',
     'init': 'write the few lines beside your own config',
     'search': 'train gates and weights: which units a model can do without',
     'slim': 'cut a searched model under a budget',

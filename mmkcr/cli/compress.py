@@ -155,16 +155,16 @@ def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
     begin(files, 'finetune')
     if (files.folder / 'finetune/last_checkpoint').is_file():  # written with every checkpoint
-        _go_on(config)
+        go_on_tuning(config)
     start_training(config)
     return latest_checkpoint(config.work_dir)
 
 
-def _go_on(config: Config) -> None:
+def go_on_tuning(config: Config) -> None:
     """Have a fine-tuning go on; if its checkpoint cannot be read, it begins anew."""
     try:
         resume_latest(config)
-        read_checkpoint(config.load_from)
+        read_checkpoint(config.load_from if config.resume else config.work_dir)
     except (ValueError, FileNotFoundError) as error:
         logging.getLogger('mmkcr').warning('%s: the fine-tuning begins anew.', error)
         config.resume, config.load_from = False, None

@@ -50,8 +50,8 @@ class DistilResult:
         return min(self.errors, key=lambda step: (self.errors[step], step))
 
     def __str__(self) -> str:
-        return (f'Distance to the dense network on held-out images: {self.errors[0]:.4f} before, '
-                f'{self.errors[self.best]:.4f} after step {self.best} of {self.steps}')
+        return (f'Distance to the dense network on held-out images: {self.errors[0]:.4g} before, '
+                f'{self.errors[self.best]:.4g} after step {self.best} of {self.steps}')
 
 
 @torch.inference_mode(False)  # a training needs gradients, wherever it is called

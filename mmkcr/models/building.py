@@ -15,6 +15,7 @@ from torch import nn
 from mmkcr.core.checks import did_you_mean
 from mmkcr.hosts import TRANSFORMERS_4, ensure_torchvision, prepare_hosts
 from mmkcr.safe_load import is_trusted, read_checkpoint
+from .counting import tell_other_sizes
 from .loading import load_task, weights_of
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
@@ -140,6 +141,7 @@ def build_model(config: Config) -> nn.Module:
         raise ImportError(f'expected all packages that this model needs, found no `{name}`: '
                           f'pip install {package}') from error
     built.train(False)
+    tell_other_sizes(built)
     return built
 
 
