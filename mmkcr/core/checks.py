@@ -1,4 +1,4 @@
-"""Refusals before any work begins: of what is not finite, and of what a user names."""
+"""Refusals before any work begins: numbers that are not finite, names that do not exist."""
 
 import difflib
 import tempfile
@@ -27,7 +27,9 @@ def all_finite(value: Tensor) -> bool:
 
 
 def check_finite(values: Mapping[str, Tensor], what: str) -> None:
-    """Refuse values that are not finite: the message says ``what`` they are and names the first."""
+    """Refuse values that are not finite: the message gives their noun, ``what``, and names the
+    first.
+    """
     for name, value in values.items():
         if not all_finite(value):
             wrong = value.detach()[~torch.isfinite(value.detach())]

@@ -93,7 +93,8 @@ def file_sha256(path: str | Path) -> str:
 
 
 def remove_stale(folder: str | Path) -> None:
-    """Remove what :func:`atomic_write` and :func:`atomic_folder` left whose process was killed.
+    """Remove files that :func:`atomic_write` and :func:`atomic_folder` left whose process was
+    killed.
 
     Files of living processes stay. Files of other machines stay for a day. Sub-folders are left.
     """

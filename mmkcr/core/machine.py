@@ -1,4 +1,4 @@
-"""What a measured time belongs to: hardware and versions."""
+"""Context of a measured time: hardware and versions."""
 
 import os
 import platform

@@ -69,7 +69,7 @@ class Progress:
                 file.write(digest)
 
     def withdraw(self) -> None:
-        """Delete what a refused call wrote, unless it went on with the work of an earlier one."""
+        """Delete the files of a refused call, unless it went on with the work of an earlier one."""
         if self.has(KEY) and not self._continued:
             self.remove()
 

@@ -41,7 +41,7 @@ def ridge(covariance: Tensor, rho: float) -> Tensor:
         rho (float): Relative ridge, at least 0.
 
     Returns:
-        Tensor: What is added to the diagonal of C, (*batch, d), fp64. A variance counts as at least
+        Tensor: Ridge to add to the diagonal of C, (*batch, d), fp64. A variance counts as at least
         :data:`LEAST_VARIANCE` of the median one. If most units are constant, the mean takes the
         place of the median, and where all are, 1: the ridge is 0 for rho 0 alone.
 

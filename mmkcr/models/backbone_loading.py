@@ -56,7 +56,7 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
     It is a file or URL, of a classifier, detector or segmentor; one of MMEngine's ``EMAHook`` holds
     the averaged weights. The backbone's keys start with the prefix, by default with ``'backbone.'``
     if there are such keys, else all keys are its. The backbone has a search space, which refuses
-    what does not fit.
+    other entries.
     """
     content = read_checkpoint(str(checkpoint), map_location)
     state = content.get('state_dict', content)

@@ -16,7 +16,9 @@ from .register_vit import RegisterVisionTransformer
 
 
 class ViTKeys:
-    """Mixin before a subclass of ``VisionTransformer``: what its checkpoints may lack or exceed."""
+    """Mixin before a subclass of ``VisionTransformer``: keys that its checkpoints may lack or
+    exceed.
+    """
 
     @property
     def optional_keys(self) -> str:
@@ -34,7 +36,7 @@ class UpgradedSwinKeys:
 
     @property
     def optional_keys(self) -> str:
-        """Norms of the levels in ``out_indices``; never that of the last stage if it is one."""
+        """Norms of the levels in ``out_indices``; never the norm of the last stage if it is one."""
         last = self.num_layers - 1
         return rf'norm(?!{last}\.)\d\.' if last in self.out_indices else r'norm\d\.'
 

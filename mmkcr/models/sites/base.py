@@ -53,7 +53,7 @@ class HostSite(Site):
         return True
 
     def inherit_dense(self, state: dict[str, Tensor], prefix: str) -> bool:
-        """Cut the entries of a dense layer in a state to what a replaced layer keeps of them.
+        """Cut the entries of a dense layer in a state to the part that a replaced layer keeps.
 
         Args:
             state (dict[str, Tensor]): Of the dense network; changed in place.
