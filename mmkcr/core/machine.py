@@ -33,6 +33,13 @@ def hardware_name() -> str:
     return '-'.join(re.sub(r'[^a-z0-9.]+', ' ', name).split())
 
 
+def has_int8() -> bool:
+    """Whether the processor has instructions for sums of products of int8 (VNNI, AMX, dot)."""
+    info = Path('/proc/cpuinfo')
+    text = info.read_text() if info.is_file() else ''
+    return bool(re.search(r'\b(avx512_vnni|avx_vnni|amx_int8|asimddp|i8mm)\b', text))
+
+
 def versions_name() -> str:
     """Versions of the software that computes, for file names: ``'torch2.13.0-…'``."""
     names = []
