@@ -144,6 +144,10 @@ def build_task(options: FileOptions) -> CompressTask:
     options = dataclasses.replace(
         options, part=_budgeted_part(model, options), logits=_gives_scores(model),
         input_shape=default_shape(config, model, options.input_shape))
+    if options.latency_table is not None:  # before an image is read
+        conditions = dict(input_shape=list(options.input_shape), part=options.part)
+        options = dataclasses.replace(options, latency=usable_table(
+            options.latency_table, conditions, options.force_table))
     batches = calibration_images(config, model, options.calibration,
                                  options.images or MOST_IMAGES, options.seed)
     if options.images is None:
@@ -192,10 +196,6 @@ def compress_files(task: CompressTask, options: FileOptions, folder: Path,
         ValueError: See :func:`~mmkcr.closed_form.compression.compress`; or a table of latencies
             for another network, or profiles of other images or sites.
     """
-    if options.latency_table is not None:
-        options = dataclasses.replace(options, latency=usable_table(
-            options.latency_table, dict(input_shape=list(options.input_shape), part=options.part),
-            options.force_table))
     kept = kept_profiles(folder, dict(task.key, digest=task.batches.digest()), options,
                          options.profiles)
     known = kept.profiles()
