@@ -38,7 +38,7 @@ from mmkcr.models.tasks import (
 )
 from .given import Calibration, look_at, taken
 from .heads import take_weights
-from .options import CompressOptions, Forward, Pair, SiteProfile, searched
+from .options import CompressOptions, Forward, Pair, SiteProfile, check_divisor, searched
 from .profiles import count_groups, profile_sites, shared_sizes, size_options, uniform_sizes
 from .progress import CompressProgress
 from .readers import readers
@@ -159,6 +159,7 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
               file=sys.stderr, flush=True)
     spaces = Pair(*(searched(network, settings.sites, settings.scope) for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
+    check_divisor(spaces.slim, settings.divisor)
     look_at(calibration)
     shape, origin = calibration.counted_shape()
     macs = macs_model(networks.slim, spaces.slim, shape, settings.part)

@@ -608,7 +608,7 @@ def test_several_targets_share_one_calibration(compress, calibrated, tmp_path, c
     profile = module._profile_group
     monkeypatch.setattr(module, '_profile_group',
                         lambda *args: (calls.append(args), profile(*args))[1])
-    assert 'outputs differ by' in compress('--target-macs', '60%', '0.5', '60%')
+    assert 'outputs differ by' in compress('--target-macs', '60%', '0.5')
     assert len(calls) == 1
     compress('--target-macs', '0.5', out='single')
     singles = {'macs-60': calibrated[1], 'macs-0.5': tmp_path / 'single'}
