@@ -238,7 +238,7 @@ def test_block_of_batch_norms_gives_the_mean_over_batches():
 def test_gate_block_is_a_gate():
     """The documented gate obeys the law: its supernet and the sliced network agree."""
     from mmkcr.apis import slim
-    from mmkcr.models import KCRVisionTransformer
+    from mmkcr.methods.named import KCRVisionTransformer
     from mmkcr.models.tasks import search_space
     block = block_with('docs/add_method.md', 'class MyGate')
     block = block.replace('@MODELS.register_module()', '@MODELS.register_module(force=True)')
