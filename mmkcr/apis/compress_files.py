@@ -35,7 +35,7 @@ from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
 from mmkcr.distillation import DistilResult, check_length, distil
-from mmkcr.distillation.run import PROGRESS as DISTIL_PROGRESS
+from mmkcr.distillation.run import FOLDER as DISTIL_FOLDER
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, run_folder
 from mmkcr.lazy import is_of
 from mmkcr.models import tasks
@@ -310,7 +310,7 @@ def _lessons(task: CompressTask, scope: str) -> tuple[Sequence[Any], Callable[..
 
 def forget_distillation(folder: Path) -> None:
     """Remove the progress of a distillation whose result is written."""
-    shutil.rmtree(folder / DISTIL_PROGRESS, ignore_errors=True)
+    shutil.rmtree(folder / DISTIL_FOLDER, ignore_errors=True)
 
 
 def int8_files(task: CompressTask, slim: nn.Module, folder: Path,

@@ -331,9 +331,8 @@ def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:
         # a structure of a named backbone lists none, but its sites' names end with the kinds
         kinds = list(dict.fromkeys(name.rpartition('.')[2] for name in structure.sites))
         from mmkcr.registry import MODELS  # imports MMEngine, which `compress` does without
-        cls = MODELS.get(structure.backbone['type'])
-        if getattr(cls, 'method', '') == 'dcs':
-            mask = structure.backbone.get('qk_mask', {})
-            kinds += [] if mask is None else [dict(mask, kind='qk_mask')]
+        named = MODELS.get(structure.backbone['type'])
+        if hasattr(named, 'masks_of'):
+            kinds += named.masks_of(structure.backbone)
     masks = [kind for kind in kinds if kind_name(kind) == QKMaskSite.kind]
     return [kind for kind in kinds if kind not in masks], masks
