@@ -29,7 +29,7 @@ from mmkcr.closed_form.compression import CompressResult, compress_network, refi
 from mmkcr.closed_form.given import Survey, survey
 from mmkcr.closed_form.images import CalibrationImages, calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
-from mmkcr.closed_form.progress import CompressProgress, kept_profiles
+from mmkcr.closed_form.progress import CompressProgress, open_profiles
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
@@ -183,7 +183,7 @@ def compress_files(task: CompressTask, options: FileOptions, folder: Path,
     """Compress to the target of some options; write structure, weights, config and sensitivity.
 
     A call that was killed goes on if it is repeated. The sites' profiles stay in the folder for
-    later calls, see :func:`~mmkcr.closed_form.progress.kept_profiles`.
+    later calls, see :func:`~mmkcr.closed_form.progress.open_profiles`.
 
     Args:
         task (CompressTask): The network and its images.
@@ -196,7 +196,7 @@ def compress_files(task: CompressTask, options: FileOptions, folder: Path,
         ValueError: See :func:`~mmkcr.closed_form.compression.compress`; or a table of latencies
             for another network, or profiles of other images or sites.
     """
-    kept = kept_profiles(folder, dict(task.key, digest=task.batches.digest()), options,
+    kept = open_profiles(folder, dict(task.key, digest=task.batches.digest()), options,
                          options.profiles)
     known = kept.profiles()
     run = partial(compress_network, task.model, task.batches, options,

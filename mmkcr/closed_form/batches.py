@@ -163,7 +163,7 @@ def last_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
     return batches[-max(-(-count // images_of(batches[0])), 1):]
 
 
-def numbered(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
+def number_batches(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
     """Batches with the numbers of their images among all."""
     first = 0
     for batch in batches:

@@ -140,10 +140,13 @@ class CompressOptions:
                 for field in dataclasses.fields(CompressOptions)}
 
 
-#: Shares of the memory: statistics of the sites that are profiled together with the changed weights
-#: that are tried, and each kind of activations that a refit keeps of all images. The rest is for
-#: the activations of a batch and for what is computed from statistics.
-STATISTICS, ACTIVATIONS = 3 / 8, 1 / 8
+#: Share of the memory for the statistics of the sites that are profiled together, and for the
+#: changed weights that are tried on them.
+STATISTICS = 3 / 8
+#: Share of the memory for each kind of activations that a refit records of all images.
+RECORDS = 1 / 8
+#: Share of the memory for the activations of one batch.
+ACTIVATIONS = 1 / 4
 
 
 @dataclasses.dataclass
@@ -181,8 +184,8 @@ HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA', 'Swin', 'Se
                'DepthAnything', 'ViTDet', 'SAM', 'RT-DETR')
 
 
-def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,
-             scope: str = 'backbone', masks: Sequence[KindConfig] = ()) -> SearchSpace:
+def open_search_space(model: nn.Module, sites: Sequence[KindConfig] | None = None,
+                      scope: str = 'backbone', masks: Sequence[KindConfig] = ()) -> SearchSpace:
     """The search space of a model's backbone or of the whole model, created if there is none.
 
     The backbone, or in the scope ``'model'`` the model itself, gets the attribute ``search_space``.

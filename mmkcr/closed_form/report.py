@@ -12,7 +12,7 @@ from mmkcr.core import Structure
 from mmkcr.core.forward import flat_tensors
 from mmkcr.models.tasks import is_segmentor
 from mmkcr.visualization import format_table
-from .batches import count_images, numbered, of_size
+from .batches import count_images, number_batches, of_size
 from .calibration import images_in
 from .given import Calibration
 from .options import Forward
@@ -142,7 +142,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
     """
     lost = energy = apart = same = total = alike = vectors = 0.
     first, count, maps = None, 0, is_segmentor(dense)
-    for batch, images in numbered(of_size(batches, size)):
+    for batch, images in number_batches(of_size(batches, size)):
         # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
         for a, b in zip(ours, theirs):
