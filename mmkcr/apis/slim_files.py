@@ -80,7 +80,7 @@ def slim_files(config: str | Path, checkpoint: str | Path,
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
     content = load_weights(model, checkpoint)
-    shape = tuple(shape or default_shape(cfg, model))
+    shape = default_shape(cfg, model, shape)
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
                                                       force_latency)
     subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost, ordinary=False)

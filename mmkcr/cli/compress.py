@@ -224,7 +224,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
     if args.distil is not None:
         print(distil_files(task, folder, args.distil, later=True))
     if args.int8 is not None:
-        deployed = int8_files(task.model, load(folder), task.batches, folder, args.int8)
+        deployed = int8_files(task, load(folder), folder, args.int8)
     if args.finetune is not None:
         tuned = [finetune(task.config, args, files)]
     if args.evaluate:

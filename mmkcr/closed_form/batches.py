@@ -194,6 +194,16 @@ def count_images(batches: Sequence[Any]) -> int:
     return getattr(batches, 'images', None) or len(batches) * images_of(batches[0])
 
 
+def image_shapes(batches: Iterable[Any]) -> set[tuple[int, ...]]:
+    """The different shapes (C, H, W) of images; of batches that are no images none."""
+    shapes = set()
+    for batch in batches:
+        images = batch['inputs'] if isinstance(batch, Mapping) and 'inputs' in batch else batch
+        shapes.update(tuple(tensor.shape[1:]) for tensor in flat_tensors(images)[:1]
+                      if tensor.ndim == 4)
+    return shapes
+
+
 def first_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
     """The first batches, of at least so many images if there are that many."""
     return batches[:-(-count // images_of(batches[0]))]

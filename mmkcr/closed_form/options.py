@@ -56,8 +56,9 @@ class CompressOptions:
         part (str, optional): What the target is about, ``'model'`` or ``'backbone'``. Defaults to
             None: the backbone of a detector, else the model; in ``mmkcr compress`` the backbone
             of a segmentor, too.
-        input_shape (Sequence[int], optional): (C, H, W) of the image that MACs are for. Defaults
-            to None: (3, 224, 224).
+        input_shape (Sequence[int], optional): (C, H, W) of the image that MACs are for, and that
+            exported files take. Defaults to None: the size of the images, of several sizes the
+            largest; in commands the size of the config.
         divisor (int): Sizes of hidden layers, channels and channels of a head are multiples of it,
             or full. Where there are fewer than four multiples, a divisor above 8 is halved; else
             any size is allowed. Defaults to 8.

@@ -62,8 +62,9 @@ def sentences(structure: Structure, agreement: Mapping[str, float] | None) -> li
             f'positions for each of their inputs, at worst `{path}` on {worst["rows"]} for '
             f'{worst["inputs"]} inputs, of {worst["images"]} images. Give more images that differ.')
     height, width = structure.macs['input_shape'][1:]
+    origin = structure.provenance.get('input_shape')
     lines.append(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x '
-                 f'{width}.')
+                 f'{width}{f", {origin}" if origin else ""}.')
     return lines
 
 

@@ -20,7 +20,13 @@ class NoisyGate(nn.Module, metaclass=ABCMeta):
 
 
 def resample_gates(root: nn.Module, seed: int, step: int) -> None:
-    """Draw the noise of a training step for all gates below a module, from a seed and the step."""
+    """Draw the noise of a training step for all gates.
+
+    Args:
+        root (nn.Module): Module above the gates.
+        seed (int): Seed of the run, the same on all ranks.
+        step (int): Number of the training step.
+    """
     # a new generator per step: the draw does not depend on what ran before
     generator = torch.Generator().manual_seed(seed * 2**31 + step)
     for gate in root.modules():
@@ -101,7 +107,11 @@ class BaseGate(NoisyGate):
         """Preference for each unit, shape (total,); units of higher score are kept first."""
 
     def start(self, logits: Tensor) -> None:
-        """Initialise the gate for a search from logits of keeping its units, shape (total,)."""
+        """Initialise the gate for a search from logits of keeping its units, shape (total,).
+
+        Raises:
+            ValueError: The class cannot begin with scores.
+        """
         raise ValueError(f'expected gates that can begin with scores of units, found '
                          f'`{type(self).__name__}`')
 

@@ -28,7 +28,19 @@ def split_pretrained(init_cfg: InitCfg) -> tuple[dict[str, Any] | None, list[dic
 
 def load_named(module: nn.Module, state: Mapping[str, Tensor],
                path: str) -> tuple[list[str], list[str]]:
-    """Load what fits of a file's state, all of it finite; return missing and surplus names."""
+    """Load the entries of a file that fit, all of them finite.
+
+    Args:
+        module (nn.Module): Network that gets them.
+        state (Mapping[str, Tensor]): Entries of the file.
+        path (str): Of the file, for messages.
+
+    Returns:
+        tuple[list[str], list[str]]: Missing and surplus names.
+
+    Raises:
+        ValueError: Entries that are not finite, or that the network refuses.
+    """
     check_finite_state(state, path, module.state_dict())
     try:
         return module.load_state_dict(dict(state), strict=False)

@@ -118,7 +118,12 @@ def check_state(host: nn.Module, state_dict: Mapping[str, Tensor], prefix: str, 
 
 
 def refuse(expected: str, wrong: Mapping[str, list[str]], where: str = '') -> None:
-    """Raise a ``ValueError`` if there are wrong keys, which are listed by what is wrong with them.
+    """Raise a ``ValueError`` if there are wrong keys.
+
+    Args:
+        expected (str): Beginning of the message.
+        wrong (Mapping[str, list[str]]): Keys by their fault, such as ``'missing'``.
+        where (str): End of the message. Defaults to ''.
     """
     if any(wrong.values()):
         *listed, last = (_listing(kind, keys) for kind, keys in wrong.items())

@@ -107,7 +107,9 @@ def test_files_for_a_runtime_take_one_size(monkeypatch, tmp_path):
     monkeypatch.setattr(compress_files, 'deploy_int8', lambda *args: given.extend(args[2:4]))
     batches = [dict(inputs=torch.full((2, 3, *size), float(place)))
                for place, size in enumerate(SIZES)]
-    compress_files.int8_files(nn.Identity(), nn.Identity(), batches, tmp_path, 'onnxruntime')
+    options = compress_files.FileOptions(config='', checkpoint='', input_shape=(3, 24, 40))
+    task = compress_files.CompressTask(options, None, nn.Identity(), {}, batches, tmp_path, {})
+    compress_files.int8_files(task, nn.Identity(), tmp_path, 'onnxruntime')
     assert [len(part) for part in given] == [3, 1]
     for place, images in enumerate([*given[0], *given[1]]):
         assert images.shape == (2, 3, 24, 40) and (images.round(3) == place).all()

@@ -152,7 +152,12 @@ class SearchModel(RegularizedModel):
 
 
 def load_scores(path: str | Path) -> Scores:
-    """Order of the units and loss at each size, by site, from a ``sensitivity.json``."""
+    """Order of the units and loss at each size, by site, from a ``sensitivity.json``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It has no sites, or another content.
+    """
     data, scores = read_json(Path(path), 'a sensitivity'), {}
     if not isinstance(data, Mapping) or not data:
         raise ValueError(f'expected a sensitivity file with sites, found none in `{path}`')
@@ -190,7 +195,7 @@ def _follow_masks(copied: SearchSpace, online: SearchSpace) -> None:
 
 def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
                       macs: MacsModel) -> dict[str, Tensor]:
-    """Initialise gates from the scores of their units, in place; returns the logits by site.
+    """Initialise gates from the scores of their units, in place.
 
     A unit's score is the loss that it avoids per MAC, given the units that come before it. The
     units of all sites are ranked together, and a unit's logit is the normal quantile of its rank.
@@ -198,6 +203,17 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
     without scores. Only the order of the units is new. Sites without scores keep their gates. So do
     the channels of heads and of residual streams, because their scores refer to other bases than
     the network's.
+
+    Args:
+        gates (Mapping[str, BaseGate]): By site.
+        scores (Mapping): Order of the units and losses by site, see :func:`load_scores`.
+        macs (MacsModel): Of the supernet.
+
+    Returns:
+        dict[str, Tensor]: Logits by site, (total,) each.
+
+    Raises:
+        ValueError: No site has scores, or one has scores of another number of units.
     """
     known = {name: scores[name] for name in gates
              if name in scores and not name.endswith(('.head_channels', '.embedding'))}
@@ -210,7 +226,7 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
             raise ValueError(f'expected scores of {gates[name].total} units at site `{name}`, '
                              f'found {len(order)}')
     with torch.no_grad():
-        wanted = _expected(gates, macs)  # before any gate changes
+        wanted = _mean_macs(gates, macs)  # before any gate changes
         logits = _quantiles(known, gates, macs)
         low, high = -20., 20.  # bisection for the shift: expected MACs rise with it
         for _ in range(40):
@@ -219,11 +235,11 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
                        for name, values in logits.items()}
             for name, values in shifted.items():
                 gates[name].start(values)
-            low, high = (low, middle) if _expected(gates, macs) > wanted else (middle, high)
+            low, high = (low, middle) if _mean_macs(gates, macs) > wanted else (middle, high)
     return shifted
 
 
-def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
+def _mean_macs(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
     return float(macs({name: gate.expected_size() for name, gate in gates.items()}))
 
 

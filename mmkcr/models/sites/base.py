@@ -108,7 +108,13 @@ class HostSite(Site):
 
     @classmethod
     def of(cls, host: nn.Module, view: Any, **options: Any) -> 'HostSite':
-        """The site on a view, or raise :class:`~mmkcr.core.Unsupported` with why there is none."""
+        """The site on a view; raises :class:`~mmkcr.core.Unsupported` with the reason for none.
+
+        Args:
+            host (nn.Module): The network.
+            view (View): Adapter's view of a module.
+            **options: Of the kind.
+        """
         raise NotImplementedError
 
 
