@@ -33,12 +33,23 @@ def test_nothing_of_a_short_loop_in_a_log_nor_of_other_processes(rank, period, m
     assert capsys.readouterr() == ('', '')
 
 
-@pytest.mark.parametrize(('letters', 'of'), [('abcd', ' of 4'), (iter('abcd'), '')])
-def test_a_line_every_half_minute_in_a_log(monkeypatch, capsys, letters, of):
+@pytest.mark.parametrize(('letters', 'of', 'left'), [
+    ('abcd', ' of 4', (', 40 s left', ', 0 s left')), (iter('abcd'), '', ('', ''))])
+def test_a_line_every_half_minute_in_a_log(monkeypatch, capsys, letters, of, left):
     clock = iter([0., 20., 40., 60., 80.])  # the start, and after every item
     monkeypatch.setattr(visualization.time, 'monotonic', lambda: next(clock))
     assert list(shown(letters, 'Letters')) == ['a', 'b', 'c', 'd']
-    assert capsys.readouterr() == ('', f'Letters: 2{of} after 40 s\nLetters: 4{of} after 80 s\n')
+    assert capsys.readouterr() == ('', f'Letters: 2{of} after 40 s{left[0]}\n'
+                                   f'Letters: 4{of} after 80 s{left[1]}\n')
+
+
+def test_a_loop_inside_another_shows_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(visualization, 'PERIOD', 0)
+    for _ in shown('a', 'Outer'):
+        assert list(shown('bc', 'Inner')) == ['b', 'c']
+    assert list(shown('d', 'After')) == ['d']
+    names = [line.partition(':')[0] for line in capsys.readouterr().err.splitlines()]
+    assert names == ['Outer', 'After']
 
 
 def test_items_may_count_more_than_one(monkeypatch, capsys):

@@ -34,7 +34,7 @@ from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
 from mmkcr.distillation import DistilResult, check_length, distil
-from mmkcr.distillation.run import PROGRESS as DISTIL_PROGRESS
+from mmkcr.distillation.run import FOLDER as DISTIL_FOLDER
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, run_folder
 from mmkcr.lazy import is_of
 from mmkcr.models import tasks
@@ -143,6 +143,10 @@ def build_task(options: FileOptions) -> CompressTask:
     options = dataclasses.replace(
         options, part=_budgeted_part(model, options), logits=_gives_scores(model),
         input_shape=default_shape(config, model, options.input_shape))
+    if options.latency_table is not None:  # before an image is read
+        conditions = dict(input_shape=list(options.input_shape), part=options.part)
+        options = dataclasses.replace(options, latency=usable_table(
+            options.latency_table, conditions, options.force_table))
     batches = calibration_images(config, model, options.calibration,
                                  options.images or math.ceil(options.least_images / 0.9),
                                  options.seed)
@@ -188,10 +192,6 @@ def compress_files(task: CompressTask, options: FileOptions, folder: Path,
         ValueError: See :func:`~mmkcr.closed_form.compression.compress`; or a table of latencies
             for another network, or profiles of other images or sites.
     """
-    if options.latency_table is not None:
-        options = dataclasses.replace(options, latency=usable_table(
-            options.latency_table, dict(input_shape=list(options.input_shape), part=options.part),
-            options.force_table))
     kept = kept_profiles(folder, dict(task.key, digest=task.batches.digest()), options,
                          options.profiles)
     known = kept.profiles()
@@ -306,7 +306,7 @@ def _lessons(task: CompressTask, scope: str) -> tuple[Sequence[Any], Callable[..
 
 def forget_distillation(folder: Path) -> None:
     """Remove the progress of a distillation whose result is written."""
-    shutil.rmtree(folder / DISTIL_PROGRESS, ignore_errors=True)
+    shutil.rmtree(folder / DISTIL_FOLDER, ignore_errors=True)
 
 
 def int8_files(task: CompressTask, slim: nn.Module, folder: Path,

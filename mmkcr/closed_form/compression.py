@@ -40,7 +40,7 @@ from mmkcr.models.tasks import (
 from .batches import first_images
 from .given import Calibration, look_at, taken
 from .heads import take_weights
-from .options import CompressOptions, Forward, Pair, SiteProfile, searched
+from .options import CompressOptions, Forward, Pair, SiteProfile, check_divisor, searched
 from .profiles import count_groups, profile_sites, shared_sizes, size_options, uniform_sizes
 from .progress import CompressProgress
 from .readers import readers
@@ -162,6 +162,7 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
               file=sys.stderr, flush=True)
     spaces = Pair(*(searched(network, settings.sites, settings.scope) for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
+    check_divisor(spaces.slim, settings.divisor)
     look_at(calibration)
     shape, origin = calibration.counted_shape()
     macs = macs_model(networks.slim, spaces.slim, shape, settings.part)
@@ -336,9 +337,8 @@ def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:
         # a structure of a named backbone lists none, but its sites' names end with the kinds
         kinds = list(dict.fromkeys(name.rpartition('.')[2] for name in structure.sites))
         from mmkcr.registry import MODELS  # imports MMEngine, which `compress` does without
-        cls = MODELS.get(structure.backbone['type'])
-        if getattr(cls, 'method', '') == 'dcs':
-            mask = structure.backbone.get('qk_mask', {})
-            kinds += [] if mask is None else [dict(mask, kind='qk_mask')]
+        named = MODELS.get(structure.backbone['type'])
+        if hasattr(named, 'masks_of'):
+            kinds += named.masks_of(structure.backbone)
     masks = [kind for kind in kinds if kind_name(kind) == QKMaskSite.kind]
     return [kind for kind in kinds if kind not in masks], masks

@@ -134,9 +134,8 @@ class CompressOptions:
         if self.scope == 'model' and self.part == 'backbone':
             raise ValueError("expected a budget over the whole model for the scope 'model', found "
                              "that of the part 'backbone'")
-        if self.scope == 'model' and self.latency is not None:
-            raise ValueError('expected another target to compress a whole model, found a time: '
-                             'tables of latencies are about backbones')
+        if self.latency is not None:
+            check_timed(self.scope)
 
     def compression(self) -> dict[str, Any]:
         """The fields of this class alone by name, without those of a subclass."""
@@ -238,6 +237,21 @@ def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
                      'or `PAFPN` with `RPNHead`, `ConvFCBBoxHead` and `FCNMaskHead`, transformers '
                      "of mmcv's layers) to compress a whole model, found "
                      f'{", ".join(f"`{part}`" for part in parts)} ({reason})')
+
+
+def check_timed(scope: str) -> None:
+    """Refuse a target of time in the scope of a whole model."""
+    if scope == 'model':
+        raise ValueError('expected another target to compress a whole model, found a time: '
+                         'tables of latencies are about backbones')
+
+
+def check_divisor(space: SearchSpace, divisor: int) -> None:
+    """Refuse a divisor above the width of every site, as of a number of units that was meant."""
+    widest = max((site.total // site.rows for site in space.sites.values()), default=divisor)
+    if divisor > max(widest, CompressOptions.divisor):
+        raise ValueError('expected a `divisor` of sizes, of at most the '
+                         f'{widest} units of the widest site, found {divisor}')
 
 
 def check_kinds(sites: Sequence[KindConfig]) -> None:

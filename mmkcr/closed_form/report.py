@@ -136,9 +136,10 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
     outputs; with ``logits`` (class scores) also ``top1``, the share of images with the same first
     class, and of a segmentor ``pixels``, that of pixels; ``images``, their number; ``spread``, half
     of the dense outputs' squared distances to those of the first image, over the summed squares
-    (about the share of them that differs between images); ``seen``, if any.
+    (about the share of them that differs between images); ``cosine``, the mean over the vectors of
+    features at all positions; ``seen``, if any.
     """
-    lost = energy = apart = same = total = 0.
+    lost = energy = apart = same = total = alike = vectors = 0.
     first, count, maps = None, 0, is_segmentor(dense)
     for batch, images in numbered(of_size(batches, size)):
         # all outputs in one sum: large maps weigh more
@@ -154,6 +155,10 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
         if logits or maps and ours[-1].ndim == 4:
             same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
             total += ours[-1].numel() / ours[-1].shape[1]
+        for a, b in zip(ours, theirs):
+            cosines = torch.cosine_similarity(
+                a.float(), b.float(), {0: 0, 4: 1}.get(a.ndim, -1)) if a.ndim else torch.ones(1)
+            alike, vectors = alike + float(cosines.double().sum()), vectors + cosines.numel()
         count = images.stop
         parts = [images_in(out, len(images)) for out in theirs]
         rows = [out.reshape(part, out.numel() // part) for out, part in zip(theirs, parts)]
@@ -162,7 +167,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
         apart += sum(_square(row - one) / 2 if row.shape[1] == one.shape[1] else math.inf
                      for row, one in zip(rows, first))
     result = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
-                  spread=min(apart / max(energy, 1e-30), 1.))
+                  spread=min(apart / max(energy, 1e-30), 1.), cosine=alike / vectors)
     if total:
         result['pixels' if maps else 'top1'] = same / total
     return dict(result, seen=seen) if seen else result

@@ -25,7 +25,7 @@ from .options import DistilOptions, read_length
 from .training import Training, compared_steps
 
 #: Folder of the progress in ``work_dir``, and its file.
-PROGRESS, STATE = '.distil', 'state.pth'
+FOLDER, STATE = '.distil', 'state.pth'
 
 
 @dataclass
@@ -50,8 +50,8 @@ class DistilResult:
         return min(self.errors, key=lambda step: (self.errors[step], step))
 
     def __str__(self) -> str:
-        return (f'Distance to the dense network on held-out images: {self.errors[0]:.4f} before, '
-                f'{self.errors[self.best]:.4f} after step {self.best} of {self.steps}')
+        return (f'Distance to the dense network on held-out images: {self.errors[0]:.4g} before, '
+                f'{self.errors[self.best]:.4g} after step {self.best} of {self.steps}')
 
 
 @torch.inference_mode(False)  # a training needs gradients, wherever it is called
@@ -98,7 +98,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     training = Training(model, AugmentedBatches(batches, settings, model.device), settings)
     progress = None
     if work_dir is not None:
-        progress = Progress(Path(work_dir, PROGRESS), identify(
+        progress = Progress(Path(work_dir, FOLDER), identify(
             student, teacher, batches, held_out, forward, settings, logits=logits, length=length,
             processes=training.processes))
     state = training.share(progress and training.first and progress.read(STATE))
@@ -110,7 +110,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     _train(training, range(start, steps), settings, progress)
     result = copy.deepcopy(student)
     with torch.no_grad():
-        for value, best in zip(model.trained(result), training.best, strict=True):
+        for value, best in zip(model.trained_parameters(result), training.best, strict=True):
             value.copy_(best)
     return DistilResult(result, steps, training.errors)
 
@@ -123,7 +123,15 @@ def check_length(teacher: nn.Module, images: Tensor | Sequence[Any], length: str
     """Refuse before a compression images and a time that are too few to distil its result.
 
     A time must suffice for a step of the dense network, which a compressed one takes faster.
-    Arguments are those of :func:`distil`.
+
+    Args:
+        teacher (nn.Module): The dense network.
+        images (Tensor | Sequence): Images to learn from, and in their last tenth to compare on.
+        length (str | int): Number of steps, or a time.
+        forward (Callable, optional): Gives the outputs that are to agree. Defaults to None: the
+            network is called with a batch.
+        logits (bool): Whether the last output is class scores (B, C). Defaults to False.
+        **options: See :class:`DistilOptions`.
 
     Raises:
         ValueError: A single image or batch, or a time too short for a step.

@@ -24,7 +24,7 @@ class Teacher:
 
     Args:
         config (str | dict): Config file (also ``library::path``), or the ``model`` of a config
-            with its ``data_preprocessor``, whose types are those of the run's default scope.
+            with its ``data_preprocessor``, whose types are in the run's default scope.
         checkpoint (str, optional): File or URL. None only for a model that has no weights to load.
     """
 
@@ -146,7 +146,7 @@ class DistillationLoss(nn.Module):
 
 @MODELS.register_module()
 class FeatureDistillationLoss(nn.Module):
-    r"""Relative squared distance between the outputs of a backbone and those of its teacher.
+    r"""Relative squared distance between the outputs of a backbone and of its teacher.
 
     .. math:: w \, \frac{1}{L} \sum_l \frac{\|f^s_l - f^t_l\|^2}{\|f^t_l\|^2}
 

@@ -28,7 +28,8 @@ from mmkcr.closed_form.readers import input_rows, output_rows, weight_matrix
 from mmkcr.core import count_params
 from mmkcr.core.budget import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
-from mmkcr.models import KCRVisionTransformer, Searchable
+from mmkcr.methods.named import KCRVisionTransformer
+from mmkcr.models import Searchable
 from mmkcr.models.layers.lite_mla import LiteMLA
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
