@@ -125,7 +125,7 @@ def test_help(path, monkeypatch, capsys):
     for action in parsers[0]._actions:
         assert action.help, action.dest
         if action.option_strings and action.nargs != 0 and not action.required:
-            assert re.search(r'\(|\bdefault', action.help), action.option_strings
+            assert re.search(r'\(|\b[Dd]efault', action.help), action.option_strings
 
 
 def test_scripts_find_their_laboratory():
