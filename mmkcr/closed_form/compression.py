@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from mmkcr.models.tasks import (
     search_space,
     task_forward,
 )
+from .batches import first_images
 from .given import Calibration, look_at, prepare_calibration
 from .heads import take_weights
 from .options import CompressOptions, Forward, Pair, SiteProfile, check_divisor, open_search_space
@@ -55,7 +57,8 @@ class CompressResult:
         model (nn.Module): The subnet, a copy of the given model.
         structure (Structure): The kept units.
         profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
-        agreement (dict[str, float]): On held-out images, see :func:`agreement`.
+        agreement (dict[str, float]): On held-out images, see :func:`agreement`; ``refit_error`` is
+            the error on as many of the refits' own.
     """
 
     model: nn.Module
@@ -205,7 +208,7 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
 
 def _asked(options: CompressOptions) -> dict[str, Any]:
     """What a structure records of the options."""
-    names = 'cost', 'sites', 'scope', 'part', 'divisor', 'uniform', 'rho'
+    names = 'cost', 'sites', 'scope', 'part', 'divisor', 'uniform', 'rho', 'augment'
     asked = {name: getattr(options, name) for name in names}
     return asked if options.latency is None else dict(asked, cost='latency')
 
@@ -229,9 +232,12 @@ def make_result(networks: Pair, structure: Structure, macs: MacsModel, shape: Se
     if hasattr(slim, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
         note_backbone_macs(structure, slim, settings.part)
     structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
-    return CompressResult(slim, structure, dict(profiles), agreement(
-        dense, slim, calibration.held_out, calibration.forward, settings.logits,
-        calibration.size, calibration.seen))
+    compare = partial(agreement, dense, slim, forward=calibration.forward, size=calibration.size)
+    agreed = compare(calibration.held_out, logits=settings.logits, seen=calibration.seen)
+    if calibration.seen < agreed['images']:  # the same on images that the refits had
+        some = first_images(calibration.batches, agreed['images'])
+        agreed['refit_error'] = compare(some)['error']
+    return CompressResult(slim, structure, dict(profiles), agreed)
 
 
 def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> None:

@@ -21,7 +21,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.models.sites.base import check_layers
 from mmkcr.models.tasks import unwrap
-from .batches import count_seen, image_shapes, number_batches, split_batches
+from .batches import augment_images, count_seen, image_shapes, number_batches, split_batches
 from .calibration import gradients_of_activations, output_scales
 from .options import ACTIVATIONS, CompressOptions, Forward
 from .progress import CompressProgress
@@ -72,9 +72,8 @@ class Survey(NamedTuple):
         return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
 
 
-def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
-           backward: bool = True) -> Survey:
-    """Run the first images in eval mode; a pass backward is measured only with ``backward``."""
+def survey(model: nn.Module, batches: Sequence[Any], forward: Forward) -> Survey:
+    """Run the first images in eval mode, the very first backward, too."""
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     rows, squares, sizes = dict.fromkeys(layers, 0.), [], []
@@ -95,7 +94,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
                             for scale in output_scales(outputs, len(images))])
     scales = [(sum(of_output) / images.stop)**0.5 for of_output in zip(*squares)]
     first, numbers = first_batches[0]
-    taken, later = _backward(model, layers, first, forward) if backward else (0, 0.)
+    taken, later = _backward(model, layers, first, forward)
     return Survey({layer: value / images.stop for layer, value in rows.items()}, scales,
                   taken // len(numbers), (spent, later / len(numbers)), list(dict.fromkeys(sizes)))
 
@@ -207,8 +206,10 @@ def prepare_calibration(model: nn.Module, images: Any, held_out: Any, forward: F
     if settings.memory is None:
         free = free_memory(next(dense.parameters()).device)
         settings = dataclasses.replace(settings, memory=free // 2)
-    return Calibration(dense, batches, held_out, forward, settings, done,
-                       count_seen(batches, held_out))
+    seen = count_seen(batches, held_out)
+    if settings.augment:
+        batches = augment_images(batches, settings.least_images, settings.seed)
+    return Calibration(dense, batches, held_out, forward, settings, done, seen)
 
 
 @torch.no_grad()

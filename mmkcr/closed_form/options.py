@@ -75,6 +75,8 @@ class CompressOptions:
         least_images (int): Images that are used, if there are as many, even where fewer have enough
             positions: neighbours within an image are much alike. Defaults to 2048: a DINOv2-S whose
             refit saw 2048 crops of photographs, not 256, is closer to the dense one on others.
+        augment (bool): Where there are fewer images than that, add crops of them, half of them
+            mirrored, until there are as many. Defaults to False.
         backward_images (int): Images that are also run backward in any case, for the orders.
             Defaults to 128: readers have fewer outputs than inputs, so fewer rows do.
         probe_images (int): Images on which the losses of some sizes are measured. With 0 losses
@@ -106,6 +108,7 @@ class CompressOptions:
     rows: int = 256
     per_unit: tuple[int, int] = (4, 12)
     least_images: int = 2048
+    augment: bool = False
     backward_images: int = 128
     probe_images: int = 64
     logits: bool = False
