@@ -29,7 +29,7 @@ def test_agreement_is_that_of_the_definition():
 
 def test_a_picture_has_a_tile_for_each_network():
     from PIL import Image
-    dense = SimpleNamespace(maps=lambda value, images: (None, torch.full(
+    dense = SimpleNamespace(size=28, maps=lambda value, images: (None, torch.full(
         (len(images), 1, 224, 224), value)))
     red = Image.new('RGB', (60, 40), 'red')
     sheet = picture(dense, {'dense': 1., 'slim': 0.}, [red] * 2, 50, 10)
