@@ -7,7 +7,9 @@ by MMEngine's own ``Config.fromfile`` calls it before.
 
 import functools
 import warnings
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ ORIGINALS = {
     'onedl-mmdetection': ('mmdet', ),
     'onedl-mmsegmentation': ('mmsegmentation', ),
 }
+#: What pip is asked for by models of the hosts that read text.
+TRANSFORMERS_4 = '"transformers>=4.57,<5"'
+
 
 class UnreadableImageError(ValueError):
     """An image that is missing, empty or damaged."""
@@ -32,6 +37,8 @@ def prepare_hosts() -> None:
     - Configs may refer to ``mmkcr::`` and ``mmseg::`` bases.
     - mmcv's ``LoadImageFromFile`` names the file that it cannot read.
     - MMEngine reads checkpoints as data, see :func:`mmkcr.safe_load.restrict_checkpoints`.
+    - Beside transformers 5 mmpretrain leaves its multimodal models out, see
+      :func:`leave_multimodal_models_out`.
 
     Raises:
         ImportError: The hosts are not installed, or are of two families.
@@ -47,6 +54,9 @@ def prepare_hosts() -> None:
     register_references()
     name_unreadable_images()
     restrict_checkpoints()
+    transformers = _installed('transformers')
+    if transformers and int(transformers.partition('.')[0]) >= 5 and find_spec('mmpretrain'):
+        leave_multimodal_models_out(transformers)
 
 
 @functools.lru_cache(maxsize=None)
@@ -106,6 +116,29 @@ def name_unreadable_images() -> None:
                                        ) from error
 
     LoadImageFromFile.transform = transform
+
+
+def leave_multimodal_models_out(installed: str) -> None:
+    """Make mmpretrain import without its multimodal models, which need transformers 4.
+
+    A config that names one of these models is refused with one sentence. The models of mmpretrain
+    must not be imported before.
+
+    Args:
+        installed (str): Version of transformers.
+    """
+    from mmpretrain.utils import dependency
+
+    def register(names: Sequence[str], registry: Any) -> None:
+        for name in names:
+            registry.register_module(name=name, module=functools.partial(refuse, name))
+
+    def refuse(name: str, *_: Any, **__: Any) -> None:
+        raise ImportError(f'expected transformers 4 for `{name}` of mmpretrain, found transformers '
+                          f'{installed}: pip install {TRANSFORMERS_4}')
+
+    dependency.WITH_MULTIMODAL = False
+    dependency.register_multimodal_placeholder = register
 
 
 @functools.lru_cache(maxsize=None)

@@ -1,6 +1,5 @@
 """Moments of rows in memory, and what a choice of units loses: for tests of the mathematics."""
 
-import torch
 from torch import Tensor
 
 from mmkcr.functional.moments import Moments
@@ -33,7 +32,7 @@ def reconstruction_error(covariance: Tensor, gram: Tensor, kept: Tensor,
     covariance, gram = covariance.double(), gram.double()
     rest = others(kept, len(covariance))
     given = covariance[kept][:, kept]
-    ridged = given + ridge(covariance, rho) * torch.eye(len(kept)).to(given)
+    ridged = given + ridge(covariance, rho)[kept].diag()
     shares = solve_psd(ridged, covariance[kept][:, rest])  # A[rest]^T, (k, d - k)
     cross = shares.T @ covariance[kept][:, rest]
     # (I - A) C (I - A)^T of the removed channels; A copies the kept ones, whose rows are 0

@@ -102,3 +102,28 @@ def test_no_metafile_has_a_reference(library):
     for name in (max(names), '_base_/default_runtime.py'):
         assert Config._get_cfg_path(f'{library}::{name}', '') == (
             f'{folder}/.mim/configs/{name}', library)
+
+
+def test_mmpretrain_beside_transformers_5(tmp_path, after_torch):
+    """Its multimodal models, which would end the import of all of its models, are refused."""
+    info = tmp_path / 'transformers-5.24.0.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text('Metadata-Version: 2.1\nName: transformers\nVersion: 5.24.0\n')
+    # as a class of transformers 4 that is None there: its children end the import
+    (tmp_path / 'transformers').mkdir()
+    (tmp_path / 'transformers/__init__.py').write_text('AutoTokenizer = PreTrainedModel = None')
+    told = after_torch("""
+from mmengine.config import Config
+from mmkcr.models.building import build_model
+config = dict(model=dict(type='ImageClassifier', backbone=dict(type='VisionTransformer')),
+              default_scope='mmpretrain')
+print('built a', type(build_model(Config(config)).backbone).__name__)
+config['model'] = dict(type='mmpretrain.BlipCaption')
+try:
+    build_model(Config(config))
+except ImportError as error:
+    print(error)
+""", tmp_path)
+    assert 'built a VisionTransformer' in told
+    assert ('expected transformers 4 for `BlipCaption` of mmpretrain, found transformers 5.24.0: '
+            'pip install "transformers>=4.57,<5"') in told

@@ -140,9 +140,10 @@ def build_task(options: FileOptions) -> CompressTask:
                          f'found `{type(model).__name__}` in `{options.config}`')
     content = load_weights(model, options.checkpoint)
     model.to(options.device)
+    given_shape = options.input_shape
     options = dataclasses.replace(
         options, part=_budgeted_part(model, options), logits=_gives_scores(model),
-        input_shape=options.input_shape or default_shape(config, model))
+        input_shape=default_shape(config, model, options.input_shape))
     batches = calibration_images(config, model, options.calibration,
                                  options.images or MOST_IMAGES, options.seed)
     if options.images is None:
@@ -151,6 +152,8 @@ def build_task(options: FileOptions) -> CompressTask:
         batches = batches[:enough_images(surveyed, host.modules())]
     source = dict(provenance(config, options.config, options.checkpoint, content), calibration=dict(
         images=batches.images, folder=options.calibration is not None, seed=options.seed))
+    if given_shape is None:
+        source['input_shape'] = 'the size of the config'
     folder = Path(options.out) if options.out else \
         run_folder(config, options.config) / 'compress'
     return CompressTask(options, config, model, content.get('meta') or {}, batches, folder, source)
@@ -310,19 +313,25 @@ def forget_distillation(folder: Path) -> None:
     shutil.rmtree(folder / DISTIL_PROGRESS, ignore_errors=True)
 
 
-def int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,
+def int8_files(task: CompressTask, slim: nn.Module, folder: Path,
                runtime: str) -> list[DeployedFile]:
     """Write fp32 and int8 files of both networks, see :func:`~mmkcr.deploy.int8.deploy_int8`.
 
-    They are calibrated on the batches except the last tenth, which compares outputs.
+    They take images of the size that MACs are counted for, to which others are resized. They are
+    calibrated on the task's images except the last tenth, which compares outputs.
+
+    Args:
+        task (CompressTask): The dense network and its images.
+        slim (nn.Module): The compressed network.
+        folder (Path): Where files are written.
+        runtime (str): One of :data:`~mmkcr.deploy.int8.QUANTIZERS`.
     """
-    images = [batch['inputs'].cpu() for batch in batches]
-    # the files take images of one size
-    size = images[0].shape[-2:]
+    images = [batch['inputs'].cpu() for batch in task.batches]
+    size = tuple(task.options.input_shape[-2:])
     images = [(one if one.shape[-2:] == size else F.interpolate(one, size, mode='bilinear')).numpy()
               for one in images]
     count = max(1, len(images) // 10)
-    return deploy_int8(copy.deepcopy(dense).cpu(), slim.cpu(), images[:-count] or images,
+    return deploy_int8(copy.deepcopy(task.model).cpu(), slim.cpu(), images[:-count] or images,
                        images[-count:], folder, runtime)
 
 

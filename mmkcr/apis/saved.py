@@ -139,12 +139,12 @@ def _not_the_same(model: nn.Module, folder: Path, shape: list[int]) -> str:
     return ''
 
 
-def _warn_of_other_rates(found: dict[str, float], expected: dict[str, float]) -> None:
+def _warn_of_other_rates(built: dict[str, float], expected: dict[str, float]) -> None:
     """Name a place where a loaded network drops another share in training, if there is one."""
-    places = [place for place in {**expected, **found} if expected.get(place) != found.get(place)]
+    places = [place for place in {**expected, **built} if expected.get(place) != built.get(place)]
     if places:
         warnings.warn(f'expected to load the rate {expected.get(places[0], 0)} of `{places[0]}`, '
-                      f'found {found.get(places[0], 0)}, and {len(places) - 1} other places whose '
+                      f'found {built.get(places[0], 0)}, and {len(places) - 1} other places whose '
                       'rates differ: set them before the loaded network is trained', stacklevel=6)
 
 
@@ -194,7 +194,9 @@ def load(folder: str | Path, model: nn.Module | None = None,
     backbone = getattr(model, 'backbone', None)
     host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
         model
-    SearchSpace(host, structure.backbone.get('sites') or (), structure=structure)
+    space = SearchSpace(host, structure.backbone.get('sites') or ())
+    space.put_masks()
+    space.slice_to(structure)
     check_recorded(host, structure, model)
     expected = model.state_dict(keep_vars=True)
     if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(expected))):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def slim_files(config: str | Path, checkpoint: str | Path,
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
     content = load_weights(model, checkpoint)
-    shape = tuple(shape or default_shape(cfg, model))
+    shape = default_shape(cfg, model, shape)
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
                                                       force_latency)
     subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost, ordinary=False)
@@ -172,11 +173,23 @@ def write_config(config: Config, scope: str, folder: Path, structure: Structure,
     # a folder apart from other subnets, whose configs have the same name, and from the dense run's
     written.update(load_from=f'{here}/{weights}', work_dir=f'{here}/train', resume=False,
                    launcher='none', custom_imports=with_import(written))
-    text = written.pretty_text
+    text = config_text(written)
     with atomic_write(folder / CONFIG) as path:
-        path.write_text(text)
-        if (folder / CONFIG).is_file() and (folder / CONFIG).read_text() != text:
+        path.write_text(text, encoding='utf8')
+        if (folder / CONFIG).is_file() and (folder / CONFIG).read_text(encoding='utf8') != text:
             (folder / weights).unlink(missing_ok=True)  # of another network than the config's
+
+
+def config_text(config: Config) -> str:
+    """Write a config as Python that stays valid in a folder of any name.
+
+    MMEngine puts the folder into the text where it reads a config, so a quote in its name would end
+    an ordinary string.
+
+    Args:
+        config (Config): With ``{{ fileDirname }}`` at the beginning of paths beside it.
+    """
+    return re.sub(r"'(\{\{ fileDirname \}\}[^']*)'", r'r"""\1"""', config.pretty_text)
 
 
 def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
@@ -206,7 +219,7 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
     for name, content in ((DENSE, dense), (FINETUNE, config)):
         content = without_initial_weights(content)
         with atomic_write(folder / name) as path:
-            path.write_text(content.pretty_text)
+            path.write_text(config_text(content), encoding='utf8')
     return folder / FINETUNE
 
 

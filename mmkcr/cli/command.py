@@ -202,13 +202,17 @@ def reader_is_gone() -> bool:
 def command(main: Callable[[Sequence[str] | None], Any]) -> Callable:
     """Decorate ``main(argv=None)``: a user's mistake prints one line and exits with status 1.
 
-    An interrupt of a command prints one word and exits with status 130. With ``--debug`` or
+    An interrupt of a command prints one word and exits with status 130. A character that the
+    terminal's encoding lacks is printed as ``?``. With ``--debug`` or
     ``MMKCR_DEBUG=1`` the traceback is shown instead.
     """
 
     @functools.wraps(main)
     def guarded(argv: Sequence[str] | None = None) -> Any:
         given = sys.argv[1:] if argv is None else argv
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, 'reconfigure'):  # else it is no file's, as in a notebook
+                stream.reconfigure(errors='replace')
         debug = '--debug' in given or os.environ.get('MMKCR_DEBUG', '0') not in ('', '0')
         try:
             try:

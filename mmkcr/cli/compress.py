@@ -22,6 +22,7 @@ Examples:
 import copy
 import logging
 import re
+import shlex
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write
 from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
-from mmkcr.closed_form.options import SCOPES, check_kinds
+from mmkcr.closed_form.options import AUTO, SCOPES, check_kinds
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
@@ -69,6 +70,14 @@ def read_gigabytes(text: str) -> int:
     return int(float(text) * 2**30)
 
 
+def read_ridge(text: str) -> str | float:
+    """A relative ridge, or the word for one that each layer chooses."""
+    try:
+        return text if text == AUTO else float(text)
+    except ValueError:
+        raise ArgumentTypeError(f'expected a number or `{AUTO}`, found `{text}`') from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompressJob(Timed, FileOptions):
     """Arguments of ``mmkcr compress``."""
@@ -77,7 +86,8 @@ class CompressJob(Timed, FileOptions):
         config=dict(positional=True), checkpoint=dict(positional=True),
         sites=dict(nargs='+', type=str, metavar='KIND'), scope=dict(choices=SCOPES),
         part=dict(choices=('model', 'backbone')), calibration=dict(metavar='FOLDER'), images={},
-        profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={}, rho={},
+        profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={},
+        rho=dict(type=read_ridge, metavar='RHO'),
         memory=dict(type=read_gigabytes, metavar='GB'), seed={}, device={},
         out=dict(type=str, metavar='DIR'))
     target_macs: list[str] | None = target(
@@ -106,7 +116,7 @@ class CompressJob(Timed, FileOptions):
 
 def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
-    config, weights = files.folder / CONFIG, files.folder / WEIGHTS
+    config, weights = (shlex.quote(str(files.folder / name)) for name in (CONFIG, WEIGHTS))
     hint = ''
     if files.parts and files.structure.provenance.get('asked', {}).get('scope') == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
@@ -184,9 +194,9 @@ def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]
     names = [name for name, value in (metrics[0] if metrics else {}).items()
              if isinstance(value, Real)]
     # classifiers compare images, segmentors pixels, detectors neither
-    shares = {head: [f'{share:.1%}' for share in found] for head, found in (
+    shares = {head: [f'{share:.1%}' for share in column] for head, column in (
         ('same class', [file.same for file in files]),
-        ('pixels of the same class', [file.pixels for file in files])) if None not in found}
+        ('pixels of the same class', [file.pixels for file in files])) if None not in column}
     rows = []
     for place, file in enumerate(files):
         of_file = [f'{metrics[place][name]:.4g}' for name in names]
@@ -213,7 +223,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
     if args.distil is not None:
         print(distil_files(task, folder, args.distil, later=True))
     if args.int8 is not None:
-        deployed = int8_files(task.model, load(folder), task.batches, folder, args.int8)
+        deployed = int8_files(task, load(folder), folder, args.int8)
     if args.finetune is not None:
         tuned = [finetune(task.config, args, files)]
     if args.evaluate:

@@ -120,7 +120,7 @@ def main(args: ExportJob) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
         load_weights(model, trained_weights(config, args.checkpoint, args.config))
-        shape = given_shape(args) or default_shape(config, model)
+        shape = default_shape(config, model, given_shape(args))
         if args.backbone:
             model = find_task(model).backbone
         out = args.out or file_beside(args.config) or \

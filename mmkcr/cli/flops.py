@@ -38,7 +38,7 @@ def main(args: FlopsJob) -> None:
     config = load_config(args.config, args.cfg_options)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
-        shape = given_shape(args) or default_shape(config, model)
+        shape = default_shape(config, model, given_shape(args))
         report = macs_report(model, shape)
     parts, params = macs_by_part(report, model), count_params(model)
     if args.json:

@@ -95,12 +95,16 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
                          f'{method!r} and {stage!r}')
     cfg, stem = read_config(config), Path(str(config)).stem
     if is_pure_python(cfg.filename):
+        plain = ('from mmkcr.engine.build import load_config; '
+                 f'load_config({str(config)!r}).dump({f"plain_{stem}.py"!r})')
         raise ValueError(f'expected a config that others may name in `_base_`, found `{config}` in '
                          "MMEngine's pure Python style: write it as an ordinary one by `python -c "
-                         '"from mmkcr.engine.build import load_config; '
-                         f'load_config(\'{config}\').dump(\'plain_{stem}.py\')"`')
+                         f'{shlex.quote(plain)}`')
     name = f'compress_{stem}' if stage == 'compress' else f'{method}-{stage}_{stem}'
     path = Path(out or f'{name}.py')
+    if '\n' in f'{config}{path}{search}':  # which would end a comment
+        raise ValueError(f'expected names without line breaks, found {str(config)!r} and '
+                         f'{str(path)!r}')
     if path.suffix != '.py':
         raise ValueError(f'expected a `.py` file to write a config to, found `{path}`')
     if search is not None and stage != 'retrain':
@@ -122,7 +126,8 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
         elif any(why_not(model.backbone, kind) for kind in kinds):
             raise ValueError(_does_not_fit(model.backbone, method, kinds))
     if stage != 'search':
-        lines += [f"structure='{folder}/structure.json'", f"weights='{folder}/subnet.pth'"]
+        lines += [f'{key}={f"{folder}/{file}"!r}' for key, file in (
+            ('structure', 'structure.json'), ('weights', 'subnet.pth'))]
     elif method == 'dwconv':  # half of the blocks
         lines.append(f'gates=dict(count={max(1, len(find_sites(model.backbone, kinds)) // 2)})')
     else:
@@ -131,7 +136,7 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
             lines.append("part='backbone'")
     length, by_epoch = run_length(cfg)
     text = _TEMPLATES[stage].format(
-        method=method, given=config, base=base, target=target,
+        method=method, given=shlex.quote(str(config)), base=base, target=target,
         config=config if '::' in str(config) else os.path.relpath(config, path.parent),
         file=shlex.quote(str(path)), name=shlex.quote(path.stem),
         searched=f' --search {shlex.quote(path.stem)}' if out else '',
@@ -147,7 +152,7 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
         if cfg.get(key):
             text += f'{key} = {value!r}\n'
     with atomic_write(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding='utf8')
         if stage == 'search' and method != 'dwconv':  # which has no target
             built = load_config(temporary)
             model = build_model(built)
@@ -192,5 +197,5 @@ def main(args: InitJob) -> None:
     """Check the backbone, write and print."""
     path = init_config(args.config, args.method, args.stage, args.target_macs, args.out,
                        args.force, args.search, args.part)
-    print(path.read_text(), end='')
+    print(path.read_text(encoding='utf8'), end='')
     print(f'Wrote {path}')

@@ -92,7 +92,7 @@ def make_pair(args: LatencyJob) -> tuple[Side, Side, tuple[int, int, int]]:
     else:
         raise ValueError(f'expected a second side, or a `structure` in `{args.dense}`, found none')
     dense, slim = (build(side, args.part) for side in sides)
-    return dense, slim, given_shape(args) or default_shape(config, dense)
+    return dense, slim, default_shape(config, dense, given_shape(args))
 
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:

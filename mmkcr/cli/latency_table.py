@@ -55,7 +55,7 @@ def main(args: LatencyTableJob) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
     model.eval()
-    shape = given_shape(args) or default_shape(config, model)
+    shape = default_shape(config, model, given_shape(args))
     part = args.part or ('backbone' if is_dense_task(model) else None)
     conditions = {key: getattr(args, key) for key in DEFAULTS}
     path = Path(args.out or table_path(args.config, **conditions))

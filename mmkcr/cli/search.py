@@ -11,6 +11,7 @@ Examples:
         --cfg-options load_from=CHECKPOINT
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +46,8 @@ def main(args: SearchJob) -> None:
         subnet = config.get('model') and backbone_config(config).get('structure') is not None
         raise ValueError('expected a backbone with `gates` to search on, found ' + (
             f'a subnet in `{args.config}`: search on the config of its dense network' if subnet else
-            f'none in `{args.config}`: `mmkcr init {args.config} --stage search` writes one'))
+            f'none in `{args.config}`: `mmkcr init {shlex.quote(str(args.config))} --stage search` '
+            'writes one'))
     if args.init is not None:
         key = 'model.scores' if given.get('compression') is None else 'compression.scores'
         args = replace(args, cfg_options={**(args.cfg_options or {}), key: args.init})

@@ -3,13 +3,17 @@
 import copy
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmkcr.core.forward import flat_tensors
+
+#: Groups of images that a ridge is chosen by.
+GROUPS = 5
 
 
 class ImageBatches(Sequence):
@@ -23,6 +27,14 @@ class ImageBatches(Sequence):
         self._batches = [alike[start:start + size] for alike in (
             list(group) for _, group in itertools.groupby(images, self._kind))
             for start in range(0, len(alike), size)]
+
+    def sources(self) -> list[Any]:
+        """What each image was taken from, such as the file of a crop; here each is its own."""
+        return [*range(len(self._images))]
+
+    def pick(self, places: Iterable[int], size: int) -> 'ImageBatches':
+        """Some of the images, in batches of another size."""
+        return self._other([self._images[place] for place in places], size)
 
     def _kind(self, image: Any) -> Any:
         return image.shape
@@ -59,6 +71,66 @@ def of_size(batches: Sequence[Any], size: int) -> Sequence[Any]:
     return batches.of_size(size) if hasattr(batches, 'of_size') else batches
 
 
+def source_groups(batches: Sequence[Any]) -> list[int]:
+    """The group of each image, of at most :data:`GROUPS`; or of each batch that is given as such.
+
+    Images of one source are in one group. Sources that follow each other are in one group, too, as
+    neighbours in a list of images are often alike. Groups are about equally large.
+    """
+    sources = batches.sources() if hasattr(batches, 'sources') else [*range(len(batches))]
+    sizes = Counter(sources)  # in the order of their first images
+    left, waiting, empty = len(sources), len(sizes), min(GROUPS, len(sizes))
+    group_of: dict[Any, int] = {}
+    group = filled = 0
+    for source, size in sizes.items():
+        group_of[source] = group
+        filled, waiting = filled + size, waiting - 1
+        # full, or as many sources wait as there are groups to fill
+        if filled * empty >= left or waiting < empty:
+            group, empty, left, filled = group + 1, empty - 1, left - filled, 0
+    return [group_of[source] for source in sources]
+
+
+class GroupedBatches(NamedTuple):
+    """Batches, each with images of one group alone."""
+
+    batches: Sequence[Any]
+    #: Of every batch.
+    groups: list[int]
+
+
+def in_groups(batches: Sequence[Any], size: int) -> GroupedBatches:
+    """The same images in batches of another size, group by group; given batches stay."""
+    groups = source_groups(batches)
+    if not hasattr(batches, 'pick'):
+        return GroupedBatches(batches, groups)
+    parts = []
+    for group in sorted(set(groups)):
+        parts.append(batches.pick([i for i, other in enumerate(groups) if other == group], size))
+    return GroupedBatches(
+        ChainedBatches(parts), [group for group, part in enumerate(parts) for _ in part])
+
+
+class ChainedBatches(Sequence):
+    """Batches one after the other, of several sequences of them."""
+
+    def __init__(self, parts: Sequence[Sequence[Any]]) -> None:
+        self._parts = parts
+        self._places = [(part, place) for part in parts for place in range(len(part))]
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return sum(part.images for part in self._parts)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, place: int) -> Any:
+        part, within = self._places[place]
+        return part[within]
+
+
 def images_of(batch: Any) -> int:
     """Number of images in a batch; 1 if it does not show."""
     if isinstance(batch, Mapping):
@@ -69,6 +141,16 @@ def images_of(batch: Any) -> int:
 def count_images(batches: Sequence[Any]) -> int:
     """Number of images in batches that know it, or are of one size."""
     return getattr(batches, 'images', None) or len(batches) * images_of(batches[0])
+
+
+def image_shapes(batches: Iterable[Any]) -> set[tuple[int, ...]]:
+    """The different shapes (C, H, W) of images; of batches that are no images none."""
+    shapes = set()
+    for batch in batches:
+        images = batch['inputs'] if isinstance(batch, Mapping) and 'inputs' in batch else batch
+        shapes.update(tuple(tensor.shape[1:]) for tensor in flat_tensors(images)[:1]
+                      if tensor.ndim == 4)
+    return shapes
 
 
 def first_images(batches: Sequence[Any], count: int) -> Sequence[Any]:

@@ -160,7 +160,8 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     spaces = Pair(*(searched(network, settings.sites, settings.scope) for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
     look_at(calibration)
-    macs = macs_model(networks.slim, spaces.slim, settings.input_shape, settings.part)
+    shape, origin = calibration.counted_shape()
+    macs = macs_model(networks.slim, spaces.slim, shape, settings.part)
     budget = cost_model(settings.cost, macs, settings.latency)
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
     wanted = budget.parse_target(settings.target)
@@ -195,8 +196,9 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
         structure.provenance[budget.name] = budget.describe(sizes)
     promised = [promise(sizes) for promise in promises]
     refit_along(networks, structure, calibration)
-    check_built(promises, promised, settings.input_shape)
-    return finished(networks, structure, macs, calibration, profiles)
+    check_built(promises, promised, shape)
+    structure.provenance.update(dict(input_shape=origin) if origin else {})
+    return finished(networks, structure, macs, shape, calibration, profiles)
 
 
 def _asked(options: CompressOptions) -> dict[str, Any]:
@@ -206,13 +208,22 @@ def _asked(options: CompressOptions) -> dict[str, Any]:
     return asked if options.latency is None else dict(asked, cost='latency')
 
 
-def finished(networks: Pair, structure: Structure, macs: MacsModel, calibration: Calibration,
-             profiles: Mapping[str, SiteProfile]) -> CompressResult:
-    """The result of a compression: sizes are noted in the structure, and outputs are compared."""
+def finished(networks: Pair, structure: Structure, macs: MacsModel, shape: Sequence[int],
+             calibration: Calibration, profiles: Mapping[str, SiteProfile]) -> CompressResult:
+    """The result of a compression: sizes are noted in the structure, and outputs are compared.
+
+    Args:
+        networks (Pair): The dense network and the subnet.
+        structure (Structure): It gets MACs and parameters, in place.
+        macs (MacsModel): Of the part that the budget counts.
+        shape (Sequence[int]): (C, H, W) that MACs are for.
+        calibration (Calibration): Images and options.
+        profiles (Mapping): By site.
+    """
     dense, slim = networks
     settings = calibration.settings
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
-                          input_shape=list(settings.input_shape))
+                          input_shape=list(shape))
     if hasattr(slim, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
         note_backbone_macs(structure, slim, settings.part)
     structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
@@ -244,7 +255,9 @@ def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
 
 
 def called(network: nn.Module, batch: Any) -> Any:
-    """Call a network with a batch."""
+    """Call a network with a batch; images come in the type and to the device of its weights."""
+    if isinstance(batch, Tensor) and batch.is_floating_point():
+        batch = batch.to(next(network.parameters()))
     return network(batch)
 
 
@@ -296,8 +309,8 @@ def refit_structure(model: nn.Module,
         raise ValueError('expected a structure of a search, found one of `compress` in which units '
                          f'of `{rotated[0]}` are channels of a rotated basis, which the file does '
                          'not have: compress again with the same target')
-    settings = calibration.settings
-    macs = macs_model(networks.slim, space, settings.input_shape, settings.part)
+    shape, origin = calibration.counted_shape()
+    macs = macs_model(networks.slim, space, shape, calibration.settings.part)
     # described anew, as the given structure may name another class for the same backbone
     described = space.structure_for({name: torch.tensor(site.kept)
                                      for name, site in wanted.sites.items()})
@@ -306,7 +319,8 @@ def refit_structure(model: nn.Module,
     sliced.slice_to(described)
     check_recorded(sliced.host, wanted)  # before the images are run
     refit_along(networks, described, calibration)
-    return finished(networks, described, macs, calibration, {})
+    described.provenance.update(dict(input_shape=origin) if origin else {})
+    return finished(networks, described, macs, shape, calibration, {})
 
 
 def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:

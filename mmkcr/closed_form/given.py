@@ -21,7 +21,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.models.sites.base import check_layers
 from mmkcr.models.tasks import unwrap
-from .batches import count_seen, numbered, split_batches
+from .batches import count_seen, image_shapes, numbered, split_batches
 from .calibration import gradients_of_activations, output_scales
 from .options import CompressOptions, Forward
 from .progress import CompressProgress
@@ -151,6 +151,21 @@ class Calibration:
         """What the first images tell of the network."""
         return survey(self.dense, self.batches, self.forward)
 
+    def counted_shape(self) -> tuple[Sequence[int], str]:
+        """(C, H, W) that MACs are for, and its origin in words; none where a user gave it.
+
+        It is the size of the images, of several sizes the largest, where options have none.
+        """
+        if self.settings.input_shape is not None:
+            return self.settings.input_shape, ''
+        shapes = image_shapes(self.batches)
+        if not shapes:
+            raise ValueError('expected `input_shape` (C, H, W), which MACs are counted for, beside '
+                             f'batches whose first tensor is no images (N, C, H, W), found '
+                             f'{_told(self.batches[0])} and none')
+        return max(sorted(shapes), key=math.prod), \
+            'the largest of the images' if len(shapes) > 1 else 'the size of the images'
+
     @property
     def size(self) -> int:
         """Images of a batch."""
@@ -191,7 +206,6 @@ def taken(model: nn.Module, images: Any, held_out: Any, forward: Forward,
     dense.eval()  # that of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
-    settings = dataclasses.replace(settings, input_shape=settings.input_shape or (3, 224, 224))
     if settings.memory is None:
         free = free_memory(next(dense.parameters()).device)
         settings = dataclasses.replace(settings, memory=free // 2)
@@ -211,9 +225,8 @@ def look_at(calibration: Calibration) -> None:
                 f'expected a `{type(model).__name__}` that takes the first batch, {_told(batch)}, '
                 f'found that it raised {type(error).__name__} '
                 f'({" ".join(str(error).split()):.300}): {_part_to_take(calibration, batch)}give '
-                "images (N, 3, H, W) of the weights' type, such as "
-                '`[images for images, *_ in loader]`, or a `forward` that takes such a batch'
-            ) from error
+                'images (N, 3, H, W), such as `[images for images, *_ in loader]`, or a `forward` '
+                'that takes such a batch') from error
         if not any(tensor.numel() for tensor in flat_tensors(outputs)):
             raise ValueError('expected outputs with tensors of floating point, found '
                              f'{_told(outputs)}: give `forward=lambda model, batch: ...` that '

@@ -114,7 +114,7 @@ class NarrowHeads(Units):
         site, (query, key, _) = self.site, head_parts(self.site)
         # keys are centred, as the softmax does not see what is the same for all keys; queries not
         *bases, logits = logit_bases(self._moment_of(query, centred=False),
-                                     self._moment_of(key, centred=True), self.settings.rho)
+                                     self._moment_of(key, centred=True), self.settings.order_rho)
         for part, basis in zip((query, key), bases):
             self._fold(part, basis)
         values, lost = self._rotate_values()
@@ -135,7 +135,8 @@ class NarrowHeads(Units):
         weight = self.site.module(path).weight.detach()
         columns = weight.double().unflatten(1, (heads, -1)).transpose(0, 1)  # (H, m, d)
         value, back, values = value_bases(
-            columns, _within_heads(self.moments[path].inputs.covariance, heads), self.settings.rho)
+            columns, _within_heads(self.moments[path].inputs.covariance, heads),
+            self.settings.order_rho)
         if places is not None:
             # inverse permutation: the mixture of each channel
             order = places.argsort().to(value.device)
@@ -210,7 +211,7 @@ class RotaryHeads(NarrowHeads):
         """Mix the values, and choose pairs; weights of queries and keys stay as they are."""
         view, (queries, keys) = self.site.view, self.turned
         ranked = rotary_order(queries.second_moment, keys.covariance, view.rotary,
-                              self.settings.rho)
+                              self.settings.order_rho)
         order = ranked.order.cpu()
         values, lost = self._rotate_values(
             rotary_pairs(view.width, view.rotary)[order].flatten())  # best pair first

@@ -2,6 +2,9 @@
 
 import copy
 import hashlib
+import os
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,25 @@ class CalibrationImages(ImageBatches):
     def _kind(self, image: int) -> Any:
         return image if self._dense else None
 
+    def sources(self) -> list[Any]:
+        """The file of each image, or what the names of files call a crop's origin.
+
+        ``cat@1.jpg`` and ``cat@2.jpg`` of a folder are two crops of one picture. An image without
+        a file, as of CIFAR, is its own source.
+        """
+        return [self._source(index) for index in self._images]
+
+    def _source(self, index: int) -> Any:
+        path = self._file(index)
+        return index if path is None else str(path.with_name(path.stem.partition('@')[0]))
+
+    def _file(self, index: int) -> Path | None:
+        """The file of an image, if the data set knows it."""
+        if not hasattr(self._dataset, 'get_data_info'):
+            return None
+        path = self._dataset.get_data_info(index).get('img_path')
+        return Path(path) if path else None
+
     def digest(self) -> str:
         """SHA-256 that says whether these are other images or transforms.
 
@@ -47,10 +69,9 @@ class CalibrationImages(ImageBatches):
         images have no local files (CIFAR, a remote storage), these two batches must do.
         """
         sha = hashlib.sha256()
-        for index in self._images if hasattr(self._dataset, 'get_data_info') else ():
-            path = self._dataset.get_data_info(index).get('img_path')
-            if path and Path(path).is_file():
-                sha.update(hashlib.sha256(Path(path).read_bytes()).digest())
+        for path in map(self._file, self._images):
+            if path is not None and path.is_file():
+                sha.update(hashlib.sha256(path.read_bytes()).digest())
         for batch in (self[0], self[-1]) if len(self) else ():
             sha.update(batch_digest(batch['inputs']))
         return sha.hexdigest()
@@ -87,6 +108,53 @@ def calibration_images(config: Config, model: nn.Module, folder: str | None = No
     return CalibrationImages(dataset, drawn, model)
 
 
+def find_images(folder: str | Path) -> tuple[list[Path], dict[str, int]]:
+    """Find the images below a folder, through links, and count what is left out.
+
+    Args:
+        folder (str | Path): It is searched at any depth. Hidden files and folders are left out,
+            and so is what a link shows for a second time.
+
+    Returns:
+        tuple[list[Path], dict[str, int]]: The images in order, and by the reason the number of
+            files that are left out.
+    """
+    images: list[Path] = []
+    left_out: Counter[str] = Counter()
+    seen: set[str] = set()
+    waiting, links = [(str(folder), os.path.realpath(folder))], []
+    while waiting or links:  # all that has a name of its own, then what links show beside it
+        if not waiting:
+            link = links.pop()
+            waiting.append((link, os.path.realpath(link)))
+        path, real = waiting.pop()
+        if real in seen:
+            left_out['linked twice'] += 1
+        elif os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
+            left_out['folders that cannot be read'] += 1
+        elif os.path.isdir(path):
+            for entry in os.scandir(path):
+                if entry.name.startswith('.'):
+                    left_out['hidden'] += _count_files(entry.path)
+                elif entry.is_symlink():
+                    links.append(entry.path)
+                else:
+                    waiting.append((entry.path, os.path.join(real, entry.name)))
+        elif not os.path.isfile(path):  # a pipe, which waits, or a link to nothing
+            left_out['no files'] += 1
+        elif os.path.splitext(path)[1].lower() in SUFFIXES:
+            images.append(Path(path))
+        else:
+            left_out['of other kinds'] += 1
+        seen.add(real)
+    return sorted(images), dict(left_out)
+
+
+def _count_files(path: str) -> int:
+    """Number of files at or below a path."""
+    return sum(len(files) for *_, files in os.walk(path)) if os.path.isdir(path) else 1
+
+
 class _Folder(Dataset):
     """The images below a folder, after the test transforms of a config."""
 
@@ -97,11 +165,14 @@ class _Folder(Dataset):
         if not Path(folder).is_dir():
             raise FileNotFoundError(f'expected a folder of calibration images at `{folder}`, found '
                                     'none')
-        self._paths = sorted(path for path in Path(folder).rglob('*')  # no pipe, which waits
-                             if path.suffix.lower() in SUFFIXES and path.is_file())
+        self._paths, left_out = find_images(folder)
+        others = ', '.join(f'{count} {why}' for why, count in left_out.items())
+        reasons = f' (left out: {others})' if others else ''
         if not self._paths:
             raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below '
-                             f'`{folder}`, found none')
+                             f'`{folder}`, found none{reasons}')
+        if reasons:
+            print(f'Images of `{folder}`: {len(self._paths)}{reasons}.', file=sys.stderr)
         steps = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
         if not steps:
             raise ValueError('expected a config with `test_dataloader`, whose transforms the '

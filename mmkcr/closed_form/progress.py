@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -14,7 +14,16 @@ PROFILES = '.profiles'
 _PROFILES = 'profiles.pth'
 #: What profiles do not depend on: the place of the images, and options.
 _ANY_TARGET = ('calibration', 'target', 'cost', 'latency', 'part', 'input_shape', 'divisor',
-               'min_share', 'uniform', 'progress', 'refit', 'memory')
+               'min_share', 'uniform', 'progress', 'refit', 'memory', 'rho')
+
+
+class FinishedBlock(NamedTuple):
+    """What is stored when a block was refitted."""
+
+    #: State of each changed layer by path.
+    weights: dict[str, dict[str, Any]]
+    #: The relative ridge of each layer that was refitted so far, by path.
+    ridges: dict[str, float]
 
 
 class CompressProgress(Progress):
@@ -41,13 +50,22 @@ class CompressProgress(Progress):
         """Write profiles, by site, in place of those stored so far."""
         self._shared.save(_PROFILES, {name: vars(profile) for name, profile in profiles.items()})
 
-    def read_block(self, block: str) -> dict[str, dict[str, Any]] | None:
-        """The refitted weights of a block by layer, or None if they were not stored."""
-        return self.read(f'{block}.pth')
+    def read_block(self, block: str) -> FinishedBlock | None:
+        """The refitted weights of a block, or None if they were not stored."""
+        stored = self.read(f'{block}.pth')
+        return None if stored is None else FinishedBlock(**stored)
 
-    def save_block(self, block: str, layers: Mapping[str, nn.Module]) -> None:
-        """Write the weights of a block's refitted layers."""
-        self.save(f'{block}.pth', {name: layer.state_dict() for name, layer in layers.items()})
+    def save_block(self, block: str, layers: Mapping[str, nn.Module],
+                   ridges: Mapping[str, float]) -> None:
+        """Write what a block became.
+
+        Args:
+            block (str): Its path.
+            layers (Mapping[str, nn.Module]): Its refitted layers by path.
+            ridges (Mapping[str, float]): Of the layers that were refitted so far.
+        """
+        self.save(f'{block}.pth', FinishedBlock(
+            {name: layer.state_dict() for name, layer in layers.items()}, dict(ridges))._asdict())
 
     def has_begun(self, step: str) -> bool:
         """Whether a later step, such as fine-tuning, began with what these blocks became."""

@@ -1,21 +1,20 @@
 """Slicing a dense network block by block, and refitting what reads the kept units."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Structure, block_of
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.refit import refit_output
+from mmkcr.functional.refit import choose_ridge, refit_output
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.tasks import search_space
 from mmkcr.visualization import shown
-from .batches import count_images, first_images, of_size
+from .batches import GroupedBatches, count_images, first_images, in_groups
 from .given import Calibration
-from .options import ACTIVATIONS, CompressOptions, Pair
+from .options import ACTIVATIONS, AUTO, RHO, STATISTICS, CompressOptions, Pair
 from .readers import (
     Rows,
     count_rows,
@@ -44,14 +43,14 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
     for name, site in spaces.slim.sites.items():
         if len(structure.sites[name].kept) < site.total:
             blocks.setdefault(block_of(site.path), []).append(site)
-    batches, rows = _enough(spaces.dense, structure, calibration)
-    runs = Pair(*(ResumableForward(network, space.host, batches, calibration.forward,
+    grouped, rows = _enough(spaces.dense, structure, calibration)
+    runs = Pair(*(ResumableForward(network, space.host, grouped.batches, calibration.forward,
                                    int(ACTIVATIONS * settings.memory))
                   for network, space in zip(networks, spaces)))
     try:
-        refits = Refits(runs, settings, rows, [
+        refits = Refits(runs, settings, rows, grouped.groups, [
             path for sites in blocks.values() for site in sites for path in refitted(site)])
-        title = f'Refit of blocks, {count_images(batches)} images each'
+        title = f'Refit of blocks, {count_images(grouped.batches)} images each'
         for block, sites in shown(blocks.items(), title, visible=settings.progress):
             # finished before the call was killed: slice in the same way, load the weights
             known = done.read_block(block) if done else None
@@ -68,9 +67,11 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
                     refits.refit(site)
             changed = refits.changed(sites)
             if fitted and done:
-                done.save_block(block, changed)
-            for path, state in (known or {}).items():
-                changed[path].load_state_dict(state)
+                done.save_block(block, changed, refits.ridges)
+            if known is not None:
+                refits.ridges = known.ridges
+                for path, state in known.weights.items():
+                    changed[path].load_state_dict(state)
     finally:
         for run in runs:
             run.close()
@@ -81,10 +82,12 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
     spaces.slim.record_structure(structure)
     if refits.constant:
         structure.provenance['constant'] = refits.constant
+    if settings.rho == AUTO and refits.ridges:
+        structure.provenance['ridges'] = refits.ridges
 
 
 def _enough(space: SearchSpace, structure: Structure,
-            calibration: Calibration) -> tuple[Sequence[Any], Rows]:
+            calibration: Calibration) -> tuple[GroupedBatches, Rows]:
     """Batches with as many images as the refits need, and how many rows of each are used.
 
     If even all images are few, the structure's provenance records it (``few_rows``): such a refit
@@ -103,18 +106,27 @@ def _enough(space: SearchSpace, structure: Structure,
     if few:
         structure.provenance['few_rows'] = few
     batches = first_images(calibration.batches, needed)
-    return of_size(batches, calibration.size), Rows(settings.rows, enough, count_images(batches))
+    return (in_groups(batches, calibration.size),
+            Rows(settings.rows, enough, count_images(batches)))
 
 
 class Refits:
     """Refits layers of a slim network to the dense network, in the block that both have entered.
 
-    ``runs`` are those of both networks, ``paths`` all layers that will be refitted.
+    Args:
+        runs (Pair): Both networks, over the same batches.
+        settings (CompressOptions): Options, with a number for ``memory``.
+        rows (Rows): How many rows of an image enter the moments.
+        groups (Sequence[int]): The group of images of every batch, 0 and up.
+        paths (Sequence[str]): All layers that will be refitted.
     """
 
-    def __init__(self, runs: Pair, settings: CompressOptions, rows: Rows,
+    def __init__(self, runs: Pair, settings: CompressOptions, rows: Rows, groups: Sequence[int],
                  paths: Sequence[str]) -> None:
         self.runs, self._settings, self._rows, self._block = runs, settings, rows, ''
+        self._group_of, self._groups = groups, max(groups) + 1
+        #: The relative ridge of each layer that was refitted, by path.
+        self.ridges: dict[str, float] = {}
         #: Layers whose inputs were the same everywhere.
         self.constant: list[str] = []
         #: Kept outputs of layers, in the dense layers' numbering.
@@ -167,16 +179,16 @@ class Refits:
             # None if the layer's outputs are not simply added: then it has targets of its own
             scale = added_last(self.runs.dense, block, paths[0])
             scale = None if scale is None else self._columns(scale[None], paths[0])[0]
-        # (inputs, outputs) of every layer
-        moments = {path: Moments(*weight_matrix(layer).T.shape, name=path,
-                                 device=layer.weight.device) for path, layer in layers.items()}
+        moments = self._new_moments(layers)
         for batch, images in enumerate(self.runs.dense.images):
             wanted = self.runs.dense.outputs_of(batch, paths if scale is None else [block])
             calls = caught(self.runs.slim, batch, paths if scale is None else [*paths, block])
             for path, layer in layers.items():
                 for (x, stream), out in zip(calls[path], wanted[path if scale is None else block]):
+                    groups = moments[path]
+                    group = groups[self._group_of[batch] * len(groups) // self._groups]
                     chosen = pick(count_rows(layer, x, stream), self._rows.of(
-                        moments[path].num_features), images)
+                        group.num_features), images)
                     if scale is None:
                         targets = self._columns(output_rows(layer, out, chosen), path)
                     else:
@@ -185,19 +197,39 @@ class Refits:
                             block_rows(layer, calls[block][0][1], chosen)
                         targets = output_rows(layer, stream, chosen) + \
                             self._columns(missing, path) / scale
-                    moments[path].add(input_rows(layer, x, chosen), targets)
+                    group.add(input_rows(layer, x, chosen), targets)
         for path, layer in layers.items():
-            self._set(path, layer, moments[path])
+            self._set(path, layer, [group for group in moments[path] if group.count])
 
-    def _set(self, path: str, layer: nn.Module, moments: Moments) -> None:
-        """Give a layer its least-squares weights."""
+    def _new_moments(self, layers: Mapping[str, nn.Module]) -> dict[str, list[Moments]]:
+        """Empty moments of some layers by group of images; of all images where no ridge is chosen.
+
+        Groups are fewer where :data:`STATISTICS` of the memory do not hold so many.
+        """
+        # (inputs, outputs) of every layer
+        shapes = {path: weight_matrix(layer).T.shape for path, layer in layers.items()}
+        one = sum(8 * inputs * (inputs + outputs) for inputs, outputs in shapes.values())
+        count = 1
+        if self._settings.rho == AUTO:
+            fitting = int(STATISTICS * self._settings.memory) // one
+            count = min(self._groups, max(fitting, 1))
+        return {path: [Moments(*shapes[path], name=path, device=layer.weight.device)
+                       for _ in range(count)] for path, layer in layers.items()}
+
+    def _set(self, path: str, layer: nn.Module, groups: Sequence[Moments]) -> None:
+        """Give a layer its least-squares weights, from moments of groups of images."""
         before, norm = weight_matrix(layer), self._norms.get(path)
+        biased = layer.bias is not None or norm is not None
+        rho = self._settings.rho
+        if rho == AUTO:
+            rho = choose_ridge(groups, before, biased) if len(groups) > 1 else RHO
+        self.ridges[path] = rho
+        moments = Moments.union(groups)
         energy = moments.variance + float(moments.mean.square().sum())
         if moments.variance <= 1e-12 * energy and path not in self.constant:
             self.constant.append(path)
         # the ridge pulls to the old weights, so the fit is never worse than these
-        weight, bias = refit_output(moments, before, self._settings.rho,
-                                    biased=layer.bias is not None or norm is not None)
+        weight, bias = refit_output(moments, before, rho, biased)
         set_weights(layer, weight, bias)
         if norm is not None:
             # it subtracts its mean. From the dense norm's, as a layer with several sites is

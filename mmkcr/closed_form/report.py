@@ -65,8 +65,9 @@ def sentences(structure: Structure, agreement: Mapping[str, float] | None) -> li
             f'{worst["inputs"]} inputs. {worst["images"]} images were used; about {enough} '
             '(`--images`) are enough.')
     height, width = structure.macs['input_shape'][1:]
+    origin = structure.provenance.get('input_shape')
     lines.append(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x '
-                 f'{width}.')
+                 f'{width}{f", {origin}" if origin else ""}.')
     return lines
 
 

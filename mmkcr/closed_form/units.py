@@ -58,7 +58,7 @@ class Units:
                 moments.sensitivity.diagonal()
         # errors of several readers are summed
         return SiteProfile(*pivot_order(torch.stack(covariances), torch.stack(grams), groups,
-                                        self.settings.rho, extra))
+                                        self.settings.order_rho, extra))
 
     def seen_by_readers(self) -> tuple[list[Tensor], list[Tensor], int]:
         """The covariance C of every reader's inputs, and the Gram matrix G of its columns.
@@ -109,7 +109,7 @@ class Units:
                 delta = torch.zeros_like(weight)
                 delta[:, columns] -= weight[:, columns]
                 delta[:, columns[kept]] += refit(weight[:, columns], None, covariance,
-                                                 mean[columns], kept, self.settings.rho)[0]
+                                                 mean[columns], kept, self.settings.order_rho)[0]
                 deltas.append(delta)
             changes.append(WeightChange(reader.layer, mean, torch.stack(deltas)))
         return changes

@@ -42,6 +42,11 @@ class HeldBatches(Sequence):
     def __len__(self) -> int:
         return len(self._places)
 
+    def sources(self) -> list[Any]:
+        """What each batch was taken from, see :meth:`ImageBatches.sources`."""
+        known = self._batches.sources() if hasattr(self._batches, 'sources') else self._places
+        return [known[place] for place in self._places]
+
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             part = copy.copy(self)

@@ -83,9 +83,12 @@ class Axis(NamedTuple):
 def slice_axes(axes: Iterable[Axis], units: Tensor, optimizer: Optimizer | None = None) -> None:
     """Keep some of a site's present units in all its parameters and buffers.
 
-    ``units`` are positions among the present units, int64, ascending. The parameter groups of an
-    optimizer then hold the new parameters, and every state tensor of an old one's shape (moments,
-    momentum buffers) is sliced likewise.
+    Args:
+        axes (Iterable[Axis]): Where the units lie.
+        units (Tensor): Positions among the present units, (k,), int64, ascending.
+        optimizer (Optimizer, optional): Its parameter groups hold the new parameters afterwards,
+            and state tensors of a parameter's shape (moments, momentum buffers) are sliced with
+            it. Defaults to None.
     """
     for axis in axes:
         old = axis.value
@@ -118,8 +121,11 @@ def _swap_in_optimizer(optimizer: Optimizer, old: nn.Parameter, new: nn.Paramete
 def scale_axes(axes: Iterable[Axis], scale: Tensor, optimizer: Optimizer | None = None) -> None:
     """Multiply a scale of the units into the parameters that take it.
 
-    Gradients and first moments of an optimizer are divided by the scale, second moments by its
-    square. It has an entry for every present unit, (units,), never 0.
+    Args:
+        axes (Iterable[Axis]): Where the units lie; axes that do not fold are left alone.
+        scale (Tensor): An entry for every present unit, (units,), never 0.
+        optimizer (Optimizer, optional): Gradients and its first moments are divided by the scale,
+            second moments by its square. Defaults to None.
     """
     for axis in axes:
         value = axis.value

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .cost import CostModel, grown_sizes, useful_options
+from .cost import CostModel, grow_sizes, useful_options
 
 #: Reads a target of MACs relative to a dense network, see :meth:`CostModel.read_target`.
 parse_target = CostModel.read_target
@@ -19,7 +19,17 @@ _POINTS = 20000
 
 
 def allowed_sizes(total: int, min_size: int, divisor: int, group: int = 1) -> list[int]:
-    """Sizes that a site may have: multiples of both steps from ``min_size`` on, and the full."""
+    """Sizes that a site may have, ascending: multiples of both steps, and the full size.
+
+    Args:
+        total (int): Units of the site.
+        min_size (int): Fewest units.
+        divisor (int): Step of the sizes, at least 1.
+        group (int): Units that are kept or dropped together. Defaults to 1.
+
+    Raises:
+        ValueError: A ``divisor`` below 1.
+    """
     if divisor < 1:  # of a negative one the least common multiple is positive
         raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
     step = math.lcm(divisor, group)
@@ -68,15 +78,7 @@ def solve_budget(scores: Mapping[str, Tensor], macs: CostModel, target: int | No
     else:
         if not macs.rises:  # a size that costs no less than a larger one is useless
             allowed = useful_options(macs, allowed)
-        entering = []  # steps between allowed sizes
-        for site, sizes in allowed.items():
-            means = [float(order[site].values[low:high].mean())
-                     for low, high in zip(sizes, sizes[1:])]
-            # scores descend, and so do exact means; where scores are equal, a rounded one may not
-            entering += [(-key, rank, site, size) for rank, (key, size) in enumerate(
-                zip(accumulate(means, min), sizes[1:]))]
-        # keys do not rise within a site, and ties go by rank: a site's groups stay in their order
-        steps = [(site, size) for *_, site, size in sorted(entering, key=lambda step: step[:2])]
+        steps = _rank_steps({site: order[site].values for site in allowed}, allowed)
         smallest = {site: sizes[0] for site, sizes in allowed.items()}
 
         def prefix(count: int) -> dict[str, int]:  # a later size of a site overrides an earlier one
@@ -86,8 +88,28 @@ def solve_budget(scores: Mapping[str, Tensor], macs: CostModel, target: int | No
         # the longest prefix within the target: every longer one costs more
         longest = bisect_right(range(1, len(steps) + 1), target,
                                key=lambda count: macs(prefix(count)))
-        sizes = grown_sizes(prefix(longest), steps[longest:], macs, target)
+        sizes = grow_sizes(prefix(longest), steps[longest:], macs, target)
     return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}
+
+
+def _rank_steps(scores: Mapping[str, Tensor],
+                allowed: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
+    """Steps of a site to its next larger allowed size, in the order in which they enter.
+
+    Args:
+        scores (Mapping[str, Tensor]): Scores of the units by site, (total,) each, descending.
+        allowed (Mapping[str, Sequence[int]]): Sizes by site, ascending.
+    """
+    entering = []
+    for site, sizes in allowed.items():
+        means = [float(scores[site][low:high].mean()) for low, high in zip(sizes, sizes[1:])]
+        # scores descend, and so do exact means; where scores are equal, a rounded one may not
+        falling = accumulate(means, min)
+        for rank, (mean, size) in enumerate(zip(falling, sizes[1:])):
+            entering.append((-mean, rank, site, size))
+    # keys do not rise within a site, and ties go by rank: a site's groups stay in their order
+    entering.sort(key=lambda step: step[:2])
+    return [(site, size) for *_, site, size in entering]
 
 
 class Curve(NamedTuple):

@@ -35,16 +35,23 @@ def check_finite(values: Mapping[str, Tensor], what: str) -> None:
 
 
 def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
-    """:func:`check_finite` of the parameters of gates by site; ``where`` follows in the message."""
+    """Refuse gates, by site, with parameters that are not finite; ``where`` ends the message."""
     check_finite({f'{site}.gate.{name}': parameter for site, gate in gates.items()
                   for name, parameter in gate.named_parameters()}, f'gates{where}')
 
 
 def check_finite_state(state: Mapping[str, Tensor], path: str,
                        expected: Mapping[str, Tensor] | None = None) -> None:
-    """Refuse weights and buffers that are not finite; the message names the first one of ``path``.
+    """Refuse weights and buffers that are not finite.
 
-    Entries that a freshly built model's ``expected`` state lacks, or has not finite, are left out.
+    Args:
+        state (Mapping[str, Tensor]): Weights and buffers by name.
+        path (str): File that they are from, for the message.
+        expected (Mapping[str, Tensor], optional): State of a freshly built model. Entries that it
+            lacks, or in which it is not finite either, are left out. Defaults to None.
+
+    Raises:
+        NonFiniteError: The message names the first entry.
     """
     bad = {name: value for name, value in state.items() if torch.is_tensor(value)
            and value.is_floating_point() and not all_finite(value)}
@@ -64,7 +71,11 @@ def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    """(3, H, W) of a command's ``--shape``, which is H and W or one number for both."""
+    """(3, H, W) of a command's ``--shape``, which is H and W or one number for both.
+
+    Raises:
+        ValueError: Other numbers, or more than :data:`MOST_PIXELS`.
+    """
     if len(shape) not in (1, 2) or min(shape) < 1:
         raise ValueError('expected `--shape` of one or two positive numbers, found '
                          f'{" ".join(map(str, shape))}')
@@ -89,9 +100,16 @@ def check_device(name: str) -> None:
 
 
 def check_place(path: Any, flag: str, file: bool = False) -> None:
-    """Refuse a folder, or with ``file`` a file, that cannot be written; nothing is left behind.
+    """Refuse a place that cannot be written; nothing is left behind.
 
-    The message names the command's ``flag``; where the system refuses, it is an ``OSError``.
+    Args:
+        path (str | Path): Folder or file to write.
+        flag (str): Option of the command that gave it, for the message.
+        file (bool): Whether ``path`` is a file. Defaults to False.
+
+    Raises:
+        OSError: The system refuses to write there.
+        ValueError: A file stands where a folder must, or a folder where a file must.
     """
     path = Path(path).expanduser()
     if file and path.is_dir():

@@ -37,11 +37,16 @@ class CostModel:
         """Cost at kept units of every site: an integer, or of tensors a differentiable scalar."""
         raise NotImplementedError
 
-    def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
+    def expectation(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
         """Expected cost if every site's size is drawn on its own, a differentiable scalar.
 
-        It is that of the expected sizes: exact for sums of products in which no site occurs twice.
-        ``probabilities`` and ``sizes`` (kept units, any where the probability is 0) are (sites, K).
+        It is the cost of the expected sizes: exact for sums of products in which no site occurs
+        twice.
+
+        Args:
+            names (Sequence[str]): Names of the sites.
+            probabilities (Tensor): Of each site's K options, (sites, K).
+            sizes (Tensor): Kept units of each option, (sites, K); any where the probability is 0.
         """
         return self(dict(zip(names, (probabilities * sizes).sum(1))))
 
@@ -93,7 +98,16 @@ class CostModel:
 
     def check_range(self, target: float, lowest: float, highest: float,
                     what: str = 'a target') -> None:
-        """Refuse a target out of a range, which the message gives; ``what`` it is, is for that."""
+        """Refuse a target out of a range.
+
+        Args:
+            target (float): The cost that is asked for.
+            lowest, highest (float): Ends of the range, which the message gives.
+            what (str): Noun of the message. Defaults to ``'a target'``.
+
+        Raises:
+            ValueError: The target is out of the range.
+        """
         if not lowest <= target <= highest:
             # rounded up, so that the share that the message names can be reached
             shares = (f' (reachable: {math.ceil(1000 * lowest / self.dense) / 10}% to '
@@ -135,17 +149,29 @@ def useful_sizes(costs: Sequence[int]) -> list[int]:
 
 
 def useful_options(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """The :func:`useful_sizes` of every site's, ascending, while the others have their largest."""
+    """The :func:`useful_sizes` of every site, ascending, while the others have their largest."""
     full = {site: sizes[-1] for site, sizes in options.items()}
-    return {site: [sizes[place] for place in useful_sizes(
-        [int(cost({**full, site: size})) for size in sizes])] for site, sizes in options.items()}
+    useful = {}
+    for site, sizes in options.items():
+        costs = [int(cost({**full, site: size})) for size in sizes]
+        useful[site] = [sizes[place] for place in useful_sizes(costs)]
+    return useful
 
 
-def grown_sizes(sizes: Mapping[str, int], steps: Iterable[tuple[str, int]], cost: Callable,
-                most: int) -> dict[str, int]:
-    """Sizes after all steps, of a site to a size, that a cost of at most ``most`` has room for.
+def grow_sizes(sizes: Mapping[str, int], steps: Iterable[tuple[str, int]], cost: Callable,
+               most: int) -> dict[str, int]:
+    """Take all steps that a budget has room for.
 
-    Behind a step without room the later ones of its site, which cost more, are out too.
+    Args:
+        sizes (Mapping[str, int]): Kept units by site, to begin with; they stay as they are.
+        steps (Iterable[tuple[str, int]]): A site and its next larger size, in the order in which
+            they are tried. Behind a step without room the later steps of its site, which cost
+            more, are out too.
+        cost (Callable): Cost of sizes by site.
+        most (int): Largest cost.
+
+    Returns:
+        dict[str, int]: The sizes afterwards.
     """
     sizes, full = dict(sizes), set()
     for site, size in steps:

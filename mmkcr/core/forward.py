@@ -41,7 +41,12 @@ class Reached(Exception):
 
 @contextmanager
 def stop_after(module: nn.Module | None, calls: int = 1) -> Iterator[None]:
-    """Within the block a forward ends after a call of ``module``; with None it runs through."""
+    """Within the block a forward ends behind a call of a module, by an error that it catches.
+
+    Args:
+        module (nn.Module, optional): With None the forward runs through.
+        calls (int): Number of the call. Defaults to 1.
+    """
     left = [calls]
 
     def leave(*_: Any) -> None:

@@ -1,7 +1,8 @@
 """The interface of all gates, whatever their relaxation."""
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,13 @@ class NoisyGate(nn.Module, metaclass=ABCMeta):
 
 
 def resample_gates(root: nn.Module, seed: int, step: int) -> None:
-    """Draw the noise of a training step for all gates below a module, from a seed and the step."""
+    """Draw the noise of a training step for all gates.
+
+    Args:
+        root (nn.Module): Module above the gates.
+        seed (int): Seed of the run, the same on all ranks.
+        step (int): Number of the training step.
+    """
     # a new generator per step: the draw does not depend on what ran before
     generator = torch.Generator().manual_seed(seed * 2**31 + step)
     for gate in root.modules():
@@ -47,6 +54,14 @@ class BaseGate(NoisyGate):
 
     #: Whether the gate itself decides how many units are kept, so that no budget is applied.
     decided: bool = False
+    #: Whether the site is sliced while it trains (Once for Both). The gate then has the buffers
+    #: ``alive`` (options that are left), ``kept`` (units that are there) and ``folded`` (whether
+    #: its mask is in the weights), and the methods ``keepable``, ``scale`` and ``fold``.
+    slices: bool = False
+    #: Whether the constructor takes ``groups``, so that all heads keep equally many units.
+    grouped: bool = False
+    #: Arguments of the constructor by kind of site, which configs override.
+    space: Mapping[str, Mapping[str, Any]] = {}
     #: The smallest ``min_size`` that the class accepts.
     lowest: int = 1
     #: Consecutive units that are kept or dropped together.
@@ -92,7 +107,11 @@ class BaseGate(NoisyGate):
         """Preference for each unit, shape (total,); units of higher score are kept first."""
 
     def start(self, logits: Tensor) -> None:
-        """Initialise the gate for a search from logits of keeping its units, shape (total,)."""
+        """Initialise the gate for a search from logits of keeping its units, shape (total,).
+
+        Raises:
+            ValueError: The class cannot begin with scores.
+        """
         raise ValueError(f'expected gates that can begin with scores of units, found '
                          f'`{type(self).__name__}`')
 

@@ -140,11 +140,11 @@ class LatencyModel(CostModel):
                              for name in self.sites}, sizes)
         return total.clamp(min=1.) if isinstance(total, Tensor) else max(round(total), 1)
 
-    def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
-        """Expected time, see :meth:`~mmkcr.core.CostModel.expected`.
+    def expectation(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
+        """Expected time; arguments are those of :meth:`~mmkcr.core.CostModel.expectation`.
 
-        The change is averaged over the sizes, because it is not linear in them. What others leave
-        of the saving is linear in each of them.
+        The change is averaged over the sizes, because it is not linear in them. The share of the
+        saving that other sites leave is linear in each of their sizes.
         """
         changes = {}
         for name, row, choices in zip(names, probabilities, sizes.tolist()):
@@ -172,9 +172,12 @@ class LatencyModel(CostModel):
 
 
 def interpolate(sizes: Sequence[int], values: Sequence[float], size: Cost) -> Cost:
-    """Value at a size: linear between the given ascending sizes, and extrapolated beyond them.
+    """Value at a size: linear between measured sizes, and extrapolated beyond them.
 
-    A tensor gives a differentiable result.
+    Args:
+        sizes (Sequence[int]): Measured sizes, ascending.
+        values (Sequence[float]): Value at each of them.
+        size (int | Tensor): Where; a tensor gives a differentiable result.
     """
     if len(sizes) == 1:
         return values[0]

@@ -74,7 +74,7 @@ def free_memory(device: str | torch.device = 'cpu') -> int:
 
 @contextmanager
 def naming_remedy(remedy: str) -> Iterator[None]:
-    """Say what helps where memory is exhausted, in a ``MemoryError`` instead of PyTorch's own."""
+    """Name a remedy where memory is exhausted, in a ``MemoryError`` in place of PyTorch's error."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

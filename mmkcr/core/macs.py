@@ -239,8 +239,8 @@ class MacsModel(ProductsModel):
         """Make all products that sites change terms, in the place of a constant."""
         paths = {module: path for path, module in self.model.named_modules()}
         # other parameters have no products (a norm's weight has none: 0 MACs)
-        products = [(by_module.get(path, 0), sides) for path, sides in self._sides(
-            lambda axis: paths[axis.module] if axis.name == 'weight' else None).items()]
+        sides_of = self._sides(lambda axis: paths[axis.module] if axis.name == 'weight' else None)
+        products = [(by_module.get(path, 0), sides) for path, sides in sides_of.items()]
         for name in self._forms:  # they stand for all products of their modules
             below = f'{paths[self.sites[name].owner]}.'
             self.fixed -= sum(macs for path, macs in by_module.items()

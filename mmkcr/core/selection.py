@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from .budget import allowed_sizes, solve_budget
-from .cost import CostModel, grown_sizes
+from .cost import CostModel, grow_sizes
 from .gate import BaseGate
 
 #: A network whose gates choose among options costs at most this share less than its target.
@@ -50,8 +50,8 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
         # as `solve_budget` has them
         offered = {site: allowed_sizes(gate.total, gate.min_size, divisor, gate.group)
                    for site, gate in free.items()}
-        smallest, largest = ({site: sizes[place] for site, sizes in offered.items()}
-                             for place in (0, -1))
+        smallest = {site: sizes[0] for site, sizes in offered.items()}
+        largest = {site: sizes[-1] for site, sizes in offered.items()}
         least, most = macs({**sizes, **smallest}), macs({**sizes, **largest})
         if not least <= target <= most:
             # those that leave the free sites a size with which they meet it
@@ -63,22 +63,30 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
     if not free:
         return kept
     # the free sites fill what is left of the budget
-    return {**kept, **solve_budget(
-        {site: gate.scores() for site, gate in free.items()}, macs.beside(sizes), target, divisor,
-        {site: gate.min_size for site, gate in free.items()},
-        {site: gate.group for site, gate in free.items()})}
+    scores = {site: gate.scores() for site, gate in free.items()}
+    min_sizes = {site: gate.min_size for site, gate in free.items()}
+    groups = {site: gate.group for site, gate in free.items()}
+    return {**kept, **solve_budget(scores, macs.beside(sizes), target, divisor, min_sizes, groups)}
 
 
 def choose_within(gates: Gates, macs: CostModel, target: int, missing: int = 0) -> dict[str, int]:
-    """Options of gates that cost the target, or less by its tolerance and ``missing``.
+    """Choose options of gates that cost the target, or a little less, see :func:`choose_options`.
 
-    They are positions among :meth:`~mmkcr.core.BaseGate.options`, see :func:`choose_options`.
+    Args:
+        gates (Mapping[str, BaseGate]): By site; all have options.
+        macs (CostModel): Cost of the sizes of the gates' sites.
+        target (int): Largest cost.
+        missing (int): Cost that may be missing beside the :data:`TOLERANCE`, as other sites can
+            fill it. Defaults to 0.
+
+    Returns:
+        dict[str, int]: By site the position among :meth:`~mmkcr.core.BaseGate.options`.
     """
-    options_of = {site: gate.options() for site, gate in gates.items()}
-    return choose_options(
-        {site: [size for size, _ in options] for site, options in options_of.items()},
-        {site: [logit for _, logit in options] for site, options in options_of.items()},
-        macs, int(target * (1 - TOLERANCE)) + 1 - missing, target)
+    sizes, logits = {}, {}
+    for site, gate in gates.items():
+        sizes[site], logits[site] = zip(*gate.options())
+    low = int(target * (1 - TOLERANCE)) + 1 - missing
+    return choose_options(sizes, logits, macs, low, target)
 
 
 def choose_options(options: Options, scores: Mapping[str, Sequence[float]], macs: CostModel,
@@ -119,7 +127,7 @@ def can_meet(options: Options, macs: CostModel, low: int, high: int) -> bool:
 
     The network grows from the smallest, one option of one site at a time, as far as it stays
     within ``high``: site by site, the costliest first, and with all sites in turn. Arguments are
-    those of :func:`choose_options`, whose full search may find a choice where this says False.
+    those of :func:`choose_options`; its full search may find a choice where this says False.
     """
     sizes = _ascending(macs, options)
     smallest = {site: offered[0] for site, offered in sizes.items()}
@@ -127,8 +135,11 @@ def can_meet(options: Options, macs: CostModel, low: int, high: int) -> bool:
     costliest = sorted(sizes, key=costs.__getitem__, reverse=True)
     steps = [(rank, site, size) for site in costliest for rank, size in enumerate(sizes[site][1:])]
     in_turns = sorted(steps, key=lambda step: step[0])
-    return any(low <= macs(grown_sizes(smallest, [step[1:] for step in order], macs, high)) <= high
-               for order in (steps, in_turns))
+    for order in (steps, in_turns):
+        sizes = grow_sizes(smallest, [(site, size) for _, site, size in order], macs, high)
+        if low <= macs(sizes) <= high:
+            return True
+    return False
 
 
 def _ascending(cost: CostModel, options: Options) -> dict[str, list[int]]:
@@ -169,7 +180,7 @@ class _Search:
         if not rest:
             return chosen
         # the likeliest option first; if no completion of it is reachable, the next one
-        for index in np.argsort(-self._tilted(fixed, rest)[rest[0]], kind='stable'):
+        for index in np.argsort(-self._tilt(fixed, rest)[rest[0]], kind='stable'):
             best = self.run({**chosen, rest[0]: int(index)}, rest[1:])
             if best is not None:
                 return best
@@ -180,7 +191,7 @@ class _Search:
         return tuple(self.macs({**fixed, **{site: self.ordered[site][end] for site in rest}})
                      for end in (0, -1))
 
-    def _tilted(self, fixed: Mapping[str, int], rest: Sequence[str]) -> dict[str, np.ndarray]:
+    def _tilt(self, fixed: Mapping[str, int], rest: Sequence[str]) -> dict[str, np.ndarray]:
         """Probabilities of the open sites that put the expected cost into the window's middle."""
         low, high = -1e4, 1e4  # bisection for lambda: MACs fall as it grows
         for _ in range(40):
@@ -189,13 +200,13 @@ class _Search:
                 logits = self.logits[site] - tilt * self.costs[site]
                 exps = np.exp(logits - logits.max())
                 probs[site] = exps / exps.sum()
-            if self._expected(fixed, probs) > (self.low + self.high) / 2:
+            if self._mean_cost(fixed, probs) > (self.low + self.high) / 2:
                 low = tilt
             else:
                 high = tilt
         return probs
 
-    def _expected(self, fixed: Mapping[str, int], probs: Mapping[str, np.ndarray]) -> float:
+    def _mean_cost(self, fixed: Mapping[str, int], probs: Mapping[str, np.ndarray]) -> float:
         if self.macs.rises:
             return self.macs({**fixed, **{site: float(prob @ self.sizes[site])
                                           for site, prob in probs.items()}})
@@ -208,6 +219,9 @@ def allowed_ratio_sizes(total: int, start: float, step: float) -> tuple[int, ...
     """Sizes whose shares of ``total`` units go from ``start``, within (0, 1], to 1 in steps.
 
     They are ascending, distinct, at least 1; the last is ``total``.
+
+    Raises:
+        ValueError: A share out of range, or a step that is not positive.
     """
     if not 0 < start <= 1 or step <= 0:
         raise ValueError(f'expected options from a share within (0, 1] in positive steps, found '

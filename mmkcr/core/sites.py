@@ -89,6 +89,8 @@ class Site:
 
     def __init__(self, host: nn.Module, path: str, total: int, groups: int = 1) -> None:
         self.host, self.path, self.total, self.groups = host, path, total, groups
+        #: Axes of parameters outside the host that are sliced with the units, as a mask token's.
+        self.attached: list[Axis] = []
         self._handles: list[Any] = []
         self._masked: list[nn.Module] = []
         self._kept: Tensor | None = None
@@ -116,7 +118,9 @@ class Site:
     @property
     def kept(self) -> Tensor | None:
         """Kept units of a subnet, or of a supernet that was sliced while it trained, else None."""
-        return self._kept if self.gate is None else getattr(self.gate, 'kept', None)
+        if self.gate is None:
+            return self._kept
+        return self.gate.kept if self.gate.slices else None
 
     @property
     def present(self) -> int:
@@ -155,16 +159,23 @@ class Site:
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """MACs of the module at :attr:`path` with ``size`` units; for kinds with ``has_own_macs``.
 
-        ``input_shape`` is that of the module's first input, of one image.
+        ``input_shape`` is the shape of the module's first input, of one image. Other kinds raise
+        ``NotImplementedError``.
         """
         raise NotImplementedError
 
     def params(self, size: Cost) -> Cost:
-        """Parameters of it, for ``size`` units kept; only for kinds with ``has_own_macs``."""
+        """Parameters of the module at :attr:`path` with ``size`` units; for kinds with
+        ``has_own_macs``, others raise ``NotImplementedError``.
+        """
         raise NotImplementedError
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """The papers' cost term (KCR section 3.3, DCS section 3.4); arguments of :meth:`macs`."""
+        """The papers' cost term (KCR section 3.3, DCS section 3.4); arguments of :meth:`macs`.
+
+        Raises:
+            ValueError: No paper has a cost for this kind.
+        """
         raise ValueError(f'expected `cost="macs"` for sites of kind `{self.kind}`, which have no '
                          f'cost of a paper, found `cost="paper"` at `{self.name}`')
 

@@ -28,7 +28,7 @@ def digest(sites: Mapping[str, 'SiteEntry']) -> torch.Tensor:
     return torch.tensor(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], 'big'))
 
 
-def _published_structure(path: Path) -> Any:
+def _read_published_structure(path: Path) -> Any:
     """The structure that ``tools/publish.py`` has stored beside the weights."""
     try:
         content = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
@@ -39,7 +39,12 @@ def _published_structure(path: Path) -> Any:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Content of a JSON file; ``what`` it holds, with an article, is for messages."""
+    """Content of a JSON file; ``what`` it holds, with an article, is for messages.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no JSON, or has a key twice.
+    """
     if not path.is_file():
         raise FileNotFoundError(f'expected {what} file at `{path}`, found none')
     try:
@@ -187,7 +192,7 @@ class Structure:
             return cls._from_dict(source, 'in the given dict')
         path = Path(source)
         published = path.suffix == '.pth' and path.is_file()
-        data = _published_structure(path) if published else read_json(path, 'a structure')
+        data = _read_published_structure(path) if published else read_json(path, 'a structure')
         return cls._from_dict(data, f'in `{path}`')
 
     @classmethod

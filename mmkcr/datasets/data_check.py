@@ -79,6 +79,24 @@ def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
         if isinstance(name, str) and '://' not in name and not folder.is_dir():
             raise FileNotFoundError(f'expected the data of `{loader}` in the folder `{folder}`, '
                                     f'found no such folder{_remedy(folder)}')
+    if issubclass(cls, CustomDataset) and isinstance(prefix, str) and not _is_listed(dataset):
+        _check_classes(Path(root).expanduser() / prefix, loader)
+
+
+def _is_listed(dataset: Mapping[str, Any]) -> bool:
+    """Whether a file, and no folders, gives the labels of an mmpretrain data set, or none does."""
+    split = dataset.get('split')
+    listed = Path(dataset['data_root']).expanduser() / 'meta' / f'{split}.txt'
+    return bool(dataset.get('ann_file')) or not dataset.get('with_label', True) or \
+        split == 'test' or bool(split) and listed.is_file()
+
+
+def _check_classes(folder: Path, loader: str) -> None:
+    """Refuse a folder of images without a folder for each class, as archives of ImageNet are."""
+    if not any(path.is_dir() for path in folder.iterdir()):
+        raise FileNotFoundError(f'expected a folder for each class of `{loader}` in `{folder}`, '
+                                'such as `n01440764`, found none: move the images of each class '
+                                'into its folder, or list them in an `ann_file`')
 
 
 def _file(dataset: Mapping[str, Any], key: str, what: str) -> Path:

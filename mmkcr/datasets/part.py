@@ -210,7 +210,11 @@ class ClassSubset(BaseDataset):
         self.pipeline = self.whole.pipeline
 
     def load_data_list(self) -> list[dict[str, Any]]:
-        """Draw the classes; annotations of their samples, with labels within the subset."""
+        """Draw the classes; annotations of their samples, with labels within the subset.
+
+        Raises:
+            ValueError: More classes than the data set has, or classes without samples.
+        """
         self.whole.full_init()  # which may find the names of its classes
         self._metainfo = self.whole.metainfo
         names = self._metainfo.get('classes')

@@ -1,9 +1,11 @@
 """Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
+import io
 import math
 import re
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,8 +135,10 @@ def export_program(model: nn.Module, path: str | Path, input_shape: Sequence[int
         view = TensorModel(model)
         images = next(model.parameters()).new_zeros(2, *input_shape)
         try:
-            program = torch.export.export(
-                view, (images, ), dynamic_shapes=dict(images={0: torch.export.Dim.AUTO}))
+            # PyTorch prints the graph so far, and the error tells what stopped it
+            with quiet(), redirect_stderr(io.StringIO()):
+                program = torch.export.export(
+                    view, (images, ), dynamic_shapes=dict(images={0: torch.export.Dim.AUTO}))
         except Exception as error:  # of whatever a module does
             raise ValueError(f'expected a model that `torch.export` takes, found '
                              f'`{type(view.model).__name__}`, which it does not: '

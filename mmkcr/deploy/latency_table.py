@@ -169,8 +169,10 @@ def time_against(dense: Side, subnet: nn.Module, settings: Mapping[str, Any],
 
 
 def _timed(side: Side, settings: Mapping[str, Any]) -> Side:
-    """The part of a side that is timed; a file has no backbone apart."""
-    return getattr(side, 'backbone', side) if settings['part'] == 'backbone' else side
+    """The part of a side that is timed, on the CPU as tables are; a file has no backbone apart."""
+    part = getattr(side, 'backbone', side) if settings['part'] == 'backbone' else side
+    elsewhere = isinstance(part, nn.Module) and next(part.parameters()).device.type != 'cpu'
+    return copy.deepcopy(part).cpu() if elsewhere else part
 
 
 def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: dict[str, Any]) -> str:

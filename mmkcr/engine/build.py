@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,15 @@ from mmkcr.models.building import build_model, load_weights, read_config  # noqa
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None,
                 compressed: bool = True) -> Config:
-    """Read a config as :func:`~mmkcr.models.building.read_config`, and take options into it.
+    """Read a config, and take options into it.
 
-    By default ``compression`` is expanded, if there is one. For errors see also
-    :func:`take_options`.
+    Args:
+        path (str | Path): See :func:`~mmkcr.models.building.read_config`.
+        options (Mapping, optional): See :func:`take_options`. Defaults to None.
+        compressed (bool): Whether ``compression``, if there is one, is expanded. Defaults to True.
+
+    Raises:
+        FileNotFoundError, ValueError: As ``read_config`` and ``take_options``.
     """
     config = read_config(path)
     if options:
@@ -66,12 +71,21 @@ def run_folder(config: Config, name: str | Path) -> Path:
     return folder
 
 
-def default_shape(config: Config, model: nn.Module) -> tuple[int, int, int]:
-    """The (C, H, W) at which a model's MACs are counted unless the user gives one.
+def default_shape(config: Config, model: nn.Module,
+                  given: Sequence[int] | None = None) -> tuple[int, int, int]:
+    """The (C, H, W) at which a model's MACs are counted; channels are always the config's.
 
     It is the price's ``input_shape`` of a search, else see
     :func:`~mmkcr.engine.compressed_config.image_size`.
+
+    Args:
+        config (Config): Of the model.
+        model (nn.Module): Built from the config.
+        given (Sequence[int], optional): (C, H, W), or (H, W), whose height and width a user gave.
+            Defaults to None: those of the config.
     """
+    if given is not None:
+        return default_shape(config, model)[0], *given[-2:]
     priced = getattr(getattr(model, 'price', None), 'input_shape', None)
     if priced is not None:
         return tuple(priced)
@@ -130,7 +144,11 @@ def trained_weights(config: Config, given: str | None, what: str) -> str:
 
 
 def dense_config(config: Config) -> Config:
-    """A copy of a config with the bare task model alone, in the dense state."""
+    """A copy of a config with the bare task model alone, in the dense state.
+
+    Raises:
+        ValueError: The config has no model with a backbone.
+    """
     config = copy.deepcopy(config)
     model = task_config(config) if config.get('model') else {}
     if 'backbone' not in model:

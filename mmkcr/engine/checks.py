@@ -1,4 +1,4 @@
-"""Hooks that stop a run: by classes on which heads and data disagree, by numbers that are none."""
+"""Hooks that stop a run: heads and data with other classes, numbers that are not finite."""
 
 import math
 from typing import Any
@@ -51,10 +51,18 @@ class ClassCheckHook(Hook):
 
 
 def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
-    """Refuse heads with other numbers of classes than the data set, and annotations without some.
+    """Refuse heads and annotations with other numbers of classes than the data set.
 
     In panoptic segmentation a detector's heads on regions know the things only. A data set that
-    names no classes passes, and so does any for a tracker. Messages name its ``part``.
+    names no classes passes, and so does any data set of a tracker.
+
+    Args:
+        model (nn.Module): Task model, also in a wrapper.
+        dataset (Dataset): With ``metainfo``.
+        part (str): Name of the data set in messages, such as ``'training'``.
+
+    Raises:
+        ValueError: The message names head or data set, and both numbers.
     """
     task = find_task(model)
     classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
@@ -132,7 +140,11 @@ class FiniteHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any | None = None,
                          outputs: dict[str, Any] | None = None) -> None:
-        """Check all terms of the loss, and how many steps the scaler has skipped."""
+        """Check all terms of the loss, and how many steps the scaler has skipped.
+
+        Raises:
+            NonFiniteError: A term is not finite, or too many steps in a row were skipped.
+        """
         losses = {name: value for name, value in (outputs or {}).items()
                   if 'loss' in name and not _finite(value)}
         # an iteration that only accumulates gradients proves nothing
@@ -163,7 +175,11 @@ class FiniteHook(Hook):
             self._handles.pop().remove()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Check everything that is to be saved, so that nothing is written otherwise."""
+        """Check everything that is to be saved.
+
+        Raises:
+            NonFiniteError: A weight or an average is not finite; nothing is written.
+        """
         for part in ('state_dict', 'ema_state_dict'):
             for name, value in (checkpoint.get(part) or {}).items():
                 # averaged copies have a prefix

@@ -7,7 +7,7 @@ up before anything imports ``mmkcr``, but a path to it with ``custom_imports``, 
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
@@ -122,13 +122,13 @@ def with_import(config: Config) -> dict[str, Any]:
     return dict(imports, imports=[*names, *({'mmkcr'} - set(names))])
 
 
-def _given(settings: ConfigDict, *keys: str) -> dict[str, Any]:
+def _entries_of(settings: ConfigDict, *keys: str) -> dict[str, Any]:
     return {key: settings[key] for key in keys if settings[key] is not None}
 
 
 def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
     """Wrap the backbone, or the whole model, in ``mmkcr.Searchable``."""
-    given = _given(settings, 'gates', 'structure')
+    given = _entries_of(settings, 'gates', 'structure')
     if settings.scope == 'model':
         if not settings.sites or settings.sites == 'own':
             raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
@@ -171,11 +171,11 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
     model = dict(wrapper, architecture=config.model)
     if settings.price is not None:
         model['price'] = dict(settings.price, input_shape=settings.input_shape
-                              or image_size(config), **_given(settings, 'part', 'target'))
-        model.update(_given(settings, 'entropy_weight'))
+                              or image_size(config), **_entries_of(settings, 'part', 'target'))
+        model.update(_entries_of(settings, 'entropy_weight'))
     if settings.regularizers is not None:
-        model['regularizers'] = _given(settings.regularizers, *settings.regularizers)
-    config.model = dict(model, **_given(settings, 'feature_layer', 'scores'))
+        model['regularizers'] = _entries_of(settings.regularizers, *settings.regularizers)
+    config.model = dict(model, **_entries_of(settings, 'feature_layer', 'scores'))
     optimizer = config.get('optim_wrapper') or {}
     if not str(optimizer.get('constructor') or 'mmkcr.').startswith('mmkcr.'):
         # the hosts' read the task model's names and methods, which the wrapper hides
@@ -196,7 +196,8 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
 
     The library is ``scope``, by default the config's. mmdet: the size that test images are resized
     to, at most 3 x 800 x 1280. mmseg: the data preprocessor's ``size``, or 3 x 512 x 512. Otherwise
-    the backbone's ``img_size``, or 3 x 224 x 224.
+    the size that test images are cropped or resized to, the backbone's ``img_size``, or
+    3 x 224 x 224.
     """
     scope, model = scope or config.get('default_scope'), task_config(config)
     if model.get('type') == 'mmkcr.Searchable':  # around a whole model
@@ -204,8 +205,8 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
     backbone = model
     while isinstance(backbone.get('backbone'), Mapping):  # also in `mmkcr.Searchable`, or in two
         backbone = backbone['backbone']
+    pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
     if scope == 'mmdet':
-        pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
         scale = next((step['scale'] for step in pipeline
                       if step['type'].split('.')[-1] == 'Resize' and 'scale' in step), (1280, 800))
         # mmcv's scale is (W, H); min compares (H, W) pairs by H first
@@ -214,14 +215,27 @@ def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]
         preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor') or {}
         size = preprocessor.get('size') or (512, 512)
     else:
-        size = backbone.get('img_size', 224)
+        size = _cropped_size(pipeline) or backbone.get('img_size', 224)
     height, width = (size, size) if isinstance(size, int) else size
     channels = backbone.get('in_channels', backbone.get('in_chans'))  # of the hosts, of timm
     return channels if isinstance(channels, int) else 3, int(height), int(width)
 
 
+def _cropped_size(pipeline: Sequence[Mapping[str, Any]]) -> int | Sequence[int] | None:
+    """(H, W), or one number for both, of images after transforms of mmpretrain, if they say it."""
+    size = None
+    for step in pipeline:
+        name = step['type'].split('.')[-1]
+        if name == 'CenterCrop':
+            size = step['crop_size']
+        elif name == 'Resize' and 'scale' in step and not step.get('keep_ratio'):
+            scale = step['scale']
+            size = scale if isinstance(scale, int) else scale[::-1]  # (W, H)
+    return size
+
+
 def run_length(config: Config) -> tuple[int, bool]:
-    """Length of a training, and whether it counts epochs."""
+    """Length of a training, and whether it counts epochs; a ``ValueError`` if it has neither."""
     train = config.get('train_cfg') or {}
     for key, by_epoch in (('max_epochs', True), ('max_iters', False)):
         if train.get(key):
@@ -269,13 +283,13 @@ def _add_hooks(config: Config, settings: ConfigDict) -> None:
     """Add the method's hooks that the config lacks, and the one for exact resuming."""
     custom = list(config.get('custom_hooks') or [])
     types = {hook['type'] for hook in custom}
-    config.custom_hooks = [*custom, *(ConfigDict(_resolved(hook, config)) for hook in settings.hooks
-                                      if hook['type'] not in types)]
+    added = [hook for hook in settings.hooks if hook['type'] not in types]
+    config.custom_hooks = custom + [ConfigDict(_resolve_shares(hook, config)) for hook in added]
     config.setdefault('default_hooks', ConfigDict())
     config.default_hooks.setdefault('exact_resume', dict(type='mmkcr.ExactResumeHook'))
 
 
-def _resolved(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
+def _resolve_shares(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Turn a hook's shares of the run into numbers of epochs or iterations."""
     shares = {key: float(value[:-1]) / 100 for key, value in hook.items()
               if isinstance(value, str) and value.endswith('%')}

@@ -51,7 +51,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                    **kwargs: Any) -> None:
         """Add the parameters of a module to ``params``; at the root, regroup them by layer.
 
-        Arguments are those of MMEngine's constructor.
+        Args:
+            params (list[dict]): Parameter groups, in place.
+            module (nn.Module): Model, or a module of it.
+            prefix (str): Path of the module. Defaults to '': the model.
+            **kwargs: Further arguments of MMEngine's constructor.
         """
         super().add_params(params, module, prefix=prefix, **kwargs)
         if not prefix:

@@ -25,10 +25,13 @@ def join_processes(config: Config) -> None:
     """Prepare a config for its ``launcher``, in place; without a GPU, join the processes by gloo.
 
     The Runner joins processes itself, but only with GPUs.
+
+    Raises:
+        ValueError: A variable of the launcher is missing, or a process has no GPU of its own.
     """
     if config.launcher == 'none':
         return
-    variables = _launched(config.launcher)
+    variables = _read_variables(config.launcher)
     if torch.cuda.is_available():
         if int(variables['LOCAL_RANK']) >= torch.cuda.device_count():
             raise ValueError('expected a GPU for each process of a node, found '
@@ -51,7 +54,7 @@ def is_first_process(launcher: str) -> bool:
     return names is None or os.environ.get(names[0], '0') == '0'
 
 
-def _launched(launcher: str) -> dict[str, str]:
+def _read_variables(launcher: str) -> dict[str, str]:
     """Translate a launcher's variables to PyTorch's."""
     names = _VARIABLES[launcher]
     for name in names:

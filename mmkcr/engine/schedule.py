@@ -12,15 +12,17 @@ _OF_HOOKS = ('begin', 'begin_epoch', 'begin_iter', 'interval', 'until', 'switch_
 def _all_schedulers(config: Config) -> list[ConfigDict]:
     """The schedulers of a config that has one, a list of them, or either for each optimizer."""
     given = config.get('param_scheduler') or []
-    several = isinstance(given, Mapping) and 'type' not in given
-    return [scheduler for group in (given.values() if several else [given])
-            for scheduler in (group if isinstance(group, (list, tuple)) else [group])]
+    by_optimizer = isinstance(given, Mapping) and 'type' not in given
+    schedulers = []
+    for group in given.values() if by_optimizer else [given]:
+        schedulers += group if isinstance(group, (list, tuple)) else [group]
+    return schedulers
 
 
 def stretch_schedule(config: Config, factor: float) -> None:
     """Scale the epochs, or iterations, of a schedule and of the hooks that follow it, in place.
 
-    What began before the end does so afterwards, at most in the last epoch or iteration.
+    A step that began before the end still does, at most in the last epoch or iteration.
     """
     def scale(entry: dict, *keys: str, end: int | None = None) -> None:
         for key in keys:
@@ -60,7 +62,11 @@ def stretch_schedule(config: Config, factor: float) -> None:
 
 
 def scale_rates(config: Config, factor: float) -> None:
-    """Scale a config's learning rates, including its schedulers' bounds, in place."""
+    """Scale a config's learning rates, including its schedulers' bounds, in place.
+
+    Raises:
+        ValueError: The config has no learning rate.
+    """
     optimizer = (config.get('optim_wrapper') or {}).get('optimizer') or {}
     if 'lr' not in optimizer:
         raise ValueError('expected a config with `optim_wrapper.optimizer.lr` to scale, found none')

@@ -88,8 +88,16 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
                                 momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
     """``torch.nn.functional.batch_norm`` in training, over the batches of all processes.
 
-    B of ``x``, (B, C, ...), may differ between processes. The gradient is that of the sum of all
-    processes' losses, which ``DistributedDataParallel`` turns into their mean.
+    The gradient is the gradient of the sum of all processes' losses;
+    ``DistributedDataParallel`` turns it into their mean.
+
+    Args:
+        x (Tensor): (B, C, ...); B may differ between processes.
+        running_mean, running_var (Tensor, optional): Statistics (C,), changed in place.
+        weight, bias (Tensor, optional): Affine parameters, (C,). Default to None.
+        training (bool): Not used. Defaults to True.
+        momentum (float): Share of the new statistics. Defaults to 0.1.
+        eps (float): Added to the variance. Defaults to 1e-5.
     """
     # statistics in fp32, as the fused kernels have it
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

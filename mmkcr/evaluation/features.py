@@ -19,7 +19,11 @@ from mmkcr.models.tasks import find_task, is_self_supervised, kept_randomness, u
 
 
 def find_pipeline(dataset: Any) -> Any:
-    """The transforms of a data set, also inside its wrappers; an error where there are none."""
+    """The transforms of a data set, also inside its wrappers.
+
+    Raises:
+        ValueError: It has none.
+    """
     if hasattr(dataset, 'pipeline'):
         return dataset.pipeline
     for inner in inner_sets(dataset):
@@ -70,7 +74,11 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
 
 
 def draw_samples(total: int, number: int, seed: int) -> Tensor | None:
-    """Draw ``number`` of ``total`` samples without replacement: ascending indices; None for all."""
+    """Draw ``number`` of ``total`` samples without replacement, by a ``seed``.
+
+    Returns:
+        Tensor | None: Indices, (number,), int64, ascending; None for all samples.
+    """
     if number >= total:
         return None
     generator = torch.Generator().manual_seed(seed)
@@ -79,10 +87,13 @@ def draw_samples(total: int, number: int, seed: int) -> Tensor | None:
 
 def share_of_rank(dataset: Any, indices: Sequence[int] | None, like: DataLoader,
                   distributed: bool = True) -> DataLoader:
-    """A sequential loader of some samples (None: all) of a map-style data set, without padding.
+    """A sequential loader of some samples of a map-style data set, without padding.
 
-    Batch size, workers and collate function are those of ``like``. Unless ``distributed`` is False,
-    a rank loads every world_size-th sample.
+    Args:
+        dataset (Dataset): Of all samples.
+        indices (Sequence[int], optional): Positions of the samples; None for all.
+        like (DataLoader): Gives batch size, workers and collate function.
+        distributed (bool): Whether a rank loads every world_size-th sample only. Defaults to True.
     """
     rank, world = get_dist_info() if distributed else (0, 1)
     indices = range(len(dataset)) if indices is None else indices
@@ -97,8 +108,10 @@ def feature_layer_of(model: nn.Module) -> str:
     """The layer whose features a classifier's analysis uses, as FeatureTap takes it.
 
     It is the ``feature_layer`` of a model with regularisers if it differs from the default,
-    otherwise the input of the head's last linear layer (of the head itself if it is one); a head
-    without any is a ``ValueError``.
+    otherwise the input of the head's last linear layer (of the head itself if it is one).
+
+    Raises:
+        ValueError: A head without a linear layer.
     """
     model = unwrap(model)
     given = getattr(model, 'feature_layer', 'backbone')
@@ -127,9 +140,12 @@ def feature_batches(model: nn.Module, loader: DataLoader,
     """Yield the pooled features (B, d) of every batch of a loader, and the batch itself.
 
     A batch of images of several sizes is run image by image: padded to one size, an image's
-    features would depend on its neighbours. The heads behind a tapped backbone are not run. Batches
-    are as the model's data preprocessor takes them, and ``layer`` as
-    :class:`~mmkcr.models.feature_tap.FeatureTap` does.
+    features would depend on its neighbours. The heads behind a tapped backbone are not run.
+
+    Args:
+        model (nn.Module): Classifier, also in a wrapper.
+        loader (DataLoader): Batches for the model's data preprocessor.
+        layer (str): See :class:`~mmkcr.models.feature_tap.FeatureTap`.
     """
     model = unwrap(model)
     # a layer inside the backbone may run more than once
@@ -147,10 +163,10 @@ def feature_batches(model: nn.Module, loader: DataLoader,
 
 
 def preprocessed(model: nn.Module, batch: Any) -> Any:
-    """A batch through a model's data preprocessor.
+    """A batch behind a model's data preprocessor.
 
-    That of a self-supervised model has stacked images ``inputs`` (B, C, H, W), which are no views:
-    each is taken as a first one.
+    Stacked images ``inputs`` (B, C, H, W) of a self-supervised model are no views: each is taken as
+    a first one.
     """
     views = is_self_supervised(find_task(model)) and isinstance(batch['inputs'], Tensor)
     if not views:

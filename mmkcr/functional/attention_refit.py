@@ -133,6 +133,5 @@ def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
 
 def _root(moment: Tensor, rho: float) -> Tensor:
     """Symmetric square root of moments (*batch, d, d), fp64, to which a relative ridge is added."""
-    noise = ridge(moment, rho)[..., None, None] * torch.eye(moment.shape[-1]).to(moment.device)
-    values, vectors = torch.linalg.eigh(moment.double() + noise)
+    values, vectors = torch.linalg.eigh(moment.double() + ridge(moment, rho).diag_embed())
     return vectors * values.clamp(min=0).sqrt().unsqueeze(-2) @ vectors.mT

@@ -35,7 +35,11 @@ def log_assignments(features: Tensor, centroids: Tensor, beta: float = 1.0,
 
 
 def one_hot_scores(labels: Tensor, num_classes: int) -> Tensor:
-    """Labels (B,) as one-hot scores (B, C) in fp64; scores (B, C) of mixed images stay."""
+    """Labels (B,) as one-hot scores (B, C) in fp64; scores (B, C) of mixed images stay.
+
+    Raises:
+        ValueError: Labels out of range, or another shape.
+    """
     if labels.ndim == 2 and labels.shape[1] == num_classes:
         return labels.double()
     if labels.ndim != 1 or labels.numel() and not 0 <= labels.min() <= labels.max() < num_classes:
@@ -48,7 +52,11 @@ def one_hot_scores(labels: Tensor, num_classes: int) -> Tensor:
 class InformationAccumulator:
     """Joint probabilities of A clusters of features, B clusters of inputs and C classes.
 
-    A is ``clusters``, C ``num_classes``, and B ``input_clusters``, of which 0 leave the inputs out.
+    Args:
+        clusters (int): A.
+        num_classes (int): C.
+        input_clusters (int): B; 0 leaves the inputs out. Defaults to 0.
+        device (str): Of the sums. Defaults to ``'cpu'``.
     """
 
     def __init__(self, clusters: int, num_classes: int, input_clusters: int = 0,
@@ -67,8 +75,11 @@ class InformationAccumulator:
             log_phi_inputs: Tensor | None = None) -> 'InformationAccumulator':
         """Add a batch; returns itself.
 
-        Features (samples, A) and inputs (samples, B) come as their :func:`log_assignments`, labels
-        as (samples,), or as scores (samples, C).
+        Args:
+            log_phi (Tensor): :func:`log_assignments` of the features, (samples, A).
+            labels (Tensor): (samples,), or scores (samples, C).
+            log_phi_inputs (Tensor, optional): :func:`log_assignments` of the inputs, (samples, B).
+                Defaults to None, where inputs are left out.
         """
         phi = log_phi.to(self.labels).exp()  # fp64
         self.labels += phi.T @ one_hot_scores(labels, self.labels.shape[1]).to(phi)
@@ -109,6 +120,9 @@ class InformationAccumulator:
             ``i_inputs``, which is I(X~, X); ``ib``, which is I(X~, X) - I(X~, Y);
             ``ibb_printed``, theorem 3.1 as printed, which is no bound; and ``ibb``, which adds
             the lemma's term that the theorem drops (fact 2).
+
+        Raises:
+            ValueError: There are no samples, or features that are not finite.
         """
         if not self.count or not torch.isfinite(self.labels).all():
             what = 'nan` or `inf' if self.count else '0'

@@ -22,7 +22,12 @@ DEFAULT_LANDMARKS = 50000
 
 
 class MomentAccumulator:
-    """Sum of ``f f^T`` over a stream of features of width d, summed over ranks."""
+    """Sum of ``f f^T`` over a stream of features, on all ranks.
+
+    Args:
+        num_features (int): Width d of the features.
+        device (str | torch.device): Of the sum. Defaults to ``'cpu'``.
+    """
 
     def __init__(self, num_features: int, device: str | torch.device = 'cpu') -> None:
         self.total = torch.zeros(num_features, num_features, dtype=torch.float64, device=device)
@@ -30,7 +35,11 @@ class MomentAccumulator:
 
     @torch.no_grad()
     def add(self, features: Tensor) -> 'MomentAccumulator':
-        """Add a batch (B, d) of any floating dtype and device; returns itself."""
+        """Add a batch (B, d) of any floating dtype and device; returns itself.
+
+        Raises:
+            ValueError: Features of another shape.
+        """
         if features.ndim != 2 or features.shape[1] != len(self.total):
             raise ValueError(f'expected features of shape (B, {len(self.total)}), found '
                              f'`{tuple(features.shape)}` in MomentAccumulator.add')
@@ -50,7 +59,11 @@ class MomentAccumulator:
         return self
 
     def moment(self) -> Tensor:
-        """``S = F^T F / n`` (d, d), fp64."""
+        """``S = F^T F / n`` (d, d), fp64.
+
+        Raises:
+            ValueError: There are no samples, or features that are not finite.
+        """
         if not self.count or not torch.isfinite(self.total).all():
             what = 'nan` or `inf' if self.count else '0'
             raise ValueError('expected finite features of at least one sample, found '
@@ -64,7 +77,16 @@ def moment_of(features: Tensor) -> Tensor:
 
 
 def truncation_rank(n: int, d: int, ratio: float) -> int:
-    """Rank of the truncation, ``ceil(ratio * min(n, d))`` (gamma0 of KCR section 3.2)."""
+    """Rank of the truncation, ``ceil(ratio * min(n, d))`` (KCR section 3.2).
+
+    Args:
+        n (int): Number of samples.
+        d (int): Width of the features.
+        ratio (float): gamma0, in (0, 1].
+
+    Raises:
+        ValueError: A ratio out of range.
+    """
     if not 0 < ratio <= 1:
         raise ValueError(f'expected a rank ratio in (0, 1], found `{ratio}`: the rank would '
                          f'be outside 1 to min(n, d) = `{min(n, d)}`')
@@ -87,7 +109,7 @@ def spectrum(moment: Tensor) -> tuple[Tensor, Tensor]:
 def leading_basis(moment: Tensor, rank: int) -> Tensor:
     """The r leading eigenvectors (d, r) of a second moment (d, d), orthonormal, fp64.
 
-    The scale of the moment does not matter; that of the landmarks gives the V of fact 1.
+    The scale of the moment does not matter. The moment of the landmarks gives the V of fact 1.
     """
     return spectrum(moment)[1][:, :rank]
 
@@ -121,6 +143,9 @@ def approximate_tnn(moment: Tensor, landmark_moment: Tensor, form: str = 'projec
         moment (Tensor): ``F^T F / n`` (d, d) of all samples.
         landmark_moment (Tensor): ``F_I^T F_I`` (d, d) of the landmarks, any scale.
         form (str): See above. Defaults to 'projection'.
+
+    Raises:
+        ValueError: Another form.
     """
     basis = spectrum(landmark_moment)[1]
     moment = moment.double()

@@ -105,6 +105,27 @@ class Moments:
         mean += step * (count / total)
         return merged
 
+    @classmethod
+    def union(cls, parts: Sequence['Moments']) -> 'Moments':
+        """Moments of the rows of several streams of the same widths, at least one, together."""
+        first = parts[0]
+        total = cls(first.num_features, first.num_targets, first.batch, first._mean.device,
+                    first.name)
+        total.count = sum(part.count for part in parts)
+        shares = [part.count / max(total.count, 1) for part in parts]
+        for part, share in zip(parts, shares):
+            total._mean += share * part._mean
+            total._target_mean += share * part._target_mean
+        # S = sum of S_i + n_i step_i step_i^T, steps from the common mean to the part's own
+        for part in parts:
+            step = (part._mean - total._mean).unsqueeze(-2)  # a row, (*batch, 1, d)
+            target_step = (part._target_mean - total._target_mean).unsqueeze(-2)
+            total._scatter += part._scatter
+            _add_product(total._scatter, part.count * step, step)
+            total._cross_scatter += part._cross_scatter
+            _add_product(total._cross_scatter, part.count * target_step, step)
+        return total
+
     def mixed(self, mixing: Tensor) -> 'Moments':
         """Moments of linear mixtures ``T h`` of the features, T (*batch, k, d); no targets."""
         mixing = mixing.to(self._mean)

@@ -1,8 +1,8 @@
 """Which units of a site to keep: a greedy order and its error curve.
 
 A consumer reads units h with covariance C through W. A ridge of rho means that every unit also
-carries independent noise of variance rho: ``C' = C + rho I``. The units K are kept, and the others
-are reconstructed from them. The squared error of the outputs is then
+carries independent noise, of rho times its own variance: ``C' = C + rho diag(C)``. The units K are
+kept, and the others are reconstructed from them. The squared error of the outputs is then
 
     error(K) = tr(W (C' - C'[:, K] C'[K, K]^-1 C'[K, :]) W^T) = tr(G R),   G = W^T W,
 
@@ -27,17 +27,33 @@ from .sweep import Sweep
 
 MIN_RHO = 1e-8
 """Least relative ridge of an order: gains of dependent units are exact to eps / MIN_RHO."""
+LEAST_VARIANCE = 1e-8
+"""Of a unit, relative to the median unit: a smaller one is rounding of a constant."""
 
 
 def ridge(covariance: Tensor, rho: float) -> Tensor:
-    """Absolute ridge: ``rho`` times the mean of the diagonal of (*batch, d, d), (*batch,), fp64.
+    """Absolute ridge of every unit: ``rho`` times its variance.
 
-    Where all variances are 0, the mean counts as 1, so that the ridge is not 0.
+    So units count as if each had been divided by its deviation, and a massive one spoils nothing.
+
+    Args:
+        covariance (Tensor): C, (*batch, d, d).
+        rho (float): Relative ridge, at least 0.
+
+    Returns:
+        Tensor: What is added to the diagonal of C, (*batch, d), fp64. A variance counts as at least
+        :data:`LEAST_VARIANCE` of the median one. If most units are constant, the mean takes the
+        place of the median, and where all are, 1: the ridge is 0 for rho 0 alone.
+
+    Raises:
+        ValueError: ``rho`` is negative or not finite.
     """
     if not 0 <= rho < float('inf'):
         raise ValueError(f'expected a finite `rho` that is not negative, found `{rho}`')
-    mean = covariance.double().diagonal(dim1=-2, dim2=-1).mean(-1)
-    return rho * torch.where(mean > 0, mean, 1.)
+    variances = covariance.double().diagonal(dim1=-2, dim2=-1)
+    mean, median = variances.mean(-1, keepdim=True), variances.median(-1, keepdim=True).values
+    typical = torch.where(median > 0, median, torch.where(mean > 0, mean, 1.))
+    return rho * torch.maximum(variances, LEAST_VARIANCE * typical)
 
 
 class UnitOrder(NamedTuple):
@@ -72,8 +88,8 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
     if not (torch.isfinite(noisy).all() and torch.isfinite(gram).all()):
         raise ValueError('expected finite values in the covariance and the Gram matrix of the '
                          'units, found `nan` or `inf`')
-    # (L,) on the diagonals: C + rho I
-    noisy.diagonal(dim1=-2, dim2=-1).add_(ridge(noisy, max(rho, MIN_RHO)).unsqueeze(-1))
+    # (L, d) on the diagonals: C + rho diag(C)
+    noisy.diagonal(dim1=-2, dim2=-1).add_(ridge(noisy, max(rho, MIN_RHO)))
     extra = noisy.new_zeros(noisy.shape[-1] // groups) if extra is None else extra.to(noisy)
     units, changes = Sweep(noisy, gram, groups, extra).run()
     # the unit that was dropped last is the most important; error(k) sums the changes from k on

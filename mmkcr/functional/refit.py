@@ -3,14 +3,19 @@
 Every refit is one ridge regression towards a prior. A consumer reads new inputs h' in place of
 the old ones and should reproduce the targets y:
 
-    W' = argmin  E ||W' h' + b' - y||^2 + rho ||W' - W0||^2
-       = W0 + (cov(y, h') - W0 cov(h')) (cov(h') + rho I)^-1,    b' = E y - W' E h'
+    W' = argmin  E ||W' h' + b' - y||^2 + rho ||(W' - W0) D||^2,  D^2 = diag(cov(h'))
+       = W0 + (cov(y, h') - W0 cov(h')) (cov(h') + rho D^2)^-1,    b' = E y - W' E h'
 
-At W0 the ridge costs nothing, so **the refit's error is never above that of the prior with its
+D are the units' deviations: a unit in another scale, as a massive activation, changes nothing. At
+W0 the ridge costs nothing, so **the refit's error is never above that of the prior with its
 best bias, for any rho**. The prior is plain selection, or the weights from before: directions
 without data keep their old weights. The usual ``W' = W A`` is this regression with ``y = W h`` and
-the prior W[:, K]. Its A has ``C[:, K] (C[K, K] + rho I)^-1`` in the rows of the removed units, and
-the identity in those of the kept units: a layer that keeps all units does not change.
+the prior W[:, K]. Its A has ``C[:, K] (C[K, K] + rho D^2)^-1`` in the rows of the removed units,
+and the identity in those of the kept units: a layer that keeps all units does not change.
+
+*Which rho.* A refit on some images serves others, and the less it saw, the more it must shrink.
+With moments in groups of whole images, each rho is judged by the error on a group that the refit
+has not seen, from the moments alone (:func:`choose_ridge`).
 
 Shapes: d old units, k new ones, m outputs; ``*batch`` independent problems.
 """
@@ -25,6 +30,9 @@ from .moments import Moments
 from .pivots import others, ridge, solve_psd
 
 Size = int | Sequence[int]
+
+RIDGES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1., 3.)
+"""Relative ridges that :func:`choose_ridge` compares."""
 
 
 def refit(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor, kept: Tensor,
@@ -52,7 +60,7 @@ def refit(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor,
     given = covariance[kept][:, kept]
     # W[:, R] C[R, K] (m, k): covariance of what the removed units R contributed, and kept units
     lost = old[:, rest] @ covariance[rest][:, kept]
-    new = old[:, kept] + _solve_right(lost, given, ridge(covariance, rho))
+    new = old[:, kept] + _solve_right(lost, given, ridge(covariance, rho)[kept])
     change = old @ mean - new @ mean[kept]
     bias = change if bias is None else bias.to(change) + change
     return new.to(weight), bias.to(weight)
@@ -71,14 +79,61 @@ def refit_output(moments: Moments, prior: Tensor, rho: float = 1e-3,
     Returns:
         tuple[Tensor, Tensor]: W' and b' (*batch, m), of the prior's dtype and device.
     """
-    covariance, cross = moments.covariance, moments.cross_covariance
-    if not biased:  # moments about 0: E h h^T (k, k) and E y h^T (m, k)
-        covariance = moments.second_moment
-        cross = cross + moments.target_mean.unsqueeze(-1) * moments.mean.unsqueeze(-2)
-    start = prior.to(cross)
-    new = start + _solve_right(cross - start @ covariance, covariance, ridge(covariance, rho))
+    start = prior.to(moments.mean)
+    covariance, missing = _spread(moments, start, moments if biased else None)
+    new = start + _solve_right(missing, covariance, ridge(covariance, rho))
     bias = moments.target_mean - (new @ moments.mean.unsqueeze(-1)).squeeze(-1)
     return new.to(prior), (bias if biased else torch.zeros_like(bias)).to(prior)
+
+
+def choose_ridge(groups: Sequence[Moments], prior: Tensor, biased: bool = True,
+                 ridges: Sequence[float] = RIDGES) -> float:
+    """The ridge whose refits to all groups but one err least on that one, summed over the groups.
+
+    Args:
+        groups (Sequence[Moments]): Of the rows of two or more disjoint groups of images, with
+            targets, as in :func:`refit_output`, (k,) and (m,).
+        prior (Tensor): W0, (m, k).
+        biased (bool): As in :func:`refit_output`. Defaults to True.
+        ridges (Sequence[float]): Relative ridges to compare. Defaults to :data:`RIDGES`.
+
+    Returns:
+        float: One of the ridges.
+
+    Raises:
+        ValueError: There are fewer than two groups.
+    """
+    if len(groups) < 2:
+        raise ValueError(f'expected two or more groups to choose a ridge by, found {len(groups)}')
+    start = prior.to(groups[0].mean)
+    errors = dict.fromkeys(ridges, 0.)
+    for place, left_out in enumerate(groups):
+        seen = Moments.union([*groups[:place], *groups[place + 1:]])
+        about = seen if biased else None
+        covariance, missing = _spread(seen, start, about)
+        spread, due = _spread(left_out, start, about)
+        for rho in ridges:
+            change = _solve_right(missing, covariance, ridge(covariance, rho))
+            # E ||(W0 + change) h + b - y||^2 less its value at W0
+            error = float((change * (change @ spread - 2 * due)).sum())
+            errors[rho] += left_out.count * error
+    return min(ridges, key=errors.__getitem__)
+
+
+def _spread(moments: Moments, start: Tensor, about: Moments | None) -> tuple[Tensor, Tensor]:
+    """Second moments of the inputs (*batch, k, k), and of what W0 leaves of the targets with them.
+
+    The latter is ``E (y - W0 h) h^T``, (*batch, m, k). Both are about the means of ``about``, which
+    a bias takes away, or about 0.
+    """
+    covariance, cross = moments.covariance, moments.cross_covariance
+    if about is not moments:
+        step, target_step = moments.mean, moments.target_mean
+        if about is not None:
+            step, target_step = step - about.mean, target_step - about.target_mean
+        covariance = covariance + step.unsqueeze(-1) * step.unsqueeze(-2)
+        cross = cross + target_step.unsqueeze(-1) * step.unsqueeze(-2)
+    return covariance, cross - start @ covariance
 
 
 def patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0,
@@ -101,7 +156,7 @@ def patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0
 
 
 def _solve_right(right: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
-    """``right (matrix + noise I)^-1`` of right (*batch, m, k) and symmetric (*batch, k, k)."""
+    """``right (matrix + diag(noise))^-1`` of right (*batch, m, k), symmetric (*batch, k, k)."""
     matrix = matrix.clone()
-    matrix.diagonal(dim1=-2, dim2=-1).add_(noise.unsqueeze(-1))
+    matrix.diagonal(dim1=-2, dim2=-1).add_(noise)
     return solve_psd(matrix, right.mT).mT

@@ -1,26 +1,17 @@
-"""Strict loading: a state_dict fits a backbone whole or is refused."""
+"""Checkpoints of whole models as weights of a backbone: whole or not at all."""
 
 import json
 import logging
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from mmkcr.core import KEPT, Structure, check_finite_state, digest
-from mmkcr.core.products import added_layers
 from mmkcr.safe_load import read_checkpoint
-from .layers.operator_attention import dense_places
-
-if TYPE_CHECKING:
-    from .search_space import SearchSpace
+from .search_space import SearchSpace
 
 BACKBONE = 'backbone.'
-#: Buffers that hosts compute anew and take out of what they load.
-RECOMPUTED = re.compile(r'(.*\.)?(relative_position_index|relative_coords_table|attn_mask)$')
-#: As `optional_keys` of a host that says nothing.
-NO_KEY = r'$^'
 InitCfg = Mapping[str, Any] | list[Mapping[str, Any]] | None
 
 
@@ -37,7 +28,19 @@ def split_pretrained(init_cfg: InitCfg) -> tuple[dict[str, Any] | None, list[dic
 
 def load_named(module: nn.Module, state: Mapping[str, Tensor],
                path: str) -> tuple[list[str], list[str]]:
-    """Load what fits of a file's state, all of it finite; return missing and surplus names."""
+    """Load the entries of a file that fit, all of them finite.
+
+    Args:
+        module (nn.Module): Network that gets them.
+        state (Mapping[str, Tensor]): Entries of the file.
+        path (str): Of the file, for messages.
+
+    Returns:
+        tuple[list[str], list[str]]: Missing and surplus names.
+
+    Raises:
+        ValueError: Entries that are not finite, or that the network refuses.
+    """
     check_finite_state(state, path, module.state_dict())
     try:
         return module.load_state_dict(dict(state), strict=False)
@@ -71,52 +74,6 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
         update_init_info(backbone, f'loaded from {checkpoint}')
 
 
-def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
-    """Let heads that a config chose by blocks or scores start from a dense network's weights.
-
-    The entries of dense layers are cut in place; operators keep their values.
-    """
-    inherited = False
-    for site in space.sites.values():
-        start = f'{prefix}{site.path}.'
-        dense = state_dict.get(f'{start}qkv.weight')
-        if site.kind != 'head_operator' or dense is None or \
-                dense.shape[0] != 3 * site.total * site.view.width:
-            continue
-        inherited = True
-        rows, columns = dense_places(site.kept.to(dense.device), site.total, site.view.width)
-        for key, dim, places in (('qkv.weight', 0, rows), ('qkv.bias', 0, rows),
-                                 ('proj.weight', 1, columns)):
-            if (value := state_dict.get(f'{start}{key}')) is not None:
-                state_dict[f'{start}{key}'] = value.index_select(dim, places)
-        for key, value in nn.Module.state_dict(site.owner).items():
-            state_dict.setdefault(f'{start}{key}', value)
-    if inherited:
-        state_dict.setdefault(f'{prefix}{KEPT}', getattr(space.host, KEPT))  # cut to these units
-        from mmengine.logging import print_log
-        print_log(f'The replaced heads of the `{space.type_name}` start from the values and '
-                  'projections of the dense network that is loaded', 'current')
-
-
-def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
-    """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
-
-    Weights without a record of their units, of an ordinary network, are named and get ours.
-    """
-    ours = getattr(space.host, KEPT, None)
-    if ours is None or not any(key.startswith(prefix) for key in state_dict):
-        return
-    theirs = state_dict.get(f'{prefix}{KEPT}')
-    if theirs is None:
-        logging.getLogger('mmkcr').warning(
-            'Not checked: weights of the `%s` are loaded that do not say which units they are of, '
-            'so they may be of other units than the structure keeps.', space.type_name)
-    elif theirs.tolist() not in space.digests:
-        raise ValueError('expected a checkpoint of the subnet in the structure, found other kept '
-                         'units')
-    state_dict[f'{prefix}{KEPT}'] = ours
-
-
 def recorded_digests(module: nn.Module, checkpoint: Mapping[str, Any],
                      path: str) -> dict[str, Tensor]:
     """Compare the structure in a checkpoint's ``meta``, if there is one, with that of a module.
@@ -141,14 +98,13 @@ def recorded_digests(module: nn.Module, checkpoint: Mapping[str, Any],
     theirs, digests = Structure.load(recorded), {}
     for name, host in module.named_modules():
         space = getattr(host, 'search_space', None)
-        if not getattr(space, 'fixed', None):
-            continue
-        _check_sites(space, theirs, path)
-        digests[f'{name}.{KEPT}'.lstrip('.')] = digest(space.fixed)
+        if isinstance(space, SearchSpace) and space.fixed:
+            _check_sites(space, theirs, path)
+            digests[f'{name}.{KEPT}'.lstrip('.')] = digest(space.fixed)
     return digests
 
 
-def _check_sites(space: 'SearchSpace', theirs: Structure, path: str) -> None:
+def _check_sites(space: SearchSpace, theirs: Structure, path: str) -> None:
     """Refuse the structure of other units than a space's, and name other differences."""
     names = set(space.fixed) if space.structure is None else {*space.fixed, *theirs.sites}
     for name in sorted(names):
@@ -156,7 +112,7 @@ def _check_sites(space: 'SearchSpace', theirs: Structure, path: str) -> None:
             raise ValueError(f'expected weights of the units that the structure keeps at site '
                              f'`{name}`, found those of others in `{path}`: they are of another '
                              'call than the structure')
-    if space.structure is None or space.chosen:
+    if space.structure is None or space.inherits_dense:
         return
     ours, recorded = ({key: json.dumps(value, sort_keys=True, default=str)
                        for key, value in one.to_dict().items()}
@@ -166,61 +122,3 @@ def _check_sites(space: 'SearchSpace', theirs: Structure, path: str) -> None:
         logging.getLogger('mmkcr').warning(
             'The structure has another %s than `%s` was written with: it was edited since, or one '
             'of them is of an earlier step.', ' and '.join(f'`{key}`' for key in others), path)
-
-
-def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:
-    """Refuse a state_dict that would load only in part.
-
-    A supernet may be loaded from a dense checkpoint: it keeps its gates and the layers that it
-    has in excess. Optional entries that are missing or surplus are logged. The backbone's keys
-    begin with the prefix.
-    """
-    host = space.host
-    given_shapes = {key[len(prefix):]: value.shape for key, value in state_dict.items()
-                    if key.startswith(prefix) and hasattr(value, 'shape')}
-    if not given_shapes:
-        return
-    # of `nn.Module`: a host's own `state_dict` may rename or drop entries
-    expected = {key: value.shape for key, value in nn.Module.state_dict(host).items()
-                if hasattr(value, 'shape')}
-    gates = tuple(f'{site}.gate.' for site in space.gates())
-    # the supernet has these layers in excess of the dense network
-    gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
-    missing = [key for key in expected if key not in given_shapes and not RECOMPUTED.match(key)
-               and not key.startswith(gates)]
-    surplus = [key for key in given_shapes if key not in expected]
-    # allowed, but said: they are new, or the network does not use them
-    optional = re.compile(getattr(host, 'optional_keys', NO_KEY))
-    new, unused = (list(filter(optional.match, keys)) for keys in (missing, surplus))
-    shapes = {key: (tuple(given_shapes[key]), tuple(shape)) for key, shape in expected.items()
-              if key in given_shapes and given_shapes[key] != shape}
-    wrong = {'missing': [key for key in missing if key not in new],
-             'unexpected': [key for key in surplus if key not in unused],
-             'mis-shaped': [f'{key} {there} for {here}' for key, (there, here) in shapes.items()]}
-    as_dense = space.structure is not None and not wrong['missing'] + wrong['unexpected'] and all(
-        there >= here for both in shapes.values() for there, here in zip(*both))
-    refuse(f'a checkpoint of the {space.state_name()} `{space.type_name}`'
-           f'{", which is beside its structure" if as_dense else ""}, found '
-           f'{"another, as of the dense network: " if as_dense else ""}', wrong,
-           f' below `{prefix or "."}`')
-    if new or unused:
-        from mmengine.logging import print_log
-        print_log(f'Expected a checkpoint with all entries of the `{space.type_name}` and no '
-                  f'others, found {_listing("missing", new)}, which keep their initial values, and '
-                  f'{_listing("surplus", unused)}, which are not used', 'current', logging.WARNING)
-
-
-def refuse(expected: str, wrong: Mapping[str, list[str]], where: str = '') -> None:
-    """Raise a ``ValueError`` if there are wrong keys, which are listed by what is wrong with them.
-    """
-    if any(wrong.values()):
-        *listed, last = (_listing(kind, keys) for kind, keys in wrong.items())
-        error = ValueError(f'expected {expected}{", ".join(listed)} and {last} keys{where}')
-        # all of them, with --debug; `add_note` is of Python 3.11
-        error.__notes__ = ['\n'.join([f'{kind}:', *keys]) for kind, keys in wrong.items()]
-        raise error
-
-
-def _listing(kind: str, keys: list[str]) -> str:
-    shown = ', '.join(keys[:3]) + (', ...' if len(keys) > 3 else '')
-    return f'{len(keys)} {kind}' + (f' ({shown})' if keys else '')

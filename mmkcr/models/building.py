@@ -13,7 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from mmkcr.core.checks import did_you_mean
-from mmkcr.hosts import ensure_torchvision, prepare_hosts
+from mmkcr.hosts import TRANSFORMERS_4, ensure_torchvision, prepare_hosts
 from mmkcr.safe_load import is_trusted, read_checkpoint
 from .loading import load_task, weights_of
 
@@ -130,9 +130,11 @@ def build_model(config: Config) -> nn.Module:
         missing = re.search(r'pip install ([\w-]+)', str(error))  # as mmdet says it
         if not missing:
             raise
-        package = '"transformers>=4.57,<5"' if missing[1] == 'transformers' else missing[1]
-        raise ImportError('expected all packages that this model needs, found no '
-                          f'`{missing[1]}`: pip install {package}') from error
+        # as mmdet says it of transformers 5, too
+        name, package = ('transformers 4', TRANSFORMERS_4) if missing[1] == 'transformers' else \
+            (missing[1], missing[1])
+        raise ImportError(f'expected all packages that this model needs, found no `{name}`: '
+                          f'pip install {package}') from error
     built.train(False)
     return built
 

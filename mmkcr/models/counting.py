@@ -74,10 +74,17 @@ def cost_model(cost: str, macs: MacsModel, table: LatencyTable | None = None) ->
 
 def check_built(promises: Sequence[CostModel], promised: Sequence[int],
                 input_shape: Sequence[int]) -> None:
-    """Refuse a built network that costs more than was promised of it.
+    """Refuse a built network that costs more than was promised.
 
-    The promises are MACs, then parameters and bytes, of the network that was sliced since;
-    ``promised`` is what each said of the chosen sizes before: some count on the layers themselves.
+    Args:
+        promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network; it was
+            sliced since.
+        promised (Sequence[int]): Cost of the chosen sizes by each of them, before the slicing: some
+            count on the layers themselves.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
+
+    Raises:
+        ValueError: The message gives both costs.
     """
     model = promises[0].model
     copies = sum(map(state_bytes, momentum_copies(model)))
@@ -95,16 +102,18 @@ Parts = dict[str, tuple[int, int]]
 def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
     """Split the count of a model, possibly wrapped, by the path of the part.
 
-    Parts (``'backbone'``, ``'neck'``, ``'roi_head.bbox_head'`` ...) are in the modules' order, and
-    those without MACs left out. ``'rest'`` counts what belongs to none. The sum is the model's.
+    Parts (``'backbone'``, ``'neck'``, ``'roi_head.bbox_head'`` ...) are in the modules' order;
+    parts without MACs are left out. ``'rest'`` counts modules of no part. The sum is the model's.
     """
     task = find_task(model)
     prefix = next(f'{path}.' for path, module in model.named_modules() if module is task)
     by_module = {f'{path.removeprefix(prefix)}.': macs for path, macs in report.own.items()}
+    names = []
+    for name, child in task.named_children():
+        inside = [f'{name}.{below}' for below, _ in child.named_children()]
+        names += inside if name in ('roi_head', 'panoptic_head') else [name]
     parts = {part: sum(macs for path, macs in by_module.items() if path.startswith(f'{part}.'))
-             for name, child in task.named_children()
-             for part in ([f'{name}.{below}' for below, _ in child.named_children()]
-                          if name in ('roi_head', 'panoptic_head') else [name])}
+             for part in names}
     parts['rest'] = report.total - sum(parts.values())
     return {part: macs for part, macs in parts.items() if macs}
 
@@ -126,16 +135,21 @@ def uncut_parts(model: nn.Module, paths: Iterable[str], input_shape: Sequence[in
         return ''
     counts = count_parts(model, input_shape)
     cut = {name for name in counts if any(path.startswith(f'{name}.') for path in paths)}
-    whole = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
+    untouched = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
              for name, macs in counts.items() if name not in {*cut, 'rest'}]
-    return f'; nothing can be cut in {", ".join(whole)}' if whole else ''
+    return f'; nothing can be cut in {", ".join(untouched)}' if untouched else ''
 
 
 def both_parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:
-    """MACs of two detectors or segmentors by part; empty for classifiers.
+    """MACs of two detectors or segmentors by part.
 
-    Empty, too, with a warning, where a whole model cannot be counted: of some (Sparse R-CNN,
-    PointRend) the backbones alone can be.
+    Empty for classifiers; empty, too, with a warning, where a whole model cannot be counted: of
+    some (Sparse R-CNN, PointRend) the backbones alone can be.
+
+    Args:
+        dense (nn.Module): The network before.
+        subnet (nn.Module): The network afterwards.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
     """
     if not is_dense_task(subnet):
         return {}
@@ -164,10 +178,14 @@ def counted_proposals(model: nn.Module) -> str | None:
 
 
 def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None) -> None:
-    """Record in a structure which part its MACs count, and how many are the backbone's.
+    """Record in a structure the part that its MACs count, and the MACs of the backbone.
 
-    These are checked when a model is built, possibly with another head. The subnet is a bare
-    backbone or task model; see :func:`~mmkcr.models.tasks.counted_part` for ``part``.
+    They are checked when a model is built, possibly with another head.
+
+    Args:
+        structure (Structure): With ``macs``; changed in place.
+        subnet (nn.Module): A bare backbone or task model.
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
     """
     host = search_space(subnet).host
     if host is subnet and is_dense_task(subnet):
@@ -194,12 +212,20 @@ def dense_counts(host: nn.Module, structure: StructureLike) -> tuple[int | None,
 
 def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Module | None = None,
                    dense: tuple[int | None, int] | None = None) -> None:
-    """Refuse a built network whose MACs or parameters are not those that its structure records.
+    """Refuse a built network with other MACs or parameters than its structure records.
 
-    The host is a backbone, or a whole model that was compressed as one; ``model`` is the network
-    around it, or the host itself, that was compressed, if it is known. With ``dense``, its
-    :func:`dense_counts`, what was saved is compared, too. A structure without ``macs`` and
-    ``params`` is not compared.
+    A structure without ``macs`` and ``params`` is not compared.
+
+    Args:
+        host (nn.Module): A backbone, or a whole model that was compressed as one.
+        structure (Structure, optional): Its structure; None refuses nothing.
+        model (nn.Module, optional): The compressed network: around the host, or the host itself.
+            Defaults to None: it is not known.
+        dense (tuple, optional): :func:`dense_counts` of the host, to be compared too. Defaults to
+            None.
+
+    Raises:
+        ValueError: The message gives both counts.
     """
     if structure is None:
         return

@@ -31,7 +31,11 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
 
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:
-    """A sub-module of a task model, also inside wrappers, by its path ('head.layers.head')."""
+    """A sub-module of a task model, also inside wrappers, by its path ('head.layers.head').
+
+    Raises:
+        ValueError: There is no such sub-module.
+    """
     for root in (unwrap(model), find_task(model)):
         modules = dict(root.named_modules())
         if layer in modules:
@@ -63,7 +67,11 @@ class FeatureTap:
 
     @property
     def features(self) -> Tensor:
-        """Tensor: The features (B, d) of the last forward pass, or of all since the block began."""
+        """Tensor: The features (B, d) of the last forward pass, or of all since the block began.
+
+        Raises:
+            RuntimeError: There was no forward pass.
+        """
         if not self._runs:
             raise RuntimeError('expected a forward pass through the tapped layer, found none: '
                                f'`{self.layer}` has not run')
@@ -99,9 +107,15 @@ def feature_width(model: nn.Module, layer: str = 'backbone') -> int:
 @contextmanager
 def features_on_samples(model: nn.Module, layer: str = 'backbone',
                         key: str = 'features') -> Iterator[None]:
-    """Within the block the model's predicted data samples carry a layer's features (d,) as ``key``.
+    """Within the block the model's predicted data samples carry a layer's features (d,).
 
-    A forward pass that does not return one data sample an image is refused.
+    Args:
+        model (nn.Module): Task model, also in a wrapper.
+        layer (str): See :class:`FeatureTap`. Defaults to ``'backbone'``.
+        key (str): Field of the data samples that gets them. Defaults to ``'features'``.
+
+    Raises:
+        TypeError: A forward pass does not return one data sample an image.
     """
     def attach(module: nn.Module, args: tuple, outputs: Any) -> None:
         features = tap.features

@@ -6,17 +6,14 @@ Both may stand where a structure file does, for example
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmkcr.core import Structure
 from mmkcr.core.structure import read_json
 from .layers.head_operators import head_operator
-
-if TYPE_CHECKING:
-    from .search_space import SearchSpace
+from .sites.base import HostSite
 
 SELECTIONS = ('lowest', 'highest', 'random')
 #: A number of blocks or heads (int), or a share of all (float between 0 and 1).
@@ -25,25 +22,33 @@ _KEYS = dict(blocks=('operator', ),
              scores=('replace', 'which', 'scattered', 'seed', 'operator'))
 
 
-def head_sites(space: 'SearchSpace') -> dict[str, Any]:
+def find_head_sites(sites: Mapping[str, HostSite]) -> dict[str, HostSite]:
     """The sites whose units are heads that an operator may compute, by name, in block order."""
-    return {name: site for name, site in space.sites.items() if site.kind == 'head_operator'}
+    return {name: site for name, site in sites.items() if site.operators()}
 
 
-def set_operator(space: 'SearchSpace', operator: str) -> None:
-    """Set what computes replaced heads in new structures; an unknown name is refused."""
+def set_operator(sites: Mapping[str, HostSite], operator: str) -> None:
+    """Set the operator of replaced heads in new structures; an unknown name is refused."""
     head_operator(operator)
-    for site in head_sites(space).values():
+    for site in find_head_sites(sites).values():
         site.operator = operator
 
 
 def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowest',
                  blockwise: bool = True, seed: int = 0) -> dict[str, Tensor]:
-    """Heads that stay attention, by site, int64, ascending, when so many others are replaced.
+    """Heads that stay attention, by site, int64, ascending, when others are replaced.
 
-    ``count`` is of single heads, or if ``blockwise`` of blocks, whose score is the mean of their
-    heads' ``scores`` (H,); a float between 0 and 1 is a share of all, rounded. ``which`` is one of
-    :data:`SELECTIONS`; ``seed`` is of ``'random'``.
+    Args:
+        scores (Mapping[str, Tensor]): One number a head, (H,), by site, in block order.
+        count (int | float): Blocks or heads to replace; a float between 0 and 1 is a share of all,
+            rounded.
+        which (str): One of :data:`SELECTIONS`. Defaults to ``'lowest'``.
+        blockwise (bool): Whether all heads of a block are replaced together. Its score is the mean
+            of its heads' scores. Defaults to True.
+        seed (int): Of the choice ``'random'``. Defaults to 0.
+
+    Raises:
+        ValueError: Another choice, or a count that the network does not have.
     """
     if which not in SELECTIONS:
         raise ValueError(f'expected a selection among {SELECTIONS}, found {which!r}')
@@ -68,11 +73,12 @@ def is_choice(structure: Any) -> bool:
     return isinstance(structure, Mapping) and bool({*_KEYS} & {*structure})
 
 
-def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
-    """The structure of a backbone some of whose heads are chosen to be replaced.
+def choose_heads(sites: Mapping[str, HostSite], choice: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Heads that stay attention, by site, int64, ascending, when a config chooses the others.
 
     Args:
-        space (SearchSpace): Of the dense backbone.
+        sites (Mapping[str, HostSite]): Of the dense backbone, by name. Those of heads get the
+            operator of the choice.
         choice (dict): One of
 
             - ``blocks`` (list[int]): blocks all of whose heads are replaced, from 0;
@@ -83,25 +89,27 @@ def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
             and optionally ``operator`` (str), which takes their place. Defaults to that of the
             backbone.
 
-    Sites other than heads are whole. Other keys, blocks that do not exist or come twice, and scores
-    of another network are refused.
+    Raises:
+        ValueError: A backbone without such heads, other keys, blocks that do not exist or come
+            twice, or scores of another network.
     """
-    sites, given = head_sites(space), sorted({*_KEYS} & {*choice})
+    host = next(iter(sites.values())).host
+    sites, given = find_head_sites(sites), sorted({*_KEYS} & {*choice})
     if not sites:
         raise ValueError(f'expected a backbone with replaceable heads for `{given[0]}`, found '
-                         f'`{space.type_name}`')
+                         f'`{type(host).__name__}`')
     if len(given) > 1 or set(choice) - {given[0], *_KEYS[given[0]]}:
         raise ValueError(f'expected a structure with `blocks` and {list(_KEYS["blocks"])}, or with '
                          f'`scores` and {list(_KEYS["scores"])}, found {sorted(choice)}')
     options = dict(choice)
     operator = options.pop('operator', None)
     if operator is not None:
-        set_operator(space, operator)
+        set_operator(sites, operator)
     if 'blocks' in options:
-        return space.structure_for(_of_blocks(sites, options['blocks']))
-    return space.structure_for(select_heads(
+        return _of_blocks(sites, options['blocks'])
+    return select_heads(
         _read_scores(sites, options.pop('scores')), options.pop('replace', None),
-        blockwise=not options.pop('scattered', False), **options))
+        blockwise=not options.pop('scattered', False), **options)
 
 
 def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> dict[str, Tensor]:

@@ -6,14 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .backbone_loading import (
-    BACKBONE,
-    NO_KEY,
-    RECOMPUTED,
-    load_named,
-    recorded_digests,
-    refuse,
-)
+from .backbone_loading import BACKBONE, load_named, recorded_digests
+from .strict_loading import NO_KEY, RECOMPUTED, refuse
 from .tasks import find_task, unwrap
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
@@ -45,13 +39,17 @@ def weights_of(checkpoint: Mapping[str, Any], model: nn.Module, path: str) -> di
 def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
     """Load the task model: every entry must fit in shape, and none may be left over.
 
-    A training wrapper around the model keeps its own state, and that of a wrapper in the
-    checkpoint is ignored: what was searched or retrained loads under any of its configs. Entries
+    A training wrapper around the model keeps its own state, and the state of a wrapper in the
+    checkpoint is ignored: a searched or retrained network loads under any of its configs. Entries
     that the model's own loading converts (old keys, position embeddings) are converted.
 
+    Args:
+        model (nn.Module): Task model, also in a wrapper.
+        state (Mapping[str, Tensor]): Of the checkpoint.
+        path (str): Of the checkpoint, for messages.
+
     Raises:
-        ValueError: The state does not fit, or has values that are not finite; the message names
-            the file ``path``.
+        ValueError: The state does not fit, or has values that are not finite.
     """
     task = find_task(model)
     kept = {key: value for key, value in state.items() if not key.startswith(TRAINING_STATE)}
@@ -67,7 +65,9 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 
 
 def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
-    """Load a run's whole model, including the state of its training wrapper, see :func:`load_task`.
+    """Load a run's whole model, including the state of its training wrapper.
+
+    Arguments are those of :func:`load_task`: ``model``, ``state`` and ``path``.
     """
     wrong = _misfits(unwrap(model), state, path)
     del wrong['unexpected']
@@ -75,11 +75,15 @@ def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 
 
 def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
-    """Load the weights that a training starts from (``load_from``), see :func:`load_task`.
+    """Load the weights that a training starts from (``load_from``).
 
-    At least half of the backbone's entries must be there, and none in another shape; those of gates
-    count if the file has gates. A head for other classes may differ. Missing entries keep their
-    initial values, as in the host libraries.
+    At least half of the backbone's entries must be there, and none in another shape; entries of
+    gates count if the file has gates. A head for other classes may differ. Missing entries keep
+    their initial values, as in the host libraries. Arguments are those of :func:`load_task`:
+    ``model``, ``state`` and ``path``.
+
+    Raises:
+        ValueError: Too few entries, or some of another shape.
     """
     task = find_task(model)
     names = [name for name in task.state_dict() if name.startswith(BACKBONE)]

@@ -8,10 +8,11 @@ from typing import Any
 from mmengine.registry import MODELS as ROOT_MODELS
 from torch import nn
 
-from mmkcr.core import BaseGate
+from mmkcr.core import BaseGate, Structure
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
 from .counting import check_recorded, dense_counts
+from .head_choice import choose_heads, is_choice
 from .search_space import SearchSpace, StructureLike
 from .sites.base import KindConfig
 
@@ -23,11 +24,17 @@ class SearchableBackbone:
     supernet, with ``structure`` the subnet: the same modules at their kept sizes.
 
     Args:
-        gates, structure: See :class:`~mmkcr.models.search_space.SearchSpace`.
+        gates (dict, optional): See :func:`~mmkcr.models.gating.attach_gates`. Sites of kinds
+            without a config are sliced as in ``structure``, or stay whole. Defaults to None.
+        structure (str | dict | Structure, optional): Structure file; or heads to replace,
+            ``dict(blocks=[...])`` or ``dict(scores=<file>, replace=...)``, see
+            :func:`~mmkcr.models.head_choice.choose_heads`, and then dense weights can be loaded.
+            Defaults to None.
         *args, **kwargs: The host backbone's arguments.
 
     Raises:
-        ValueError: As in :class:`SearchSpace`, or an unknown ``arch``.
+        ValueError: As in :class:`SearchSpace`, its ``attach_gates`` and ``slice_to``; an unknown
+            ``arch``; or ``gates`` and ``structure`` for one site.
     """
 
     #: Kinds of site of the class, see :class:`~mmkcr.models.search_space.SearchSpace`.
@@ -102,13 +109,13 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
         backbone (dict | nn.Module): Config of the backbone, or the module itself.
         sites (Sequence[str | dict]): Kinds of site, such as ``('mlp_channels', 'heads')``, see
             :func:`~mmkcr.models.sites.find_sites`.
-        gates, structure: See :class:`~mmkcr.models.search_space.SearchSpace`.
+        gates, structure: See :class:`SearchableBackbone`.
         **arguments: Merged into the backbone's config. Inheriting configs can so change single
             arguments, such as ``out_indices``. A ``data_preprocessor`` of the config stays, as the
             runner passes the run's.
 
     Raises:
-        ValueError: As in :class:`SearchSpace`.
+        ValueError: As in :class:`SearchableBackbone`.
     """
     described = None  # a module describes itself
     if not isinstance(backbone, nn.Module):
@@ -125,10 +132,27 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
 def _take_sites(host: nn.Module, kinds: Sequence[KindConfig], described: Mapping[str, Any] | None,
                 gates: Mapping[str, Any] | None, structure: StructureLike,
                 method: str = '') -> None:
-    """Give a host its search space, and compare what its structure records."""
+    """Give a host its search space, and compare what its structure records.
+
+    Args:
+        host (nn.Module): Dense; changed in place.
+        kinds (Sequence[str | dict]): Kinds of site.
+        described (Mapping, optional): Config of the host, see :class:`SearchSpace`.
+        gates, structure: See :class:`SearchableBackbone`.
+        method (str): See :class:`SearchSpace`. Defaults to ''.
+    """
     for module in host.modules():  # numbers of NumPy break the graph of `torch.compile`
         if hasattr(module, 'drop_prob') and isinstance(module.drop_prob, (int, float)):
             module.drop_prob = float(module.drop_prob)
     dense = None if gates else dense_counts(host, structure)
-    space = SearchSpace(host, kinds, described, gates, structure, method)
+    space = SearchSpace(host, kinds, described, method)
+    if gates is not None or structure is not None:
+        space.put_masks()
+    if structure is not None:
+        space.inherits_dense = is_choice(structure)
+        if space.inherits_dense:
+            structure = space.structure_for(choose_heads(space.sites, structure))
+        space.slice_to(Structure.load(structure), gates or ())
+    if gates is not None:
+        space.attach_gates(gates)
     check_recorded(host, space.structure, dense=dense)

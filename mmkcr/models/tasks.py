@@ -121,8 +121,11 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
 
     A task model runs with its head, but without losses or post-processing, a backbone for masked
     image modelling on the whole image, and a two-stage detector on :func:`most_proposals`
-    proposals. The function raises a ``ValueError`` where the model does not run on one image of
-    shape (C, H, W), or not without labels.
+    proposals.
+
+    Raises:
+        ValueError: The model reads text, too. The function raises it where the model does not run
+            on one image of shape (C, H, W), or not without labels.
     """
     name = type(find_task(model)).__name__
     if hasattr(find_task(model), 'language_model'):
@@ -130,7 +133,7 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
                          'text too: its backbone can be counted and compressed')
     run = _forward_of_zeros(model, input_shape)
 
-    def checked() -> Any:
+    def run_once() -> Any:
         try:
             return run()
         except Exception as error:  # of whatever module it is
@@ -140,7 +143,7 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
                              f'{tuple(input_shape)} (`--shape` of the commands), without labels, '
                              f'found that it raised {reason}') from error
 
-    return checked
+    return run_once
 
 
 def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], Any]:
@@ -166,10 +169,15 @@ def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[
 
 def tensor_outputs(model: nn.Module, inputs: Tensor,
                    samples: Sequence[Any] | None = None) -> Any:
-    """Outputs of a task model in mode ``'tensor'``, of preprocessed images (B, C, H, W).
+    """Outputs of a task model in mode ``'tensor'``.
 
-    The heads of Mask2Former and MaskFormer read the images' sizes from samples, which mmseg does
-    not give them in this mode.
+    The heads of Mask2Former and MaskFormer read the images' sizes from samples; mmseg gives them
+    none in this mode.
+
+    Args:
+        model (nn.Module): Task model, also in a wrapper.
+        inputs (Tensor): Preprocessed images, (B, C, H, W).
+        samples (Sequence, optional): Data samples of the images. Defaults to None.
     """
     task = find_task(model)
     head = getattr(task, 'decode_head', None)
@@ -182,16 +190,16 @@ def tensor_outputs(model: nn.Module, inputs: Tensor,
 
 
 def deciding_scores(task: nn.Module, outputs: Any) -> Any:
-    """The scores whose argmax a classifier predicts, of its head's outputs.
+    """The scores whose argmax a classifier predicts, from its head's outputs.
 
-    The head of a Conformer gives those of both branches, and adds them up to predict.
+    The head of a Conformer gives the scores of both branches, and adds them up to predict.
     """
     summed = is_of(getattr(task, 'head', None), 'mmpretrain.models.ConformerHead')
     return sum(outputs) if summed else outputs
 
 
 def find_task(model: nn.Module) -> nn.Module:
-    """The task model inside our training wrappers, and those of :func:`unwrap`."""
+    """The task model inside our training wrappers and the wrappers of :func:`unwrap`."""
     model = unwrap(model)
     return find_task(model.architecture) if hasattr(model, 'architecture') else model
 
@@ -225,6 +233,9 @@ def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
 
     Without a ``part`` it is the backbone of a detector, whose heads run on as many proposals as its
     weights give, and of a model that says so (``counts_backbone``); otherwise the model.
+
+    Raises:
+        ValueError: Another part.
     """
     if part not in (None, 'model', 'backbone'):
         raise ValueError(f'expected `part` of the MACs to be `model` or `backbone`, found {part!r}')

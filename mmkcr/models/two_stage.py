@@ -70,7 +70,13 @@ def refined_boxes(task: nn.Module, features: Sequence[Tensor], boxes: Sequence[T
                   samples: Sequence[Any]) -> list[list[Tensor]]:
     """Proposals of all stages of a detector, as its weights refine them, by stage and image.
 
-    One that is no cascade has one stage. ``boxes`` are the first stage's, (P, 4) for every image.
+    A detector that is no cascade has one stage.
+
+    Args:
+        task (nn.Module): The detector.
+        features (Sequence[Tensor]): Maps of the neck.
+        boxes (Sequence[Tensor]): Proposals of the first stage, (P, 4) for every image.
+        samples (Sequence): Data samples of the images.
     """
     from mmdet.structures.bbox import get_box_tensor
     stages, head = [list(boxes)], task.roi_head

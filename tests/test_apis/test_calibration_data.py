@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from mmkcr.apis import compress, compress_files
-from mmkcr.closed_form.images import CalibrationImages, calibration_images
+from mmkcr.closed_form.images import CalibrationImages, calibration_images, find_images
 
 #: All of a model that is looked at.
 CLASSIFIER = nn.ModuleDict(dict(data_preprocessor=ClsDataPreprocessor()))
@@ -55,6 +55,32 @@ def test_the_transforms_of_several_test_sets(tmp_path):
         calibration_images(config, CLASSIFIER, str(tmp_path))
 
 
+def test_images_of_a_folder_and_why_others_are_left_out(tmp_path, capsys):
+    """Linked folders count once, copies in hidden folders do not count."""
+    folder, store = tmp_path / 'images', tmp_path / 'store'
+    for place in ('images/a/1.png', 'images/a/2.PNG', 'images/.cache/1.png',
+                  'images/.cache/x/2.png', 'images/.3.png', 'images/notes.txt',
+                  'store/b/3.jpg', 'store/b/names.csv'):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(b'')
+    (folder / 'b').symlink_to(store / 'b')
+    (folder / 'again').symlink_to(folder / 'a')
+    (folder / 'a/circle').symlink_to(folder)
+    (folder / '4.png').symlink_to(tmp_path / 'gone.png')
+    found, left_out = find_images(folder)
+    assert [str(path.relative_to(folder)) for path in found] == ['a/1.png', 'a/2.PNG', 'b/3.jpg']
+    assert left_out == {'hidden': 3, 'of other kinds': 2, 'linked twice': 2, 'no files': 1}
+    pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+    config = Config(dict(test_dataloader=dict(dataset=dict(pipeline=pipeline))))
+    calibration_images(config, CLASSIFIER, str(folder))
+    told = capsys.readouterr().err
+    assert f'`{folder}`: 3 (left out: ' in told and '3 hidden' in told and '2 linked twice' in told
+    (tmp_path / 'none').mkdir()
+    (tmp_path / 'none/.1.png').touch()
+    with pytest.raises(ValueError, match=r'found none \(left out: 1 hidden\)'):
+        calibration_images(config, CLASSIFIER, str(tmp_path / 'none'))
+
+
 def test_a_masked_image_model_gets_a_batch_of_whole_images():
     """Not a list of images, which its own preprocessor would take for views of one image."""
     arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
@@ -81,7 +107,9 @@ def test_files_for_a_runtime_take_one_size(monkeypatch, tmp_path):
     monkeypatch.setattr(compress_files, 'deploy_int8', lambda *args: given.extend(args[2:4]))
     batches = [dict(inputs=torch.full((2, 3, *size), float(place)))
                for place, size in enumerate(SIZES)]
-    compress_files.int8_files(nn.Identity(), nn.Identity(), batches, tmp_path, 'onnxruntime')
+    options = compress_files.FileOptions(config='', checkpoint='', input_shape=(3, 24, 40))
+    task = compress_files.CompressTask(options, None, nn.Identity(), {}, batches, tmp_path, {})
+    compress_files.int8_files(task, nn.Identity(), tmp_path, 'onnxruntime')
     assert [len(part) for part in given] == [3, 1]
     for place, images in enumerate([*given[0], *given[1]]):
         assert images.shape == (2, 3, 24, 40) and (images.round(3) == place).all()
@@ -119,3 +147,17 @@ def test_another_image_in_the_middle_is_noticed(whole, tmp_path):
     middle = batches[5]['data_samples'][0].img_path
     Image.fromarray(np.full((4, 4, 3), 99, np.uint8)).save(middle)
     assert first != digest()[0]
+
+
+def test_crops_of_one_file_have_one_source(tmp_path):
+    """Its name in front of the mark, in its folder."""
+    config = Config(dict(test_dataloader=dict(dataset=dict(pipeline=[
+        dict(type='LoadImageFromFile'), dict(type='PackInputs')]))))
+    names = ['a/cat@1.png', 'a/cat@2.png', 'a/dog.png', 'b/cat@1.png']
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(tmp_path / name)
+    batches = calibration_images(config, CLASSIFIER, str(tmp_path))
+    of_image = {int(batches[place]['inputs'].mean()): source
+                for place, source in enumerate(batches.sources())}
+    assert of_image[0] == of_image[1] and len(set(of_image.values())) == 3

@@ -80,7 +80,7 @@ def reduced(model, images, kinds, divisor=2):
     space = searched(copied, kinds)
     sizes = {name: total // divisor for name, total in space.totals().items()}
     target = int(macs_model(copied, space, shape, None)(sizes))
-    return compress(model, images, target, kinds, uniform=True, rho=1e-10,
+    return compress(model, images, target, kinds, uniform=True, rho=1e-10, order_rho=1e-10,
                     **dict(OPTIONS, input_shape=shape))
 
 
@@ -170,8 +170,8 @@ def test_narrower_heads_cost_nothing_where_ranks_are_low(build):
             for rows, bias in zip(weights, biases):
                 make_rank_four(rows, bias, generator)
     images = IMAGES.double()
-    result = compress(model, images, 0.87, ['head_channels'], uniform=True, rho=1e-9, min_share=0.5,
-                      **dict(OPTIONS, divisor=1))
+    result = compress(model, images, 0.87, ['head_channels'], uniform=True, rho=1e-9,
+                      order_rho=1e-9, min_share=0.5, **dict(OPTIONS, divisor=1))
     sizes = {name: len(entry.kept) / entry.total for name, entry in result.structure.sites.items()}
     assert set(sizes.values()) <= {0.5, 0.625, 0.75} and min(sizes.values()) < 1
     assert_costs_nothing(result, model, images, 1e-4)
@@ -197,7 +197,8 @@ def test_rotary_pairs_without_logits_cost_nothing(name):
                 rows[:, silent] = 0
         make_rank_four(values, biases[1], torch.Generator().manual_seed(0))
     images = IMAGES.double()
-    result = compress(model, images, 0.9, ['head_channels'], uniform=True, rho=1e-9, **OPTIONS)
+    result = compress(model, images, 0.9, ['head_channels'], uniform=True, rho=1e-9,
+                      order_rho=1e-9, **OPTIONS)
     assert [entry.kept for entry in result.structure.sites.values()] == [[1, 3]] * 2
     assert_costs_nothing(result, model, images, 1e-4)
 
@@ -511,18 +512,18 @@ def killed_and_started_again(run, blocks, monkeypatch):
     """What the second call gives, when the first was killed behind so many blocks."""
     save, saved = CompressProgress.save_block, []
 
-    def killed(self, block, layers):
+    def killed(self, block, layers, ridges):
         if len(saved) == blocks:
             raise KeyboardInterrupt
         saved.append(block)
-        save(self, block, layers)
+        save(self, block, layers, ridges)
 
     with monkeypatch.context() as patch:
         patch.setattr(CompressProgress, 'save_block', killed)
         with pytest.raises(KeyboardInterrupt):
             run()
         patch.setattr(import_module('mmkcr.closed_form.profiles'), '_profile_group', None)
-        patch.setattr(CompressProgress, 'save_block', lambda self, block, _: saved.append(block))
+        patch.setattr(CompressProgress, 'save_block', lambda self, block, *_: saved.append(block))
         again = run()
     assert len(saved) >= 2 and len(set(saved)) == len(saved)  # nothing is done again
     return again
@@ -591,7 +592,7 @@ def test_sites_that_are_profiled_in_groups(tmp_path, monkeypatch):
 def test_progress_of_another_compression_is_not_used(tmp_path):
     progress = CompressProgress(tmp_path / 'out/progress', dict(target='60%'))
     assert not (tmp_path / 'out').exists()
-    progress.save_block('layers.0', dict(fc=nn.Linear(2, 2)))
+    progress.save_block('layers.0', dict(fc=nn.Linear(2, 2)), dict(fc=0.1))
     assert CompressProgress(tmp_path / 'out/progress', dict(target='60%')).read_block('layers.0')
     other = CompressProgress(tmp_path / 'out/progress', dict(target='50%'))
     assert other.read_block('layers.0') is None and not other.profiles()
@@ -600,7 +601,7 @@ def test_progress_of_another_compression_is_not_used(tmp_path):
     assert again.read_block('layers.0')
     again.withdraw()  # it went on with what an earlier call had finished
     assert again.read_block('layers.0')
-    other.save_block('layers.1', dict(fc=nn.Linear(2, 2)))
+    other.save_block('layers.1', dict(fc=nn.Linear(2, 2)), dict(fc=0.1))
     assert other.read_block('layers.1') and again.read_block('layers.0') is None
     assert other.read_block('layers.0') is None
     other.withdraw()

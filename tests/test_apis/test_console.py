@@ -1,5 +1,6 @@
 """The command ``mmkcr``: the tools under one name."""
 
+import io
 import os
 import subprocess
 import sys
@@ -102,6 +103,29 @@ def test_a_pipe_that_closes_is_no_error(code):
     err = process.stderr.read()
     process.wait()
     assert (process.returncode, err) == (141, '')
+
+
+def test_characters_that_the_terminal_lacks(monkeypatch):
+    """They are no error, in what a command prints and in its errors."""
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding='cp1252')
+               for name in ('stdout', 'stderr')}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+
+    @command
+    def main(argv=None):
+        print('│ café │')
+        raise ValueError('expected MACs ≤ 3 G in `café`')
+
+    with pytest.raises(SystemExit):
+        main([])
+    monkeypatch.undo()
+    printed = {name: stream.buffer for name, stream in streams.items()}
+    for stream in streams.values():
+        stream.flush()
+    assert printed['stdout'].getvalue().decode('cp1252') == '? café ?\n'
+    assert printed['stderr'].getvalue().decode('cp1252') == \
+        'error: expected MACs ? 3 G in `café`\n'
 
 
 def raising(error):

@@ -22,7 +22,7 @@ from long_form import few
 from mmkcr import models
 from mmkcr.apis import count_macs, slim
 from mmkcr.deploy import export
-from mmkcr.deploy.export import compare_onnx, export_onnx
+from mmkcr.deploy.export import compare_onnx, export_onnx, export_program
 from mmkcr.deploy.prepare import MASKED, attention_mask, traceable, window_reverse
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
@@ -402,3 +402,18 @@ def test_embedding_of_window_attention(tmp_path):
         name: torch.arange(total // 2) for name, total in space.totals().items()}))
     report = export_onnx(space.host, tmp_path / 'net.onnx', (3, 56, 56))
     assert max(report.errors.values()) < 1e-4
+
+
+class Branches(nn.Conv2d):
+    """Decides by the values of its outputs."""
+
+    def forward(self, images):
+        out = super().forward(images)
+        return out if out.sum() > 0 else 2 * out
+
+
+def test_a_network_that_cannot_be_traced_is_one_sentence(tmp_path, capfd):
+    with pytest.raises(ValueError, match='that `torch.export` takes, found `Branches`') as refused:
+        export_program(Branches(3, 4, 3), tmp_path / 'model.pt2', (3, 8, 8))
+    assert '\n' not in str(refused.value) and not any(capfd.readouterr())
+    assert not any(tmp_path.iterdir())

@@ -3,6 +3,8 @@
 import copy
 import logging
 import os
+import re
+import shlex
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
 from mmkcr.apis import compress
-from mmkcr.apis.slim_files import write_config, write_subnet
+from mmkcr.apis.slim_files import SubnetFiles, config_text, write_config, write_subnet
+from mmkcr.cli.compress import next_steps
 from mmkcr.closed_form.compression import refit_structure
 from mmkcr.core import KEPT, Structure, digest, write_tensors
 from mmkcr.engine.build import build_model, load_config, load_weights, set_structure
@@ -157,3 +160,21 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path):
     (tmp_path / 'full').symlink_to('/dev/full')
     with pytest.raises(OSError, match='No space left'):
         write_tensors(dict(weight=torch.ones(9)), tmp_path / 'full')
+
+
+@pytest.mark.parametrize('name', ['slim', "O'Brien", 'an "other" one', """'" '\'\' "" '"""])
+def test_files_in_a_folder_of_any_name(tmp_path, name):
+    """The config, which is Python, finds its weights, and commands are for a shell."""
+    folder = tmp_path / name
+    folder.mkdir()
+    config = Config(dict(load_from='{{ fileDirname }}/subnet.pth', model=dict(
+        structure='{{ fileDirname }}/structure.json')))
+    (folder / 'config.py').write_text(config_text(config))
+    read = Config.fromfile(folder / 'config.py')
+    assert read.load_from == f'{folder}/subnet.pth'
+    assert read.model.structure == f'{folder}/structure.json'
+    files = SubnetFiles.__new__(SubnetFiles)
+    files.folder, files.parts = folder, {}
+    commands = [shlex.split(text) for text in re.findall(r'`(mmkcr (?:(?! `|`[,.]| \().)*)`',
+                                                         next_steps(files))]
+    assert [words[2] for words in commands] == [str(folder / 'config.py')] * 3

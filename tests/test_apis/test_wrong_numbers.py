@@ -21,7 +21,7 @@ from mmkcr.methods.search.search_model import load_scores
 def test_damaged_files_are_made_anew(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp('progress')
     layer = nn.Linear(3, 3)
-    CompressProgress(folder, dict(a=1)).save_block('block', dict(layer=layer))
+    CompressProgress(folder, dict(a=1)).save_block('block', dict(layer=layer), dict(layer=0.1))
     path = folder / data.draw(st.sampled_from(['block.pth', 'key.json']))
     content = bytearray(path.read_bytes())
     kind = data.draw(st.sampled_from(['cut', 'flip', 'empty', 'noise']))
@@ -34,13 +34,13 @@ def test_damaged_files_are_made_anew(tmp_path_factory, data):
     again = nn.Linear(3, 3)
     state = progress.read_block('block')
     if state is not None:  # a byte that does not matter
-        again.load_state_dict(state['layer'])
+        again.load_state_dict(state.weights['layer'])
         assert torch.equal(again.weight, layer.weight)
-    progress.save_block('block', dict(layer=layer))
+    progress.save_block('block', dict(layer=layer), dict(layer=0.1))
     assert CompressProgress(folder, dict(a=1)).read_block('block')
 
 
-@pytest.mark.parametrize('name', ['rho', 'min_share', 'divisor', 'seed', 'memory'])
+@pytest.mark.parametrize('name', ['rho', 'order_rho', 'min_share', 'divisor', 'seed', 'memory'])
 @given(value=st.sampled_from([math.nan, -1, -math.inf, math.inf, 'x', [1]]))
 def test_options_out_of_range(name, value):
     with pytest.raises(ValueError, match=f'expected `{name}` within .*, found'):

@@ -199,7 +199,7 @@ def test_rows_that_are_options_are_built(name, options, replaced, units, load, t
     words = options.split() + ([] if '--replace' in options else ['--replace', '12'])
     args = tool.make_parser().parse_args(
         [path, *words, '--scores', str(tmp_path / 'scores.json')])
-    structure = choose_heads(space, tool._choice(args))
+    structure = space.structure_for(choose_heads(space.sites, tool._choice(args)))
     gone = [site.total - len(site.kept) for site in structure.sites.values()]
     scattered = '--scattered' in options
     assert (sum(gone) if scattered else sum(map(bool, gone))) == replaced

@@ -1,5 +1,6 @@
 """Missing data folders are one sentence."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from mmengine.config import Config
 
 import mmkcr  # noqa: F401  (lets configs refer to the hosts' bases)
 from mmkcr.datasets import check_data_folders
+from mmkcr.engine.build import load_config
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 BASES = CONFIGS / '_base_' / 'datasets'
@@ -37,7 +39,7 @@ def test_digits(digits_root, tmp_path, name):
 
 
 def test_part_is_missing(tmp_path):
-    (tmp_path / 'digits' / 'train').mkdir(parents=True)
+    (tmp_path / 'digits/train/3').mkdir(parents=True)
     cfg = load('digits_bs64', tmp_path / 'digits')
     check_data_folders(cfg, ['train_dataloader'])
     with pytest.raises(FileNotFoundError, match='`val_dataloader`.*digits/val`'):
@@ -50,6 +52,41 @@ def test_wrapped_data_set_without_a_remedy(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
         check_data_folders(cfg)
     assert f'`{tmp_path}/train`' in str(error.value) and 'digits.py' not in str(error.value)
+
+
+def test_images_that_are_not_in_folders_of_their_classes(tmp_path):
+    """As the archive of ImageNet's validation images is; a list of labels is as good."""
+    cfg = Config.fromfile(BASES / 'imagenet100_bs64.py')
+    data = cfg.val_dataloader.dataset.dataset
+    data.data_root = str(tmp_path)
+    (tmp_path / 'val').mkdir()
+    (tmp_path / 'val/ILSVRC2012_val_00000001.JPEG').touch()
+    with pytest.raises(FileNotFoundError, match='a folder for each class of `val_dataloader` in '
+                       f'`{tmp_path}/val`.*found none'):
+        check_data_folders(cfg, ['val_dataloader'])
+    (tmp_path / 'meta').mkdir()
+    (tmp_path / 'meta/val.txt').touch()
+    check_data_folders(cfg, ['val_dataloader'])
+    (tmp_path / 'meta/val.txt').unlink()
+    (tmp_path / 'val/n01440764').mkdir()
+    check_data_folders(cfg, ['val_dataloader'])
+
+
+@pytest.mark.parametrize('data, config', [
+    ('ImageNet', 'kcr/retrain/kcr-retrain_swin-tiny_8xb64_in1k.py'),
+    ('COCO', 'kcr/detection/kcr-cascade-mask-rcnn_swin-tiny_8xb2_coco.py'),
+    ('ADE20K', 'kcr/segmentation/kcr-upernet_swin-tiny_8xb2_ade20k.py')])
+def test_folders_of_the_page_are_those_of_the_configs(data, config):
+    page = (CONFIGS.parent / 'docs/get_started.md').read_text()
+    row, = re.findall(rf'^\| {data} \|(.*)\|$', page, re.M)
+    root, *below = re.findall('`(.*?)`', row)
+    found = load_config(CONFIGS / config)
+    for loader in (found.train_dataloader, found.val_dataloader):
+        told = loader.dataset
+        assert told.data_root.rstrip('/') == root
+        prefix = told.get('data_prefix') or dict(split=told.get('split'))
+        names = [*prefix.values(), *filter(None, [told.get('ann_file')])]
+        assert {name.rstrip('/') for name in names} <= {*below}
 
 
 @pytest.mark.parametrize('name, root', [('flowers102', 'data/Flowers102'),

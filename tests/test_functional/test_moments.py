@@ -55,6 +55,15 @@ def test_any_chunking_equals_one_pass(draw_rows, sizes, seed):
     assert same(one_by_one, whole)
 
 
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), st.integers(0, 10**6))
+@exactly
+def test_a_union_is_the_stream_of_all_rows(draw_rows, sizes, seed):
+    rows = draw_rows(sum(sizes), 6, 6, seed)
+    parts = [moments_of(part[:, :4], part[:, 4:]) if len(part) else Moments(4, 2)
+             for part in rows.split(sizes)]
+    assert same(Moments.union(parts), moments_of(rows[:, :4], rows[:, 4:]))
+
+
 def test_blocks_and_chunks_do_not_matter(draw_rows, monkeypatch):
     rows = draw_rows(50, 11, 11, 0)
     whole = moments_of(rows)

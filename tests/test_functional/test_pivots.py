@@ -13,8 +13,8 @@ exactly = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 def directly(covariance, gram, kept, rho):
-    """tr(G (C' - C'[:, K] C'[K, K]^-1 C'[K, :])), C' = C + rho I."""
-    noisy = covariance + ridge(covariance, rho) * torch.eye(len(covariance))
+    """tr(G (C' - C'[:, K] C'[K, K]^-1 C'[K, :])), C' = C + rho diag(C)."""
+    noisy = covariance + ridge(covariance, rho).diag()
     left = noisy
     if len(kept):
         left = noisy - noisy[:, kept] @ torch.linalg.solve(noisy[kept][:, kept], noisy[kept])

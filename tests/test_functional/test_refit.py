@@ -1,5 +1,6 @@
 """Refits against fp64 least squares, and never worse than plain selection."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.pivots import ridge
-from mmkcr.functional.refit import patches, refit, refit_output
+from mmkcr.functional.pivots import pivot_order, ridge
+from mmkcr.functional.refit import RIDGES, choose_ridge, patches, refit, refit_output
 from moments import gram_matrix, moments_of, reconstruction_error
 
 exactly = settings(derandomize=True, deadline=None, max_examples=60)
@@ -39,13 +40,13 @@ def with_best_bias(outputs, targets):
 
 
 def least_squares(inputs, targets, prior, noise):
-    """argmin of the mean ||x W^T + b - y||^2 + noise ||W - prior||^2, by a QR of the rows."""
-    n, k = inputs.shape
+    """argmin of the mean ||x W^T + b - y||^2 + noise (W - prior)^2, by a QR of the rows."""
+    n = len(inputs)
     left = inputs - inputs.mean(0)
     right = targets - targets.mean(0)
-    root = (n * noise)**.5
-    left = torch.cat([left, root * torch.eye(k, dtype=left.dtype)])
-    right = torch.cat([right, root * prior.T])
+    root = (n * noise).sqrt().diag()
+    left = torch.cat([left, root])
+    right = torch.cat([right, root @ prior.T])
     weight = torch.linalg.lstsq(left, right, driver='gelsd').solution.T
     return weight, targets.mean(0) - weight @ inputs.mean(0)
 
@@ -57,7 +58,7 @@ def test_refit_is_the_ridge_regression_towards_selection(draw_rows, case, rho):
     moments = moments_of(rows)
     new, new_bias = refit(weight, bias, moments.covariance, moments.mean, kept, rho)
     targets = rows @ weight.T + bias
-    noise = float(ridge(moments.covariance, rho))
+    noise = ridge(moments.covariance, rho)[kept]
     expected, expected_bias = least_squares(rows[:, kept], targets, weight[:, kept], noise)
     scale = float(weight.abs().max())
     assert torch.allclose(new, expected, rtol=1e-6, atol=1e-7 * scale)
@@ -114,7 +115,7 @@ def test_outputs_refitted_to_targets(draw_rows, case, rho, with_prior):
     moments = moments_of(rows, targets)
     prior = weight if with_prior else torch.zeros_like(weight)
     new, bias = refit_output(moments, prior, rho)
-    noise = float(ridge(moments.covariance, rho))
+    noise = ridge(moments.covariance, rho)
     expected, expected_bias = least_squares(rows, targets, prior, noise)
     scale = float(targets.abs().max() + weight.abs().max())
     assert torch.allclose(new, expected, rtol=1e-6, atol=1e-7 * scale)
@@ -133,6 +134,71 @@ def test_independent_problems_at_once(draw_rows):
         alone = moments_of(rows[i], targets[i])
         weight, bias = refit_output(alone, prior[i], 1e-2)
         assert torch.allclose(weights[i], weight) and torch.allclose(biases[i], bias)
+
+
+def left_out_errors(parts, prior, biased, ridges):
+    """Summed squared errors on each part of refits to the rows of all others, in NumPy."""
+    errors = []
+    for rho in ridges:
+        total = 0.
+        for place, (inputs, targets) in enumerate(parts):
+            others = [part for other, part in enumerate(parts) if other != place]
+            x, y = (np.concatenate(side) for side in zip(*others))
+            middle = x.mean(0) if biased else np.zeros(x.shape[1])
+            level = y.mean(0) if biased else np.zeros(y.shape[1])
+            x, y = x - middle, y - level
+            covariance = x.T @ x / len(x)
+            matrix = covariance + rho * np.diag(np.diag(covariance))
+            weight = prior + np.linalg.solve(matrix, x.T @ (y - x @ prior.T) / len(x)).T
+            total += float(np.square((inputs - middle) @ weight.T + level - targets).sum())
+        errors.append(total)
+    return np.array(errors)
+
+
+@given(st.integers(2, 5), st.integers(1, 6), st.integers(1, 3), st.booleans(), st.booleans(),
+       st.floats(0., 3.), st.integers(0, 10**6))
+@exactly
+def test_the_ridge_is_that_of_leaving_groups_out(draw_rows, groups, k, m, biased, with_prior, noise,
+                                                 seed):
+    """Groups of several sizes; targets with noise, of which more asks for a larger ridge."""
+    sizes = [k + 2 + (seed + 3 * group) % 7 for group in range(groups)]
+    rows = draw_rows(sum(sizes), k, k, seed)
+    targets = torch.tanh(rows @ draw_rows(k, m, k, seed + 1)) + noise * draw_rows(
+        sum(sizes), m, m, seed + 2)
+    prior = draw_rows(m, k, m, seed + 3) if with_prior else torch.zeros(m, k).double()
+    parts = [*zip(rows.split(sizes), targets.split(sizes))]
+    errors = left_out_errors([[side.numpy() for side in part] for part in parts], prior.numpy(),
+                             biased, RIDGES)
+    chosen = choose_ridge([moments_of(*part) for part in parts], prior, biased)
+    assert errors[RIDGES.index(chosen)] <= errors.min() * (1 + 1e-9)
+
+
+def test_a_ridge_needs_two_groups(draw_rows):
+    with pytest.raises(ValueError, match='two or more groups'):
+        choose_ridge([moments_of(draw_rows(9, 3, 3, 0), draw_rows(9, 2, 2, 1))], torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize('factor', [1e-3, 1e3])
+def test_a_unit_in_another_scale_changes_nothing(draw_rows, factor):
+    """Its reader's column is divided: the same function, before and after any refit to it."""
+    rows, weight, bias, kept = build(draw_rows, 24, 300, 24, 6, 12, 1., 0)
+    rows, targets = torch.tanh(rows), draw_rows(300, 6, 6, 5)
+    scale = torch.ones(24).double()
+    scale[kept[3]], scale[(kept[3] + 1) % 24] = factor, factor
+
+    def fitted(scale):
+        moments = moments_of(rows * scale)
+        order = pivot_order(moments.covariance, gram_matrix(weight / scale))
+        one, _ = refit(weight / scale, bias, moments.covariance, moments.mean, kept)
+        parts = [moments_of(*part) for part in zip((rows * scale).split(60), targets.split(60))]
+        rho = choose_ridge(parts, weight / scale)
+        two, _ = refit_output(Moments.union(parts), weight / scale, rho)
+        return order, rho, one * scale[kept], two * scale
+
+    (order, rho, *weights), (other, other_rho, *others) = map(fitted, (torch.ones(24), scale))
+    assert torch.equal(order.order, other.order) and rho == other_rho
+    for one, two in zip([order.errors, *weights], [other.errors, *others]):
+        torch.testing.assert_close(two, one, rtol=1e-6, atol=1e-8 * float(one.abs().max()))
 
 
 convolutions = st.fixed_dictionaries(dict(

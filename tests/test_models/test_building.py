@@ -95,6 +95,21 @@ def test_the_image_size_of_a_task_model_of_ones_own():
     config = Config(dict(model=dict(type='OwnSegmentor', backbone=dict(type='MixVisionTransformer'),
                                     data_preprocessor=preprocessor)))
     assert default_shape(config, OwnSegmentor()) == (3, 96, 64)
+    # a user gives height and width; channels are the config's
+    config.model.backbone.in_channels = 4
+    assert default_shape(config, OwnSegmentor(), (3, 32, 48)) == (4, 32, 48)
+
+
+@pytest.mark.parametrize('steps, size', [
+    ([dict(type='ResizeEdge', scale=400), dict(type='CenterCrop', crop_size=384)], (384, 384)),
+    ([dict(type='mmpretrain.Resize', scale=(96, 64))], (64, 96)),
+    ([dict(type='Resize', scale=256, keep_ratio=True)], (224, 224)), ([], (224, 224))])
+def test_the_image_size_of_a_classifier_is_that_of_its_test_images(steps, size):
+    """Where the backbone takes any size, its config alone says nothing."""
+    config = Config(dict(default_scope='mmpretrain', model=dict(
+        type='ImageClassifier', backbone=dict(type='ConvNeXt', arch='tiny')),
+        test_dataloader=dict(dataset=dict(pipeline=steps))))
+    assert image_size(config) == (3, *size)
 
 
 @pytest.mark.parametrize(('config', 'package'), [
@@ -103,7 +118,7 @@ def test_the_image_size_of_a_task_model_of_ones_own():
 def test_a_package_that_a_model_lacks_is_named(config, package):
     if find_spec(package):
         pytest.skip(f'{package} is installed')
-    with pytest.raises(ImportError, match=f'found no `{package}`: pip install "?{package}'):
+    with pytest.raises(ImportError, match=f'found no `{package}.*: pip install "?{package}'):
         build_model(load_config(config))
 
 

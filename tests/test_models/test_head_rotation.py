@@ -90,7 +90,7 @@ def test_a_rotated_network_is_the_network(build):
         return tuple(out.values()) if isinstance(out, dict) else out
 
     space = SearchSpace(model, ['head_channels'])
-    heads = [NarrowHeads(site, CompressOptions(rho=1e-3)) for site in space.sites.values()]
+    heads = [NarrowHeads(site, CompressOptions(order_rho=1e-3)) for site in space.sites.values()]
     with torch.no_grad():
         before = forward(model, IMAGES)
         observe(model, heads, forward)

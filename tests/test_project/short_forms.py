@@ -164,13 +164,11 @@ SHORT = (
     Short(r'\b(?:DCS_)?CONFIG( CHECKPOINT --masks)', rf'{DCS.format("search", "")}\1', _OWN),
     Short(r'(?:CONFIG|DETECTOR)( CHECKPOINT --end-to-end)', rf'{DETECTOR}\1', _OWN),
     Short(r'(whole_models\.py) CONFIG', rf'\1 {SEGMENTOR}', _OWN),
-    Short(r'CONFIG( CHECKPOINT_0 .*--metric mIoU)', r'segmentor.py\1', _OWN),
     Short(r'CONFIG( CHECKPOINT --scope model)', r'segmentor.py\1', _OWN),
     Short(r'(--dense) CONFIG (.*) (--slim) CONFIG', rf'\1 {DETECTOR} \2 \3 '
           + DETECTOR.replace('dense', 'slim'), _OWN),
     Short(r'\bCONFIG\b|my_config\.py', 'classifier.py', _OWN),
     Short(r'_CONFIG\.py', '_classifier.py', _OWN),
-    Short(r' CHECKPOINT_1 CHECKPOINT_2', '', 'one seed'),
     Short(r'work_dirs/search/epoch_\*\.pth|epoch_10\.pth epoch_20\.pth',
           'CHECKPOINT checkpoints/OTHER.pth', _OWN),
     Short(rf'({SEARCH} .*load_from)=CHECKPOINT', rf'\1=checkpoints/{Path(DENSE).stem}.pth', _OWN),
@@ -198,7 +196,6 @@ SHORT = (
     Short(r'NAME-HASH', f'{Path(DEPLOY).stem}-*', 'depends on the weights'),
     Short(r'(train\.py .*LayerDecay\S+)', r'\1 --work-dir work_dirs/rates', 'beside other runs'),
     Short(r'--target-macs 12\.6G', '--target-macs 80%', 'small models have less'),
-    Short(r'\bSITES\b', 'mlp_hidden', _OWN),
 
     # ---- sizes of small models
     Short(r'--target-latency 12ms', '--target-latency 80%', 'small models take less'),

@@ -270,6 +270,14 @@ def test_files_that_are_named_exist(page):
     assert not [file for file in files if not any((root / file).exists() for root in roots)]
 
 
+def test_each_tool_is_named_on_a_page():
+    text = ''.join(page.read_text() for page in PAGES) + (ROOT / 'CONTRIBUTING.md').read_text()
+    tools = [path for path in (ROOT / 'tools').rglob('*') if path.suffix in ('.py', '.sh')
+             and not {'lab', 'trained'} & {*path.parts}]
+    assert len(tools) > 30
+    assert not [path.name for path in tools if not re.search(rf'\b{re.escape(path.name)}', text)]
+
+
 def slug(heading):
     """The anchor of a heading, as Python-Markdown makes it."""
     text = re.sub(r'[`*]|\[([^\]]*)\]\([^)]*\)', r'\1', heading).lower()

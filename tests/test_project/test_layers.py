@@ -48,10 +48,10 @@ def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix('.py')
 
 
-def imports(path: Path, top: bool = False) -> Iterator[Import]:
-    """Full names of all modules that a file imports; with ``top`` only outside of functions."""
+def imports(path: Path) -> Iterator[Import]:
+    """Full names of all modules that a file imports, in functions and for annotations too."""
     parts, tree = path.relative_to(ROOT).with_suffix('').parts, ast.parse(path.read_text())
-    for node in tree.body if top else ast.walk(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (Import(path, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -81,13 +81,13 @@ def test_imports_point_down():
 
 
 def test_no_circle_of_imports_inside_a_package():
-    """When a module is imported, all that it imports at its top is complete."""
+    """When a module is imported, all that it imports is complete; functions count, too."""
     modules = {'.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
                for path in FILES}
     graph = {name: set() for name in modules}
     for path in FILES:
         own = '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
-        for _, target in imports(path, top=True):
+        for _, target in imports(path):
             found = target if target in modules else target.rpartition('.')[0]
             if found in modules and found != own:
                 graph[own].add(found)

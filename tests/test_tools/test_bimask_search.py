@@ -6,6 +6,7 @@ import torch
 from mmkcr.apis import slim
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config
+from mmkcr.models.slicing import apply_decisions
 
 TOOL = 'analysis_tools/bimask_search'
 CONFIG = """
@@ -37,7 +38,7 @@ def test_search_and_structure(run_tool, refused, config, tmp_path):
     torch.save(dict(state_dict=model.state_dict()), tmp_path / 'epoch_1.pth')
     for gate in model.gates().values():  # the second checkpoint is of a sliced network
         gate.restrict(gate.only(1))
-    model.architecture.backbone.search_space.apply_decisions()
+    apply_decisions(model.architecture.backbone.search_space.sites)
     torch.save(dict(state_dict=model.state_dict()), tmp_path / 'epoch_2.pth')
     structure = slim(model, None, 1, (3, 16, 16))[1]
     structure.save(tmp_path / 'structure.json')

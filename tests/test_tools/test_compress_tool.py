@@ -162,7 +162,6 @@ def test_another_budget_needs_no_new_pass(calibrated, compress, tmp_path, capsys
 @pytest.mark.parametrize('out, change, message', [
     ('slim', ['--images', '17'], 'found those of others (digest, images)'),
     ('slim', ['--sites', 'mlp_hidden'], 'found those of others (sites)'),
-    ('slim', ['--rho', '0.1'], 'found those of others (rho)'),
     ('slim', ['--profiles', 'nowhere'], 'in `nowhere`, found none'),
     (None, ['--target-macs', '8%'], 'expected a target within'),
     (None, ['--sites', 'mlp_hiden'], 'did you mean `mlp_hidden`')])
@@ -544,10 +543,10 @@ def test_killed_in_the_refit_and_evaluation_of_a_structure(call, compress, run_t
     assert len(masks) == 4 and all((bias == 2).all() for bias in masks)
     log, save = tmp_path / 'blocks.txt', CompressProgress.save_block
 
-    def logged(self, block, layers):
+    def logged(self, block, layers, ridges):
         with log.open('a') as file:
             print(block, file=file)
-        save(self, block, layers)
+        save(self, block, layers, ridges)
 
     monkeypatch.setattr(CompressProgress, 'save_block', logged)
     words = call('--structure', structure, '--evaluate', out=out)

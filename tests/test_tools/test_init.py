@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shlex
 from pathlib import Path
 
@@ -170,6 +171,24 @@ def test_paths_are_relative_to_the_file(run_tool, user_config):
     assert build_model(load_config('deep/er/mine.py')).gates()
 
 
+@pytest.mark.parametrize('name', ["O'Brien", 'an "other" one', 'x; `y` $z'])
+def test_names_with_quotes(run_tool, user_config, name):
+    """A config is Python, and its commands are for a shell."""
+    Path(name).mkdir()
+    mine = f'{name}/mine.py'
+    Path(user_config).rename(mine)
+    for stage in ('search', 'retrain', 'compress'):
+        out = f'{name}/{stage}.py'
+        run_tool('init', mine, '--stage', stage, '--out', out,
+                 *(('--search', name) if stage == 'retrain' else ()))
+        config = load_config(out, compressed=False)
+        if stage == 'retrain':
+            assert config.compression.weights == f'work_dirs/{name}/slim/subnet.pth'
+        words = [word for line in Path(out).read_text().splitlines() if line.startswith('#   mmkcr')
+                 for word in shlex.split(line[1:])]
+        assert out in words
+
+
 def test_a_file_that_is_there_stays(run_tool, user_config, capsys):
     run_tool('init', user_config)
     Path('kcr-search_vit.py').write_text('mine')
@@ -217,15 +236,27 @@ def test_gates_and_searches_belong_together(refused, user_config, search_config)
         refuse_gates_without_search(build_model(load_config(config)))
 
 
-def test_a_config_of_classes_cannot_be_a_base(refused, tmp_path):
+@pytest.mark.parametrize('name', ['pure.py', "O'Brien/pure.py"])
+def test_a_config_of_classes_cannot_be_a_base(refused, tmp_path, monkeypatch, name):
     """The sentence says how to write an ordinary one."""
-    path = tmp_path / 'pure.py'
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text('from torch.optim import SGD\n' + USER.format(data='.').replace(
         "type='AdamW'", 'type=SGD'))
-    assert f"found `{path}` in MMEngine's pure Python style: write it as" in refused('init', path)
+    told = refused('init', path)
+    assert f"found `{path}` in MMEngine's pure Python style: write it as" in told
+    *_, code = shlex.split(re.search('`(python -c .*)`', told)[1])
+    exec(code)
+    assert Path('plain_pure.py').is_file()
 
 
 def test_files_that_no_command_would_read(refused, user_config):
     call = 'init', Path(user_config).resolve()
     assert 'a `.py` file to write a config to, found `k.txt`' in refused(*call, '--out', 'k.txt')
     assert "with the stage 'retrain', found it with 'search'" in refused(*call, '--search', 'x')
+
+
+def test_a_line_break_would_end_a_comment(refused, user_config):
+    assert 'expected names without line breaks' in refused(
+        'init', Path(user_config).resolve(), '--out', 'a\nb.py')

@@ -20,6 +20,7 @@ from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.models.loading import TRAINING_STATE, load_task
+from mmkcr.models.slicing import apply_decisions
 from mmkcr.models.tasks import find_task, search_space
 from mmkcr.registry import MODELS
 
@@ -105,7 +106,7 @@ def test_a_search_that_was_sliced_is_evaluated(bases, load_tool, data, tmp_path)
         alive = gate.alive.clone()
         alive.view(-1)[-1] = False  # the largest option
         gate.restrict(alive)
-    assert space.apply_decisions()
+    assert apply_decisions(space.sites)
     torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'sliced.pth')
     load_tool('test').main([str(config), str(tmp_path / 'sliced.pth'), '--work-dir',
                             str(tmp_path / 'run'), *data])

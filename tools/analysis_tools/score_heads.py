@@ -55,7 +55,7 @@ from mmkcr.models.head_choice import (
     SELECTIONS,
     Count,
     choose_heads,
-    head_sites,
+    find_head_sites,
     select_heads,
     set_operator,
 )
@@ -166,10 +166,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         _replace(args, config, model, unfolded(Structure.load(args.structure)), folder, content)
         return
     if choice is not None:
-        _replace(args, config, model, choose_heads(space, choice), folder, content)
+        structure = space.structure_for(choose_heads(space.sites, choice))
+        _replace(args, config, model, structure, folder, content)
         return
     # refused before the pass over the data, not after it
-    heads = {name: torch.zeros(site.total) for name, site in head_sites(space).items()}
+    heads = {name: torch.zeros(site.total) for name, site in find_head_sites(space.sites).items()}
     select_heads(heads, args.replace or 0, args.which, not args.scattered)
     scores = _measure(args, config, model)
     kept = select_heads(scores, args.replace or 0, args.which, not args.scattered, args.seed)
@@ -184,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f'Wrote {folder / "scores.json"} and {folder / "scores.png"}')
     if args.replace is None:
         return
-    set_operator(space, args.operator)
+    set_operator(space.sites, args.operator)
     _replace(args, config, model, space.structure_for(kept), folder, content)
 
 

@@ -28,7 +28,7 @@ from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models import Searchable
 from mmkcr.models.counting import count_macs
-from mmkcr.models.head_choice import head_sites, select_heads
+from mmkcr.models.head_choice import find_head_sites, select_heads
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 from .head_scores import HeadStatistics
@@ -256,7 +256,7 @@ def replaced_heads(backbone: nn.Module, images: Tensor, count: str, which: str,
     shape = tuple(images.shape[1:])
     dense = count_macs(backbone, shape)
     space = search_space(Searchable(backbone, ['head_operator']))
-    sites = head_sites(space)
+    sites = find_head_sites(space.sites)
     if not path.is_file():
         attentions = {name: site.owner for name, site in sites.items()}
         with torch.no_grad(), HeadStatistics(attentions, next(iter(

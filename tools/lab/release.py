@@ -17,7 +17,7 @@ from mmengine.runner import Runner
 from mmkcr.apis.compress_files import CONFIG
 from mmkcr.apis.inference import model_index
 from mmkcr.apis.publish import publish
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, subnet_name
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, config_text, subnet_name
 from mmkcr.cli.launch import latest_checkpoint
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure, atomic_write
@@ -226,7 +226,7 @@ def write_config(config: Config, path: Path, weights: str) -> None:
     config.load_from, config.resume = f'{{{{ fileDirname }}}}/{weights}', False
     config.pop('work_dir', None)
     with atomic_write(path) as temporary:
-        temporary.write_text(config.pretty_text)
+        temporary.write_text(config_text(config), encoding='utf8')
 
 
 def test_metrics(config: Config, weights: Path) -> dict[str, float]:

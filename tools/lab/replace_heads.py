@@ -14,7 +14,7 @@ from mmkcr.core import Structure, count_params
 from mmkcr.engine.build import build_model, default_shape, file_sha256, load_weights
 from mmkcr.evaluation.features import share_of_rank
 from mmkcr.models.counting import count_macs, note_backbone_macs
-from mmkcr.models.head_choice import head_sites, select_heads, set_operator
+from mmkcr.models.head_choice import find_head_sites, select_heads, set_operator
 from mmkcr.models.layers.head_operators import FOLDED
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.tasks import find_task, search_space
@@ -29,7 +29,7 @@ def replaceable_heads(model: nn.Module) -> SearchSpace:
         ValueError: Another backbone, or one that is a supernet or a subnet.
     """
     space = search_space(model)
-    if not head_sites(space):
+    if not find_head_sites(space.sites):
         raise ValueError('expected a backbone with replaceable heads (`DWConvVisionTransformer`), '
                          f'found `{space.type_name}`')
     if space.state_name() != 'dense':
@@ -66,7 +66,8 @@ def score_heads(model: nn.Module, config: Any, images: int | None = 1000, seed: 
                          f'{count}')
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
     batches = share_of_rank(loader.dataset, sorted(drawn), loader, distributed)
-    return head_scores(model, head_sites(space), batches, distributed=distributed, **kwargs)
+    return head_scores(model, find_head_sites(space.sites), batches, distributed=distributed,
+                       **kwargs)
 
 
 def replace_heads(model: nn.Module, structure: Structure,
@@ -125,7 +126,7 @@ def replace_stage(call: Any) -> dict[str, Any]:
         operator = arguments.pop('operator', None)
         scores = score_heads(model, call.config, arguments.pop('images', 1000), call.seed)
         if operator is not None:
-            set_operator(space, operator)
+            set_operator(space.sites, operator)
         structure = space.structure_for(select_heads(scores, seed=call.seed, **arguments))
     else:
         structure = unfolded(Structure.load(call.start.structure))

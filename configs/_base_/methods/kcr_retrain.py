@@ -5,6 +5,8 @@ runner_type = 'mmkcr.CompressionRunner'
 compression = dict(
     sites=['mlp_channels'],
     wrapper='mmkcr.RegularizedModel',
+    # it grows with the squared norm of the features, and can be many times the task's loss when it
+    # is switched on: see `loss_task` beside `loss_kcr` in the log
     regularizers=dict(kcr=dict(type='mmkcr.KernelComplexityLoss', rank_ratio=0.2, weight=0.2)),
     hooks=[
         dict(type='mmkcr.WarmupSwitchHook', begin='30%'),

@@ -10,6 +10,8 @@ compression = dict(
     wrapper='mmkcr.SearchModel',
     # lambda 0.2; with `target` it pulls at the target only
     price=dict(type='mmkcr.MacsPrice', weight=0.2),
+    # it grows with the squared norm of the features, and can be many times the task's loss when it
+    # is switched on: see `loss_task` beside `loss_kcr` in the log
     regularizers=dict(kcr=dict(type='mmkcr.KernelComplexityLoss', rank_ratio=0.2, weight=0.2)),
     loop='bilevel',
     fraction=0.3,

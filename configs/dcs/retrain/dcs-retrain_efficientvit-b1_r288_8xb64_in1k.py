@@ -18,7 +18,8 @@ compression = dict(
     structure=structure,
     feature_layer='head.fc:input',
     regularizers=dict(
-        # on the features that the classifier reads; eta 50 (section 4.1)
+        # on the features that the classifier reads; eta 50 (section 4.1). When it is switched on it
+        # is about 50 x ln(1000) = 345, the task's loss 7 at the most.
         ib=dict(
             type='mmkcr.InformationBottleneckLoss',
             num_features=1600,

@@ -1,6 +1,6 @@
 # KCR-Swin-B, retrained from scratch: CE + 0.2 KCR after 90 of 300 epochs, EMA (KCR v2).
 # bash tools/dist_train.sh configs/kcr/retrain/kcr-retrain_swin-base_8xb64_in1k.py 8
-# Not run. Reported: 197.1 hours on A100s, top-1 84.7 %.
+# Not run. Reported: 197.1 hours on one A100, top-1 84.7 %.
 #
 # Searched with lambda 0.4 and slimmed to 9.7G (0.6: 7.8G, 0.8: 6.0G; v2, table 13):
 # RUN=work_dirs/kcr-search_swin-base_lambda04_8xb64_in1k-100

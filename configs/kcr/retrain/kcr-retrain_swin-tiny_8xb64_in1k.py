@@ -1,6 +1,6 @@
 # KCR-Swin-T, retrained from scratch: CE + 0.2 KCR after 90 of 300 epochs, EMA (KCR v2).
 # bash tools/dist_train.sh configs/kcr/retrain/kcr-retrain_swin-tiny_8xb64_in1k.py 8
-# Not run. Reported: 108.5 hours on A100s, top-1 82.4 %.
+# Not run. Reported: 108.5 hours on one A100, top-1 82.4 %.
 _base_ = [
     '../../_base_/models/kcr_swin-tiny.py',
     '../../_base_/datasets/imagenet_bs64_kc.py',

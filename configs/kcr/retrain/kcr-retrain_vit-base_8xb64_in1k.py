@@ -1,6 +1,6 @@
 # KCR-ViT-B, retrained from scratch: CE + 0.2 KCR after 90 of 300 epochs, EMA (KCR v2).
 # bash tools/dist_train.sh configs/kcr/retrain/kcr-retrain_vit-base_8xb64_in1k.py 8
-# Not run. Reported: 173.4 hours on A100s, top-1 84.6 %.
+# Not run. Reported: 173.4 hours on one A100, top-1 84.6 %.
 _base_ = [
     '../../_base_/models/kcr_vit-base.py',
     '../../_base_/datasets/imagenet_bs64_kc.py',

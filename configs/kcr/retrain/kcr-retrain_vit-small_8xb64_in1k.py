@@ -1,6 +1,6 @@
 # KCR-ViT-S, retrained from scratch: CE + 0.2 KCR after 90 of 300 epochs, EMA (KCR v2).
 # bash tools/dist_train.sh configs/kcr/retrain/kcr-retrain_vit-small_8xb64_in1k.py 8
-# Not run. Reported: 88.5 hours on A100s, top-1 82.2 %.
+# Not run. Reported: 88.5 hours on one A100, top-1 82.2 %.
 _base_ = './kcr-retrain_vit-base_8xb64_in1k.py'
 
 # written by tools/slim.py

@@ -2,7 +2,7 @@
 # bash tools/dist_train.sh configs/kcr/search/kcr-search_swin-base_8xb64_in1k-100.py 8
 # python tools/slim.py configs/kcr/search/kcr-search_swin-base_8xb64_in1k-100.py \
 #     work_dirs/kcr-search_swin-base_8xb64_in1k-100/epoch_200.pth --target-macs 12.6G
-# Not run. Reported: 13.3 hours on A100s, a subnet of 12.6 G MACs.
+# Not run. Reported: 13.3 hours on one A100, a subnet of 12.6 G MACs.
 _base_ = './kcr-search_swin-tiny_8xb64_in1k-100.py'
 
 # the host's stochastic depth

@@ -2,7 +2,7 @@
 # bash tools/dist_train.sh configs/kcr/search/kcr-search_vit-base_8xb64_in1k-100.py 8
 # python tools/slim.py configs/kcr/search/kcr-search_vit-base_8xb64_in1k-100.py \
 #     work_dirs/kcr-search_vit-base_8xb64_in1k-100/epoch_200.pth --target-macs 14.5G
-# Not run. Reported: 11.7 hours on A100s, a subnet of 14.5 G MACs.
+# Not run. Reported: 11.7 hours on one A100, a subnet of 14.5 G MACs.
 _base_ = [
     '../../_base_/models/kcr_vit-base.py',
     '../../_base_/datasets/imagenet100_bs64_kc.py',

@@ -103,7 +103,7 @@ class SeededBatches(Sampler):
 
 def set_epoch(loader: DataLoader, epoch: int) -> None:
     """Choose the epoch (from 0) whose order and seeds come next; the sampler need not know it."""
-    _seeded(loader).epoch = epoch
+    _seeded_batches(loader).epoch = epoch
     sampler = source_sampler(loader)
     if hasattr(sampler, 'set_epoch'):
         sampler.set_epoch(epoch)
@@ -120,20 +120,27 @@ def source_sampler(loader: DataLoader) -> Sampler:
 
 
 def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
-    """Make what a loader yields a function of a seed, the epoch and the position, in place.
+    """Make the batches of a loader a function of a seed, the epoch and the position, in place.
 
-    The seed is the same on every rank, the name of the stream sets this loader apart from the run's
-    others, the epoch is that of :func:`set_epoch`. Transforms that remember earlier samples, such
-    as mmdet's ``CachedMosaic``, remain dependent on their worker. Samples of a data set that loads
-    a batch at once (``__getitems__``) share the seed of one of them.
+    The epoch is set by :func:`set_epoch`. Transforms that remember earlier samples, such as mmdet's
+    ``CachedMosaic``, remain dependent on their worker. Samples of a data set that loads a batch at
+    once (``__getitems__``) share one seed.
+
+    Args:
+        loader (DataLoader): Of a map-style data set.
+        seed (int): Equal on every rank.
+        stream (str): Name that sets this loader apart from the others of the run.
+
+    Raises:
+        TypeError: The data set is iterable.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError('expected a map-style dataset for an exact resume, found the iterable '
                         f'`{type(loader.dataset).__name__}` in the {stream} loader')
-    _seeded(loader).key = (seed, stream)
+    _seeded_batches(loader).key = (seed, stream)
 
 
-def _seeded(loader: DataLoader) -> SeededBatches:
+def _seeded_batches(loader: DataLoader) -> SeededBatches:
     """The loader's batch sampler, which becomes a :class:`SeededBatches` if it is none."""
     if not isinstance(loader.batch_sampler, SeededBatches):
         # PyTorch forbids to set the attribute, as a loader that iterates would not know of it
@@ -147,7 +154,7 @@ def skip_batches(loader: DataLoader, number: int) -> int:
 
     It tells how many there were: fewer than ``number`` at the end of an epoch.
     """
-    sampler = _seeded(loader)
+    sampler = _seeded_batches(loader)
     sampler.rest = None  # of a pass that was never begun
     batches = iter(sampler)
     skipped = sum(1 for _ in itertools.islice(batches, number))

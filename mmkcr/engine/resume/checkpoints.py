@@ -129,7 +129,7 @@ class PreemptionHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any | None = None,
                          outputs: dict | None = None) -> None:
-        """Save and end, by a ``SystemExit``, if any process was told to."""
+        """Save and end, by raising ``SystemExit``, if any process was signalled."""
         signalled = torch.tensor(int(self._told))
         all_reduce(signalled, 'max')
         if not signalled:

@@ -127,7 +127,11 @@ class ExactResumeHook(Hook):
             meta['iter'] = begin
 
     def before_train(self, runner: Runner) -> None:
-        """Number the samples of every training loader of the loop."""
+        """Number the samples of every training loader of the loop.
+
+        Raises:
+            ValueError: A loader without a batch.
+        """
         seeds = [runner.seed]
         broadcast_object_list(seeds)  # one for all ranks, also under `diff_rank_seed`
         self._seed = seeds[0]

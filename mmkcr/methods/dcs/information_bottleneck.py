@@ -98,7 +98,13 @@ class InformationBottleneckLoss(RefreshedTerm):
 
     @torch.no_grad()
     def refresh(self, centroids: Tensor, log_q: Tensor, step: int = -1) -> None:
-        """Stores centroids (A, d), log Q (C, A), and the step before which they were computed."""
+        """Store a refreshed state.
+
+        Args:
+            centroids (Tensor): Centres of the clusters, (A, d).
+            log_q (Tensor): Log of Q(a | y), (C, A).
+            step (int): Epoch, from 0, before which they were computed. Defaults to -1: none.
+        """
         self.check_shape('centroids', centroids, *self.centroids.shape)
         self.centroids.copy_(centroids)
         self.log_q.copy_(log_q)
@@ -109,7 +115,17 @@ class InformationBottleneckLoss(RefreshedTerm):
 
 def labelled_batches(model: nn.Module, loader: DataLoader,
                      layer: str) -> Iterator[tuple[Tensor, Tensor, Any]]:
-    """Features (B, d) of :func:`~mmkcr.evaluation.features.feature_batches`, labels, the batch."""
+    """Features and labels of a loader's batches.
+
+    Args:
+        model (nn.Module): Classifier, in eval mode.
+        loader (DataLoader): Of labelled images.
+        layer (str): Layer whose features are tapped.
+
+    Yields:
+        tuple: Features (B, d), labels (B,) and the batch, see
+        :func:`~mmkcr.evaluation.features.feature_batches`.
+    """
     for features, batch in feature_batches(model, loader, layer):
         yield features, labels_of(batch['data_samples']).to(features.device), batch
 
@@ -120,13 +136,26 @@ def refresh_bottleneck(model: nn.Module, loss: InformationBottleneckLoss, datase
                        seed: int = 0, step: int = -1) -> dict[str, float]:
     """Refresh an :class:`InformationBottleneckLoss` in one pass over a data set.
 
-    Every sample goes through the network, which is in eval mode, once. The features of the
-    ``drawn`` samples (ascending; by default all) are held, and every rank runs k-means on all of
-    them, from the centroids of the previous refresh, if there was one. Q is summed over these and
-    over all others as they stream by. With C = A = 1000 classes and clusters, d = 640 and the
-    default of 256 samples per cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB, and Q
-    and its sums 8 MB each, for any n. Reporting the IB value adds 256 000 x 1000 x 4 B = 1.02 GB
-    divided by the number of ranks. What is returned are the accumulator's ``values``.
+    Every sample goes through the network, which is in eval mode, once. The features of the drawn
+    samples are held, and every rank runs k-means on all of them, from the centroids of the previous
+    refresh, if there was one. Q is summed over these and over all others as they stream by. With
+    C = A = 1000 classes and clusters, d = 640 and the default of 256 samples per cluster, the
+    largest tensor has 256 000 x 640 x 4 B = 655 MB, and Q and its sums 8 MB each, for any n.
+    Reporting the IB value adds 256 000 x 1000 x 4 B = 1.02 GB divided by the number of ranks.
+
+    Args:
+        model (nn.Module): Classifier, in eval mode.
+        loss (InformationBottleneckLoss): Term to refresh, in place.
+        dataset (Dataset): Training set with test transforms.
+        like (DataLoader): Loader whose settings are used.
+        layer (str): Layer whose features are clustered. Defaults to ``'backbone'``.
+        drawn (Tensor, optional): Positions of the samples that k-means sees, int64, ascending.
+            Defaults to None: all.
+        seed (int): Seed of k-means. Defaults to 0.
+        step (int): Epoch, from 0, before which this is. Defaults to -1: none.
+
+    Returns:
+        dict[str, float]: See :meth:`~mmkcr.functional.information.InformationAccumulator.values`.
     """
     if loss.input_features is not None and not loss.input_refreshed:
         # they never change, nor do their clusters
@@ -218,7 +247,7 @@ class InformationBottleneckHook(RefreshHook):
         return loss.active and (not loss.ready or (step + 1) % self.interval == 0)
 
     def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
-        """See :meth:`RefreshHook.compute`."""
+        """Compute clusters and Q for a ``loss`` before a ``step`` of the ``runner``."""
         drawn = self.draw(self.samples or SAMPLES_PER_CLUSTER * loss.num_clusters, step)
         values = refresh_bottleneck(
             runner.model, loss, self.dataset, self.like, unwrap(runner.model).feature_layer,
@@ -233,10 +262,15 @@ class InformationBottleneckHook(RefreshHook):
 def information_statistics(model: nn.Module, loader: DataLoader, num_classes: int,
                            layer: str = 'backbone', seed: int = 0,
                            **kwargs: Any) -> dict[str, float]:
-    """I(X~, X), I(X~, Y), IB and its bounds of any trained classifier, also in a wrapper.
+    """I(X~, X), I(X~, Y), IB and its bounds of any trained classifier.
 
-    The loader has labelled images with test transforms; C = A = B is ``num_classes``; ``kwargs``
-    are ``beta``, ``normalize`` and ``smoothing`` of :class:`InformationBottleneckLoss`.
+    Args:
+        model (nn.Module): Classifier, also in a wrapper.
+        loader (DataLoader): Of labelled images with test transforms.
+        num_classes (int): C = A = B.
+        layer (str): Layer whose features are clustered. Defaults to ``'backbone'``.
+        seed (int): Seed of the draws and of k-means. Defaults to 0.
+        **kwargs: ``beta``, ``normalize`` and ``smoothing`` of :class:`InformationBottleneckLoss`.
     """
     with undisturbed(model):
         # one sample tells the widths of features and inputs

@@ -62,21 +62,25 @@ class InformationBottleneckMetric(BaseMetric):
         points = [None] * len(data_samples)
         if self.inputs:
             images = data_batch['inputs']
-            images = (images if isinstance(images, Tensor) else _stacked(images)).float()
+            images = (images if isinstance(images, Tensor) else _stack_images(images)).float()
             points = flat_inputs((images - self.mean.to(images)) / self.std.to(images)).cpu()
         for sample, point in zip(data_samples, points):
             feature = tapped_feature(sample, self.feature_key).float().cpu()
             self.results.append((feature, int(sample['gt_label']), point))
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Clusters, soft assignments and mutual information of what all ranks have processed."""
+        """Clusters, soft assignments and mutual information of the samples of all ranks.
+
+        Raises:
+            ValueError: There are no samples.
+        """
         if not results:
             raise ValueError('expected at least one data sample, found `0` in '
                              'InformationBottleneckMetric')
         features, labels, inputs = zip(*results)
         rows = [self._log_phi(torch.stack(features)), torch.tensor(labels)]
         if self.inputs:
-            rows.append(self._log_phi(_stacked(inputs)))
+            rows.append(self._log_phi(_stack_images(inputs)))
         sums = InformationAccumulator(self.num_classes, self.num_classes,
                                       self.num_classes if self.inputs else 0)
         # the joint of inputs and features is summed in parts, which bounds the memory
@@ -89,7 +93,7 @@ class InformationBottleneckMetric(BaseMetric):
         return log_assignments(points, centroids, self.beta, self.normalize)
 
 
-def _stacked(inputs: Sequence[Tensor]) -> Tensor:
+def _stack_images(inputs: Sequence[Tensor]) -> Tensor:
     """Images, or what is left of them, in one tensor."""
     shapes = sorted({tuple(image.shape) for image in inputs})
     if len(shapes) > 1:

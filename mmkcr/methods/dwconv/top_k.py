@@ -16,9 +16,13 @@ def relaxed_top_k(logits: Tensor, count: int, temperature: float) -> Tensor:
     .. math:: p_j = \mathrm{softmax}(s_j / \tau), \quad s_{j+1} = s_j + \log(1 - p_j), \quad
         w = \sum_{j=1}^k p_j
 
-    It has the shape of :math:`s_1`, (n,), is not negative, and has the sum k, from 0 to n. As the
-    temperature falls, it tends to the k-hot vector of the k largest logits. At a high temperature
-    single entries can exceed 1.
+    It is not negative and has the sum k. As the temperature falls, it tends to the k-hot vector of
+    the k largest logits. At a high temperature single entries can exceed 1.
+
+    Args:
+        logits (Tensor): :math:`s_1`, (n,).
+        count (int): k, from 0 to n.
+        temperature (float): :math:`\tau`, above 0.
     """
     weights = torch.zeros_like(logits)
     below_1 = 1 - torch.finfo(logits.dtype).eps / 2  # its log1p has a finite gradient
@@ -68,7 +72,11 @@ class RelaxedTopKGate(BaseGate):
         return {**vars(self), '_of_step': {}}
 
     def join(self, gates: Sequence[BaseGate]) -> None:
-        """Choose together with the other gates of this class."""
+        """Choose together with the other gates of this class.
+
+        Raises:
+            ValueError: ``count`` is larger than the number of blocks, or units, of them all.
+        """
         self._members = [gate for gate in gates if isinstance(gate, RelaxedTopKGate)]
         units = sum(len(gate.alpha) for gate in self._members)
         if self.count > units:

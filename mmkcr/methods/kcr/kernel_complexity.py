@@ -77,7 +77,7 @@ class KernelComplexityLoss(RefreshedTerm):
 
     @property
     def refresh_step(self) -> Tensor:
-        """Tensor: As ``basis_epoch``."""
+        """Tensor: Epoch, or iteration, of the last refresh: ``basis_epoch``."""
         return self.basis_epoch
 
     def forward(self, features: Tensor, indices: Tensor | None = None) -> Tensor:
@@ -111,9 +111,16 @@ class KernelComplexityLoss(RefreshedTerm):
 
     @torch.no_grad()
     def set_basis(self, basis: Tensor, epoch: int = -1) -> None:
-        """Stores V (d, r), and the epoch (from 0), or iteration, before which it was computed.
+        """Store a basis.
 
-        r is at most ``ceil(gamma0 min(n, d))``, with d in the place of n for 'projection'.
+        Args:
+            basis (Tensor): V, (d, r); r is at most ``ceil(gamma0 min(n, d))``, with d in the place
+                of n for 'projection'.
+            epoch (int): Epoch from 0, or iteration, before which it was computed. Defaults to -1:
+                none.
+
+        Raises:
+            ValueError: A basis of another shape.
         """
         columns = min(max(basis.shape[-1], 1), self.basis.shape[1])
         self.check_shape('a basis', basis, self.num_features, columns)
@@ -125,10 +132,17 @@ class KernelComplexityLoss(RefreshedTerm):
     @torch.no_grad()
     def refresh(self, moment: Tensor, n: int, epoch: int = -1,
                 features: Tensor | None = None) -> None:
-        """Computes V from the landmarks' second moment (fact 1), and for 'sample' U and G.
+        """Compute V from the landmarks' second moment (fact 1), and for 'sample' U and G.
 
-        The moment is ``F_I^T F_I`` (d, d) at any scale, n the number of training samples. 'sample'
-        needs their features F (n, d), in fp64 and in the order of the training set.
+        Args:
+            moment (Tensor): ``F_I^T F_I`` at any scale, (d, d).
+            n (int): Number of training samples.
+            epoch (int): See :meth:`set_basis`. Defaults to -1: none.
+            features (Tensor, optional): F of all training samples in their order, (n, d), fp64;
+                for 'sample', where it is required. Defaults to None.
+
+        Raises:
+            ValueError: 'sample' was built for another number of samples.
         """
         basis = leading_basis(moment, truncation_rank(n, self.num_features, self.rank_ratio))
         if self.needs_indices:
@@ -142,7 +156,13 @@ class KernelComplexityLoss(RefreshedTerm):
 
     def refresh_from_features(self, features: Tensor, landmarks: Tensor | None = None,
                               epoch: int = -1) -> None:
-        """As :meth:`refresh`, from all training features (n, d) and the landmarks' indices (m,)."""
+        """Refresh from features in memory.
+
+        Args:
+            features (Tensor): Of all training samples in their order, (n, d).
+            landmarks (Tensor, optional): Positions of the landmarks, (m,). Defaults to None: all.
+            epoch (int): See :meth:`set_basis`. Defaults to -1: none.
+        """
         features = features.detach().double()
         chosen = features if landmarks is None else features[landmarks]
         self.refresh(moment_of(chosen), len(features), epoch, features)
@@ -196,7 +216,7 @@ class NystromRefreshHook(RefreshHook):
         return (step + 1) % self.interval == 0 or (loss.active and not loss.ready)
 
     def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
-        """See :meth:`RefreshHook.compute`."""
+        """Compute the basis of a ``loss`` before a ``step`` of the ``runner``."""
         model, indices, n = unwrap(runner.model), self._draw(step), len(self.dataset)
         if loss.needs_indices:
             # the form 'sample' stores U for every sample, so it needs all features, not a moment

@@ -23,9 +23,14 @@ from mmkcr.registry import METRICS
 
 
 def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray:
-    """Whether each sample, by its position in the data set, is one of a share of landmarks.
+    """Whether each sample is a landmark, (k,), bool.
 
     The draw depends on seed and position alone, not on the number of samples or ranks.
+
+    Args:
+        indices (Sequence[int]): Positions of k samples in the data set.
+        ratio (float): Expected share of landmarks.
+        seed (int): Seed of the draw.
     """
     return np.array([np.random.default_rng((seed, index)).random() < ratio for index in indices],
                     dtype=bool)
@@ -107,7 +112,11 @@ class KernelComplexityMetric(BaseMetric):
         return {f'{self.prefix}/{key}': value for key, value in metrics.items()}
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Compute the values from all ranks' moments; nothing is collected sample by sample."""
+        """Compute the values from all ranks' moments; nothing is collected sample by sample.
+
+        Raises:
+            ValueError: There are no samples.
+        """
         if self._moment is None:
             raise ValueError('expected at least one data sample, found `0` in '
                              'KernelComplexityMetric')

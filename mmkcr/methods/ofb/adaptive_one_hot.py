@@ -122,6 +122,9 @@ class AdaptiveOneHotLoss(Priced):
             ``one_hot`` (mean :math:`\\omega`, 1 when all sites are decided), ``one_hot_weight``
             (mean over the open sites) and ``budget_weight``; of another cost than MACs its
             expected value under its name (ms, M, MB).
+
+        Raises:
+            ValueError: Gates of another type.
         """
         gates: dict[str, BiMaskGate] = {name: site.gate for name, site in macs.sites.items()}
         for name, gate in gates.items():
@@ -132,7 +135,7 @@ class AdaptiveOneHotLoss(Priced):
         probabilities, options, sizes = self._options(list(gates.values()))
         kept = dict(zip(gates, (probabilities * sizes).sum(1)))
         cost, target = self.cost_and_target(macs)
-        expected = cost.expected(list(gates), probabilities, sizes)
+        expected = cost.expectation(list(gates), probabilities, sizes)
         undecided = options > 1  # with one option var_max is 0
         entropy, tangent, share = one_hot_terms(probabilities[undecided], options[undecided],
                                                 self.eps)
@@ -190,4 +193,4 @@ class AdaptiveOneHotLoss(Priced):
             distance = ((expected - target) / cost.dense).square()
         else:
             distance = (expected - target).abs() / cost.scale
-        return self.grown(self.budget, distance)
+        return self.weigh(self.budget, distance)

@@ -44,8 +44,7 @@ class BiMaskGate(BaseGate):
             Defaults to 0.2.
     """
 
-    #: The gate takes the argument ``groups``.
-    grouped = True
+    slices = grouped = True
     #: Search space by kind of site (table 1 of the paper).
     space: Mapping[str, Mapping[str, float]] = dict(
         embedding=dict(start=1 / 2, step=1 / 32),
@@ -141,19 +140,23 @@ class BiMaskGate(BaseGate):
         group_rank, channel_rank = self.ranks()
         return values[group_rank[:, None], channel_rank].flatten()
 
+    def keepable(self) -> Tensor | None:
+        """Units that some live option can keep: boolean, shape (present,); None if all are."""
+        return None if self.folded else self._within(self._largest(0), self._largest(1))
+
     def supported(self) -> Tensor | None:
-        """Units that some live option can keep; in eval mode those that the hard gate keeps.
+        """Units of :meth:`keepable`; in eval mode those that the hard gate keeps.
 
         Boolean, shape (present,); None if it holds for all units.
         """
-        if self.folded:
-            return None
-        if self.training:
-            groups, channels = self._largest(0), self._largest(1)
-        else:
-            row, column = self._hardest()
-            groups, channels = self.group_sizes[row], self.channel_sizes[column]
-        if (groups, channels) == self.present_shape:  # nothing beyond it is present
+        if self.folded or self.training:
+            return self.keepable()
+        row, column = self._hardest()
+        return self._within(self.group_sizes[row], self.channel_sizes[column])
+
+    def _within(self, groups: int, channels: int) -> Tensor | None:
+        """As :meth:`_inside`; None where nothing beyond these groups and channels is present."""
+        if (groups, channels) == self.present_shape:
             return None
         return self._inside(groups, channels)
 

@@ -57,9 +57,17 @@ class MaskedImageHead(nn.Module):
         """Draw masked patches, the same share of every image.
 
         The draw covers the batches of all ranks, whose samples interleave, so that several
-        processes mask the same patches as one process would. The generator is one of the CPU, in
-        the same state on every rank. The grid has rows and columns; ``sizes``, (batch, 2), are
-        height and width of this rank's images, by default all of the grid.
+        processes mask the same patches as one process would.
+
+        Args:
+            batch (int): Images of this rank.
+            grid (Sequence[int]): Rows and columns of the patches.
+            generator (torch.Generator): Of the CPU, in the same state on every rank.
+            sizes (Tensor, optional): Height and width of this rank's images in pixels, (batch, 2).
+                Defaults to None: all of the grid.
+
+        Returns:
+            Tensor: Masked patches, (batch, rows, columns), bool.
         """
         rows, columns = grid
         rank, ranks = get_dist_info()
@@ -75,9 +83,13 @@ class MaskedImageHead(nn.Module):
     def hide(self, tokens: Tensor, hw: Sequence[int], mask: Tensor, finer: int) -> Tensor:
         """Put the mask token in place of masked tokens.
 
-        The last h * w of the tokens (B, N, C) are in rows; a side of a patch has ``finer`` tokens.
+        Args:
+            tokens (Tensor): (B, N, C); the last h * w of them are in rows.
+            hw (Sequence[int]): Rows h and columns w of the tokens.
+            mask (Tensor): Masked patches, (B, rows, columns), bool.
+            finer (int): Tokens along a side of a patch.
         """
-        fine = _spread(mask, finer, hw).flatten(1)
+        fine = _enlarge(mask, finer, hw).flatten(1)
         # tokens in front (class token) are never masked
         extra = tokens.shape[1] - fine.shape[1]
         fine = F.pad(fine, (extra, 0)).to(tokens.device)
@@ -111,7 +123,7 @@ class MaskedImageHead(nn.Module):
         """
         inside = None if sizes is None else _inside(
             sizes.to(images.device), images.shape[-2:], 1)[:, None].float()
-        pixels = _spread(mask.to(features.device), self.patch_size, images.shape[-2:])[:, None]
+        pixels = _enlarge(mask.to(features.device), self.patch_size, images.shape[-2:])[:, None]
         # stages round up, so the last patches may reach beyond the image: crop to what both have
         height, width = pixels.shape[-2:]
         pixels = pixels.to(features.dtype)
@@ -156,8 +168,8 @@ class MaskedSearchModel(SearchModel):
                     'expected an `OFBVisionTransformer`, or an `OFBSwinTransformer` that gives its '
                     f'last output, for a `reconstruction`, found `{type(backbone).__name__}` with '
                     f'`out_indices={outputs}`')
-            search_space(self.architecture).attach_axis(
-                backbone.embedding_site, Axis(self.reconstruction, 'mask_token', folds=True))
+            site = search_space(self.architecture).sites[backbone.embedding_site]
+            site.attached.append(Axis(self.reconstruction, 'mask_token', folds=True))
 
     def forward(self, inputs: Tensor, data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
@@ -197,7 +209,7 @@ class MaskedSearchModel(SearchModel):
         # tokens along a side of a masked patch; stages of Swin round sizes up, so patches do too
         finer = max(1, head.patch_size // backbone.patch_embed.projection.stride[0])
 
-        def embedded(_: Any, __: Any, out: tuple) -> tuple:  # (B, N, C), (h, w)
+        def hide_patches(_: Any, __: Any, out: tuple) -> tuple:  # (B, N, C), (h, w)
             tokens, seen['hw'] = out
             seen['mask'] = head.draw(len(tokens), [-(-side // finer) for side in seen['hw']],
                                      generator, sizes)
@@ -209,7 +221,7 @@ class MaskedSearchModel(SearchModel):
 
         with ExitStack() as hooks:
             # hosts add class tokens and positions between the embedding and the first block
-            hooks.enter_context(backbone.patch_embed.register_forward_hook(embedded))
+            hooks.enter_context(backbone.patch_embed.register_forward_hook(hide_patches))
             if not head.keep_position:
                 hooks.enter_context(backbone.drop_after_pos.register_forward_pre_hook(
                     lambda _, args: (hidden(args[0]), )))
@@ -238,7 +250,7 @@ def _inside(sizes: Tensor, grid: Sequence[int], unit: int) -> Tensor:
     return (rows[:, None] < sizes[:, 0, None, None]) & (columns < sizes[:, 1, None, None])
 
 
-def _spread(mask: Tensor, times: int, size: Sequence[int]) -> Tensor:
+def _enlarge(mask: Tensor, times: int, size: Sequence[int]) -> Tensor:
     """Enlarge every entry of a mask (B, h, w) to a square of ``times``, cropped to a size."""
     fine = mask.repeat_interleave(times, 1).repeat_interleave(times, 2)
     return fine[:, :size[0], :size[1]]

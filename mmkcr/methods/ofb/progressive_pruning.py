@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from mmkcr.core import TOLERANCE, can_meet, choose_within
 from mmkcr.datasets.part import sample_sources
 from mmkcr.models.search_space import SearchSpace
+from mmkcr.models.slicing import apply_decisions, copy_decisions, slice_as_state
 from mmkcr.models.tasks import find_task, renew_record, search_space, unwrap
 from mmkcr.registry import HOOKS
 from .bimask import BiMaskGate
@@ -88,9 +89,9 @@ class ProgressivePruningHook(Hook):
             self._prune(model)
         # the averages follow, and the wrapper is renewed
         space = search_space(model)
-        changed = space.apply_decisions(runner.optim_wrapper.optimizer)
+        changed = apply_decisions(space.sites, runner.optim_wrapper.optimizer)
         for average in self._averages(runner):
-            average.apply_decisions_of(space)
+            copy_decisions(average.sites, space.sites)
         if changed:
             self._renew(runner)
             self._report(runner)
@@ -157,9 +158,9 @@ class ProgressivePruningHook(Hook):
         prefix = f'{name}.' if name else ''
         wrapper = runner.optim_wrapper  # a config where nothing is trained
         optimizer = wrapper.optimizer if isinstance(wrapper, OptimWrapper) else None
-        changed = space.take_shape(state, prefix, optimizer)
+        changed = slice_as_state(space.sites, state, prefix, optimizer)
         for average in self._averages(runner):
-            average.take_shape(state, prefix)
+            slice_as_state(average.sites, state, prefix)
         if changed:
             self._renew(runner)
 

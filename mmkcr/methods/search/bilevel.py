@@ -67,8 +67,18 @@ def split_indices(total: int, architecture_fraction: float, seed: int,
                   sources: Sequence[int] | None = None) -> tuple[list, list]:
     """Split a dataset's indices into disjoint parts, the same on every rank.
 
-    All indices of a sample (``sources``, see :func:`sample_sources`; by default each index is its
-    own sample) go to one part. The result is ascending: those for the weights, those for the gates.
+    Args:
+        total (int): Number of indices.
+        architecture_fraction (float): Share of the samples that the gates learn from, in (0, 1).
+        seed (int): Seed of the split.
+        sources (Sequence[int], optional): Sample of every index, see :func:`sample_sources`; all
+            indices of a sample go to one part. Defaults to None: each index is a sample.
+
+    Returns:
+        tuple[list, list]: Indices for the weights and indices for the gates, ascending.
+
+    Raises:
+        ValueError: A share out of range, or one that leaves a part empty.
     """
     if not 0 < architecture_fraction < 1:
         raise ValueError('expected `architecture_fraction` within (0, 1), found '
@@ -92,9 +102,20 @@ def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fracti
                             endless: bool = False) -> tuple[DataLoader, DataLoader]:
     """Build the loaders of the weights' and the architecture's part.
 
-    Both have the settings of ``train_dataloader``, the config. An epoch is one pass over the
-    weights' part; the other loader cycles and yields at least as many batches. ``endless`` loaders,
-    of runs that count iterations, each go through their own part at their own pace.
+    An epoch is one pass over the weights' part; the other loader cycles and yields at least as many
+    batches.
+
+    Args:
+        runner (Runner): Of the run; it builds the loaders.
+        config (Mapping): ``train_dataloader``, whose settings both have.
+        architecture_fraction (float): See :func:`split_indices`.
+        split_seed (int): Seed of the split.
+        endless (bool): Whether each loader goes through its part at its own pace, for runs that
+            count iterations. Defaults to False.
+
+    Raises:
+        TypeError: ``config`` is a loader.
+        ValueError: The sampler has no epochs, or a part has less than a batch for every rank.
     """
     if not isinstance(config, Mapping):
         raise TypeError('expected the config of `train_dataloader`, to build two loaders from, '
@@ -160,7 +181,13 @@ class _BilevelLoop:
 
     def run_iter(self, idx: int, data_batch: Sequence[dict],
                  architecture_batch: Sequence[dict]) -> None:
-        """Update the gates, then the weights; hooks see the batch of the weights."""
+        """Update the gates, then the weights.
+
+        Args:
+            idx (int): Number of the iteration within the epoch.
+            data_batch (Sequence[dict]): Batch of the weights, which hooks see.
+            architecture_batch (Sequence[dict]): Batch of the gates.
+        """
         hook_args = dict(batch_idx=idx, data_batch=data_batch)
         self.runner.call_hook('before_train_iter', **hook_args)
         logs = self._step_architecture(architecture_batch)

@@ -63,8 +63,13 @@ class Priced(nn.Module):
         cost = self.cost_model(macs)
         return cost, cost.parse_target(self.target)
 
-    def grown(self, weight: Tensor, distance: Tensor) -> Tensor:
-        """A weight times the distance from the target; in training the weight grows by it."""
+    def weigh(self, weight: Tensor, distance: Tensor) -> Tensor:
+        """Multiply the distance from the target by a weight, which in training then grows.
+
+        Args:
+            weight (Tensor): A buffer, a scalar; it is changed in place.
+            distance (Tensor): A scalar, at least 0.
+        """
         term = weight.clone() * distance  # a clone: autograd saves it, and it changes in place
         if self.training:
             weight += self.growth * distance.detach()
@@ -164,5 +169,5 @@ class MacsPrice(Priced):
         # the value of the open gates' cost, with the gradient of the expected cost
         counted = cost + (count(kept) - cost).detach()
         distance = torch.log(counted / self.check_target(macs)).abs()
-        return dict(loss_price=self.grown(self.weight, distance),
+        return dict(loss_price=self.weigh(self.weight, distance),
                     price_weight=self.weight.clone(), **logged)

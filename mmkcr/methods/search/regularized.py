@@ -59,7 +59,7 @@ class RegularizedModel(BaseModel):
         self.feature_layer = feature_layer
         self._task_losses: list[str] = []  # names of the task model's losses, of the last forward
         self.regularizers = nn.ModuleDict(
-            {name: self._built(name, config) for name, config in (regularizers or {}).items()})
+            {name: self._build_term(name, config) for name, config in (regularizers or {}).items()})
         for term in self.regularizers.values():
             if hasattr(term, 'bind'):
                 term.bind(architecture)
@@ -72,7 +72,7 @@ class RegularizedModel(BaseModel):
             return getattr(super().__getattr__('architecture'), name)
         return super().__getattr__(name)
 
-    def _built(self, name: str, config: Mapping[str, Any]) -> nn.Module:
+    def _build_term(self, name: str, config: Mapping[str, Any]) -> nn.Module:
         """Build a regulariser; infer the width of its features if it is needed and not given."""
         config = dict(config)
         cls = MODELS.get(config['type'])
@@ -139,9 +139,11 @@ class RegularizedModel(BaseModel):
     def _needed(name: str, term: nn.Module, inputs: Tensor,
                 data_samples: list | None) -> list[Tensor]:
         """Further arguments that a regulariser asks for; with views no image has them."""
-        offered = dict(
-            inputs=lambda: inputs, labels=lambda: labels_of(data_samples),
-            indices=lambda: torch.tensor([sample.get('sample_idx') for sample in data_samples]))
+        def indices() -> Tensor:
+            return torch.tensor([sample.get('sample_idx') for sample in data_samples])
+
+        offered = dict(inputs=lambda: inputs, labels=lambda: labels_of(data_samples),
+                       indices=indices)
         needs = [need for need in ('inputs', 'indices', 'labels')
                  if getattr(term, f'needs_{need}', False)]
         if needs and are_views(inputs):

@@ -37,7 +37,16 @@ class ScheduledHook(Hook, metaclass=ABCMeta):
 
     def modules(self, runner: Runner, what: str,
                 wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
-        """Modules of the model that the hook acts on; a model without any is refused."""
+        """Modules of the model that the hook acts on.
+
+        Args:
+            runner (Runner): Of the run.
+            what (str): Noun for the modules, for the message.
+            wanted (Callable): Whether the hook acts on a module.
+
+        Raises:
+            ValueError: The model has none.
+        """
         modules = [module for module in runner.model.modules() if wanted(module)]
         if not modules:
             raise ValueError(f'expected a model with at least one {what} for '
@@ -178,7 +187,11 @@ class GateNoiseHook(ScheduledHook):
 
 
 def find_regularizer(model: nn.Module, name: str) -> nn.Module:
-    """Find a regulariser of a ``RegularizedModel``, possibly wrapped, by its key."""
+    """Find a regulariser of a ``RegularizedModel``, possibly wrapped, by its key.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
     model = unwrap(model)
     regularizers = getattr(model, 'regularizers', {})
     if name not in regularizers:

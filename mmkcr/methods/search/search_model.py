@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from mmkcr.core import BaseGate, MacsModel, check_finite, check_finite_gates
 from mmkcr.core.gate import resample_gates
 from mmkcr.core.structure import read_json
+from mmkcr.models.search_space import SearchSpace
+from mmkcr.models.slicing import sites_that_slice
 from mmkcr.models.tasks import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
@@ -53,7 +55,7 @@ class SearchModel(RegularizedModel):
                              f'`{search_space(self.architecture).type_name}` without')
         # momentum copies use the gates of the network that they average
         for copy in copied_spaces(self.architecture):
-            copy.mask_like(search_space(self.architecture))
+            _follow_masks(copy, search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
         # seed and step of the noise: those of the first rank, also under `diff_rank_seed`
@@ -150,7 +152,12 @@ class SearchModel(RegularizedModel):
 
 
 def load_scores(path: str | Path) -> Scores:
-    """Order of the units and loss at each size, by site, from a ``sensitivity.json``."""
+    """Order of the units and loss at each size, by site, from a ``sensitivity.json``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It has no sites, or another content.
+    """
     data, scores = read_json(Path(path), 'a sensitivity'), {}
     if not isinstance(data, Mapping) or not data:
         raise ValueError(f'expected a sensitivity file with sites, found none in `{path}`')
@@ -170,9 +177,25 @@ def load_scores(path: str | Path) -> Scores:
     return scores
 
 
+def _follow_masks(copied: SearchSpace, online: SearchSpace) -> None:
+    """Give a momentum copy the masks, noise included, of the network that it averages.
+
+    Raises:
+        ValueError: Gates that slice the network while it trains: the copy's tensors would not
+            follow.
+    """
+    if sites_that_slice(copied.sites):
+        raise ValueError('expected gates that leave the tensors whole while they train (such as '
+                         f'`mmkcr.GumbelChannelGate`) of a `{copied.type_name}` with a momentum '
+                         'copy, found some that slice them')
+    leaders = online.gates()
+    for name, gate in copied.gates().items():
+        gate.mask_like(leaders[name])
+
+
 def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
                       macs: MacsModel) -> dict[str, Tensor]:
-    """Initialise gates from the scores of their units, in place; returns the logits by site.
+    """Initialise gates from the scores of their units, in place.
 
     A unit's score is the loss that it avoids per MAC, given the units that come before it. The
     units of all sites are ranked together, and a unit's logit is the normal quantile of its rank.
@@ -180,6 +203,17 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
     without scores. Only the order of the units is new. Sites without scores keep their gates. So do
     the channels of heads and of residual streams, because their scores refer to other bases than
     the network's.
+
+    Args:
+        gates (Mapping[str, BaseGate]): By site.
+        scores (Mapping): Order of the units and losses by site, see :func:`load_scores`.
+        macs (MacsModel): Of the supernet.
+
+    Returns:
+        dict[str, Tensor]: Logits by site, (total,) each.
+
+    Raises:
+        ValueError: No site has scores, or one has scores of another number of units.
     """
     known = {name: scores[name] for name in gates
              if name in scores and not name.endswith(('.head_channels', '.embedding'))}
@@ -192,7 +226,7 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
             raise ValueError(f'expected scores of {gates[name].total} units at site `{name}`, '
                              f'found {len(order)}')
     with torch.no_grad():
-        wanted = _expected(gates, macs)  # before any gate changes
+        wanted = _mean_macs(gates, macs)  # before any gate changes
         logits = _quantiles(known, gates, macs)
         low, high = -20., 20.  # bisection for the shift: expected MACs rise with it
         for _ in range(40):
@@ -201,11 +235,11 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores,
                        for name, values in logits.items()}
             for name, values in shifted.items():
                 gates[name].start(values)
-            low, high = (low, middle) if _expected(gates, macs) > wanted else (middle, high)
+            low, high = (low, middle) if _mean_macs(gates, macs) > wanted else (middle, high)
     return shifted
 
 
-def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
+def _mean_macs(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
     return float(macs({name: gate.expected_size() for name, gate in gates.items()}))
 
 

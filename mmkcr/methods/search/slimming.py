@@ -64,7 +64,8 @@ def slim(model: nn.Module, target_macs: str | int | float | None = None, divisor
     space, averages = search_space(task), momentum_copies(task)
     spaces, sliced = [space, *copied_spaces(task)], bool(space.fixed)
     for one in spaces:
-        one.fold_fixed()
+        # heads that a structure replaced, beside sites with gates, get plain weights
+        one.fixed = {name: one.sites[name].fold(entry) for name, entry in one.fixed.items()}
     gates, counted = space.gates(), counted_part(task, part)  # what the target limits
     check_finite_gates(gates)
     macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))

@@ -26,7 +26,11 @@ _APART = ('q_proj', 'k_proj', 'v_proj')
 
 @attention_adapter(f'{_UTILS}.MultiheadAttention')
 def multihead_attention(module: nn.Module) -> dict[str, Any]:
-    """mmpretrain's ``MultiheadAttention`` (ViT, DeiT, DeiT III, MobileViT, Conformer ...)."""
+    """mmpretrain's ``MultiheadAttention`` (ViT, DeiT, DeiT III, MobileViT, Conformer ...).
+
+    Raises:
+        Unsupported: A shortcut of the values, or a subclass of another library.
+    """
     if module.v_shortcut:
         raise Unsupported('a shortcut adds the values to the output of the attention')
     if type(module).__name__ != 'MultiheadAttention':
@@ -64,7 +68,11 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
 
 @attention_adapter('timm.layers.attention.Attention')
 def timm_attention(module: nn.Module) -> dict[str, Any]:
-    """timm's ``Attention`` (ViT, DINOv2, SigLIP 2 ...)."""
+    """timm's ``Attention`` (ViT, DINOv2, SigLIP 2 ...).
+
+    Raises:
+        Unsupported: Heads that share a norm, a gate, or keys and values.
+    """
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
     if getattr(module, 'num_kv_groups', 1) > 1:
@@ -76,7 +84,7 @@ def timm_attention(module: nn.Module) -> dict[str, Any]:
 
 @attention_adapter('timm.layers.attention.AttentionRope')
 def rotary_attention(module: nn.Module) -> dict[str, Any]:
-    """The same with rotary positions."""
+    """timm's ``Attention`` with rotary positions."""
     layout = 'half' if getattr(module, 'rotate_half', False) else 'interleaved'
     return dict(timm_attention(module), rotary=layout,
                 opened=partial(_open_rotary, ours.SizedRotaryAttention, layout))
@@ -84,7 +92,7 @@ def rotary_attention(module: nn.Module) -> dict[str, Any]:
 
 @attention_adapter('timm.models.eva.EvaAttention')
 def eva_attention(module: nn.Module) -> dict[str, Any]:
-    """The same of EVA-02 and DINOv3, whose heads fill the input's width."""
+    """Attention of EVA-02 and DINOv3: the heads fill the input's width."""
     view = rotary_attention(module)
     return dict(view, resize=partial(_resize_opened, view['opened']))
 
@@ -102,7 +110,7 @@ def _resize_opened(opened: Callable[[nn.Module], nn.Module], layer: nn.Module, h
 @attention_adapter(*in_transformers(
     clip='CLIPAttention', siglip='SiglipAttention', siglip2='Siglip2Attention'))
 def contrastive_attention(module: nn.Module) -> dict[str, Any]:
-    """Attention of CLIP and SigLIP, whose heads fill the input's width before v5."""
+    """Attention of CLIP and SigLIP: before v5 the heads fill the input's width."""
     resize = record
     if int(sys.modules['transformers'].__version__.split('.')[0]) < 5:
         resize = partial(_resize_opened, partial(take_over, ours.SizedHuggingFaceAttention))
@@ -111,7 +119,11 @@ def contrastive_attention(module: nn.Module) -> dict[str, Any]:
 
 @attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
 def torch_attention(module: nn.Module) -> dict[str, Any]:
-    """mmcv's attention around ``nn.MultiheadAttention`` (DETR, DINO, Mask2Former ...)."""
+    """mmcv's attention around ``nn.MultiheadAttention`` (DETR, DINO, Mask2Former ...).
+
+    Raises:
+        Unsupported: A subclass, or keys and values of other widths.
+    """
     inner = module.attn
     if type(inner) not in (nn.MultiheadAttention, ours.SizedMultiheadAttention):
         raise Unsupported(f'`{type(inner).__name__}` has no adapter')

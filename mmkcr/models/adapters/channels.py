@@ -94,7 +94,7 @@ def segformer_head(module: nn.Module) -> list[View]:
 
 @channel_adapter(f'{_MMDET}.layers.msdeformattn_pixel_decoder.MSDeformAttnPixelDecoder')
 def pixel_decoder(module: nn.Module) -> list[View]:
-    """Mask2Former: the finest map, which the layer of mask features alone reads."""
+    """Mask2Former: the finest map, if the layer of mask features alone reads it; refuses others."""
     if len(module.output_convs) != 1:
         raise Unsupported(f'{len(module.output_convs)} levels without attention, where one is '
                           'expected,')
@@ -117,7 +117,7 @@ def rpn_head(module: nn.Module) -> list[View]:
 
 @channel_adapter(f'{_MMDET}.roi_heads.bbox_heads.convfc_bbox_head.ConvFCBBoxHead')
 def box_head(module: nn.Module) -> list[View]:
-    """Shared convolutions and fully-connected layers of a head on regions."""
+    """Shared convolutions and fully-connected layers of a head on regions; refuses other heads."""
     _only(module, 'ConvFCBBoxHead', 'Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead')
     convs, layers = _convs(module, 'shared_convs'), _convs(module, 'shared_fcs')
     if not layers:
@@ -137,7 +137,7 @@ def box_head(module: nn.Module) -> list[View]:
 
 @channel_adapter(f'{_MMDET}.roi_heads.mask_heads.fcn_mask_head.FCNMaskHead')
 def mask_head(module: nn.Module) -> list[View]:
-    """Convolutions of a mask head, with a transposed one before the last."""
+    """Convolutions of a mask head, with a transposed one before the last; refuses other heads."""
     _only(module, 'FCNMaskHead')
     if not isinstance(module.upsample, nn.ConvTranspose2d):
         raise Unsupported('a mask head that does not end with a transposed convolution')
@@ -146,7 +146,7 @@ def mask_head(module: nn.Module) -> list[View]:
 
 @channel_adapter(f'{_MMDET}.necks.fpn.FPN')
 def fpn(module: nn.Module) -> list[View]:
-    """The sum of the levels in a feature pyramid."""
+    """The sum of the levels in a feature pyramid; refuses levels that are made of the laterals."""
     _only(module, 'FPN', 'PAFPN')
     if module.add_extra_convs == 'on_lateral':
         raise Unsupported('levels that are made of the laterals (`add_extra_convs`)')
@@ -157,7 +157,11 @@ def fpn(module: nn.Module) -> list[View]:
 
 @channel_adapter(f'{_MMDET}.detectors.two_stage.TwoStageDetector')
 def pyramid_of_two_stages(module: nn.Module) -> list[View]:
-    """What a feature pyramid passes to the region proposals and to the heads on regions."""
+    """The maps that a feature pyramid passes to the region proposals and to the heads on regions.
+
+    Raises:
+        Unsupported: Another module may read the maps, or the pyramid has further convolutions.
+    """
     neck, head = getattr(module, 'neck', None), module.roi_head
     _only(neck, 'FPN', 'PAFPN')
     if neck.add_extra_convs or head.with_shared_head:
@@ -188,7 +192,7 @@ def pyramid_of_two_stages(module: nn.Module) -> list[View]:
 
 
 def _first(views: Sequence[View]) -> str:
-    """Path of the layer that reads what the module is given."""
+    """Path of the layer that reads the module's input."""
     return views[0]['writers'][0]
 
 

@@ -30,7 +30,8 @@ def simple_mlp(*names: str, inputs: tuple[str, ...] = ('fc1', ),
 
 @mlp_adapter('mmcv.cnn.bricks.transformer.FFN', f'{_MM}.deit3.DeiT3FFN')
 def ffn(module: nn.Module) -> dict[str, Any]:
-    """mmcv's ``FFN`` of two layers (ViT, Swin, BEiT, TNT, Twins, XCiT, DaViT ...)."""
+    """mmcv's ``FFN`` of two layers (ViT, Swin, BEiT, TNT, Twins, XCiT, DaViT ...); refuses others.
+    """
     if module.num_fcs != 2:
         raise Unsupported(f'an `FFN` of {module.num_fcs} layers, where two are expected,')
     return dict(inputs=('layers.0.0', ), output='layers.1', after='dropout_layer',
@@ -39,7 +40,11 @@ def ffn(module: nn.Module) -> dict[str, Any]:
 
 @mlp_adapter(f'{_TIMM}.Mlp', f'{_TIMM}.GluMlp', f'{_TIMM}.SwiGLU', f'{_TIMM}.ConvMlp')
 def timm_mlp(module: nn.Module) -> dict[str, Any]:
-    """timm's MLPs of tokens or maps; in ``GluMlp`` gate and value are one layer."""
+    """timm's MLPs of tokens or maps; in ``GluMlp`` gate and value are one layer.
+
+    Raises:
+        Unsupported: A norm acts on hidden maps.
+    """
     maps = isinstance(module.fc2, nn.Conv2d)
     if maps and not isinstance(module.norm, nn.Identity):
         raise Unsupported(f'a `{type(module.norm).__name__}` acts on hidden maps')
@@ -59,7 +64,8 @@ def mix_ffn(module: nn.Module) -> dict[str, Any]:
 
 @mlp_adapter(f'{_MM}.convnext.ConvNeXtBlock', f'{_MM}.edgenext.SDTAEncoder')
 def pointwise_pair(module: nn.Module) -> dict[str, Any]:
-    """The two pointwise layers that end a block of ConvNeXt and EdgeNeXt."""
+    """The two pointwise layers that end a block of ConvNeXt and EdgeNeXt; refuses a norm between.
+    """
     if getattr(module, 'grn', None) is not None:
         raise Unsupported('a global response norm mixes the hidden channels')
     return dict(_IN_BLOCK, inputs=('pointwise_conv1', ), output='pointwise_conv2')

@@ -39,13 +39,13 @@ def _norms(host: nn.Module, norms: Iterable[tuple[str, int]]) -> tuple[tuple[str
 
 
 def _embedding(host: nn.Module) -> tuple[str, ...]:
-    """What a patch embedding computes last, into which the mask of its output folds."""
+    """The last layer of a patch embedding, into which the mask of its output folds."""
     return ('patch_embed.projection' if host.patch_embed.norm is None else 'patch_embed.norm', )
 
 
 @stream_adapter('mmpretrain.models.backbones.vision_transformer.VisionTransformer')
 def vision_transformer(host: nn.Module) -> list[StreamView]:
-    """mmpretrain's ``VisionTransformer`` with its own blocks."""
+    """mmpretrain's ``VisionTransformer`` with its own blocks; refuses other blocks."""
     for layer in host.layers:
         known = is_of(getattr(layer, 'ffn', None), 'mmcv.cnn.bricks.transformer.FFN') and is_of(
             getattr(layer, 'attn', None), 'mmpretrain.models.utils.MultiheadAttention')
@@ -76,7 +76,11 @@ def _places(host: nn.Module, number: int) -> tuple[int, ...]:
 
 @stream_adapter('mmpretrain.models.backbones.swin_transformer.SwinTransformer')
 def swin_transformer(host: nn.Module) -> list[StreamView]:
-    """mmpretrain's ``SwinTransformer``: one stream per stage, embedded by the merging before it."""
+    """mmpretrain's ``SwinTransformer``: one stream per stage, embedded by the merging before it.
+
+    Raises:
+        Unsupported: Patches are merged without a norm, or features leave behind the merging.
+    """
     if host.out_after_downsample:
         raise Unsupported('features behind the merging of patches (`out_after_downsample=True`) '
                           'are of the next stage')

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, Unsupported
+from mmkcr.models.layers.take_over import is_patched
 
 #: Words in a view that are no paths.
 _NO_PATHS = ('why_no_channels', 'why_no_width', 'why_uncalled', 'width', 'rotary')
@@ -344,7 +345,7 @@ def _of_library(module: nn.Module) -> bool:
     """Whether a module computes as a library says: its class adds no methods to one of theirs."""
     for cls in type(module).__mro__:
         if cls.__module__.startswith(LIBRARIES):
-            return 'forward' not in vars(module)
+            return not is_patched(module)
         if any(inspect.isroutine(value) and name != '__init__' or isinstance(value, property)
                for name, value in vars(cls).items()):
             return False

@@ -62,11 +62,17 @@ class TokenExchange(nn.Module):
 
 
 class HeadOperator(AddedLayer):
-    """Computes the output of s heads from the tokens, of which E are extra ones, without attention.
+    """Computes the output of heads from the tokens without attention.
 
-    ``run(x, derived, hw)`` takes tokens (B, N, D), the extra ones first, to what the projection
-    reads, (B, N, C). ``macs_per_head(dims, tokens, patches)`` are the MACs of one output head,
-    without the output projection, by D, N and P.
+    A subclass has two methods. ``run(x, derived, hw)`` turns tokens (B, N, D), the extra ones
+    first, into the input of the projection, (B, N, C); ``derived`` are the results of
+    :meth:`derive`, and ``hw`` is the token grid. ``macs_per_head(dims, tokens, patches)`` are the
+    MACs of one output head, without the output projection, by D, N and P.
+
+    Args:
+        heads (int): s.
+        head_dims (int): d.
+        extra (int): E. Defaults to 0.
     """
 
     #: Whether the heads are mixed into one.
@@ -89,10 +95,15 @@ class HeadOperator(AddedLayer):
                chosen: Tensor | None = None) -> Derived:
         """Compute the weights that do not depend on the image: as they are, or of one head.
 
-        They are ``value``, ``bias``, ``columns`` (D, C) and, for full convolutions, ``kernel``
-        (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3). They come from weight (s * d, D) and
-        bias of the values, and columns (D, s * d) of the output projection. An ensemble is over
-        the heads as far as they are replaced, ``chosen`` (s,) in [0, 1]; by default over all.
+        Args:
+            weight, bias (Tensor, optional): Of the values, (s * d, D) and (s * d,).
+            columns (Tensor): Of the output projection, (D, s * d).
+            chosen (Tensor, optional): How far each head is replaced, (s,) in [0, 1]; an ensemble is
+                over the heads as far as they are. Defaults to None: over all.
+
+        Returns:
+            dict: ``value``, ``bias``, ``columns`` (D, C) and, for full convolutions, ``kernel``
+            (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
         """
         if self.ensembled:
             shares = self.shares(chosen).reshape(self.heads, -1).mean(1)  # over the taps, if any
@@ -101,7 +112,7 @@ class HeadOperator(AddedLayer):
         return dict(value=weight, bias=bias, columns=columns)
 
     def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
-        """MACs if ``heads`` heads are replaced."""
+        """MACs if ``heads`` heads are replaced, by D (``dims``), N (``tokens``) and ``patches``."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
 
     @property
@@ -177,7 +188,9 @@ class DepthwiseHeads(HeadOperator):
             self.conv.bias.zero_()
 
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
-        """Compute the values, exchange with the extra tokens, and convolve."""
+        """Compute the values by ``derived`` weights of tokens ``x`` (B, N, D), exchange with the
+        extra tokens, and convolve on the grid ``hw``.
+        """
         return self.mix(F.linear(x, derived['value'], derived['bias']), hw)
 
     def mix(self, v: Tensor, hw: tuple[int, int]) -> Tensor:
@@ -190,7 +203,9 @@ class DepthwiseHeads(HeadOperator):
         return torch.cat([extra, patches], 1)
 
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """``d (D N + 9 P)``: values of all tokens, and nine taps on the patches."""
+        """``d (D N + 9 P)``, by D (``dims``), N (``tokens``) and P (``patches``): values of all
+        tokens, and nine taps on the patches.
+        """
         return self.head_dims * (dims * tokens + 9 * patches)
 
 
@@ -225,7 +240,11 @@ class ConvHeads(HeadOperator):
 
     def derive(self, weight: Tensor | None, bias: Tensor | None, columns: Tensor,
                chosen: Tensor | None = None) -> Derived:
-        """The folded kernels, and the taps of each output channel."""
+        """The folded kernels, and the taps of each output channel.
+
+        Arguments are those of :meth:`HeadOperator.derive`: ``weight`` and ``bias`` of the values,
+        ``columns`` of the projection, and how far heads are ``chosen``.
+        """
         derived = super().derive(weight, bias, columns, chosen)
         if self.plain:
             return dict(derived, taps=self.taps, kernel=self.kernel, bias_taps=self.bias_taps)
@@ -239,7 +258,9 @@ class ConvHeads(HeadOperator):
         return rows[..., None, None] * taps.unflatten(0, (-1, *[1] * (rows.ndim - 1)))
 
     def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
-        """Convolve the patches, and exchange with the extra tokens."""
+        """Convolve the patches of tokens ``x`` (B, N, D) by ``derived`` kernels on the grid ``hw``,
+        and exchange with the extra tokens.
+        """
         extra = given = None
         if self.exchange is not None:
             extra, x = self._split(x)
@@ -272,7 +293,11 @@ class ConvHeads(HeadOperator):
         return self
 
     def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
-        """Kernels of nine taps for the values; the values stay if they are exchanged."""
+        """Kernels of nine taps for the values; the values stay if they are exchanged.
+
+        Arguments are those of :meth:`HeadOperator.folded_params`: replaced ``heads``, and
+        parameters of a head's ``row`` and ``column``.
+        """
         dims, exchanged = column // self.head_dims, self.exchange is not None
         biased = row > self.head_dims * dims
         kernels = 9 * self.head_dims * (dims + biased + exchanged) - 9  # instead of one head's taps
@@ -280,7 +305,9 @@ class ConvHeads(HeadOperator):
             kernels if exchanged else kernels - row)
 
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """``d D (9 P + E + 1)``; without extra tokens (E = 0) it is ``9 d D P``."""
+        """``d D (9 P + E + 1)``, by D (``dims``), N (``tokens``) and P (``patches``); without
+        extra tokens (E = 0) it is ``9 d D P``.
+        """
         extra = tokens - patches
         return self.head_dims * dims * (9 * patches + (extra + 1 if extra else 0))
 

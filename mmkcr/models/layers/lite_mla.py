@@ -69,7 +69,9 @@ class LiteMLA(BaseModule):
         return x + self.proj(self.select(out))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Normalised linear attention of (B, S H, d, N) each, to the shape of the values."""
+        """Normalised linear attention of queries ``q``, keys ``k`` and values ``v``, (B, S H, d, N)
+        each, to the shape of the values.
+        """
         dtype, precise = v.dtype, torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(v.device.type, enabled=False):
             q, k, v = q.to(precise), k.to(precise), v.to(precise)

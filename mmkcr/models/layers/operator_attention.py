@@ -17,20 +17,34 @@ from .take_over import take_over
 
 
 class TokenGrid:
-    """E, the tokens before the patches, and h and w of the batch, which :meth:`record` sets."""
+    """Token grid of the batch.
+
+    Args:
+        extra (int): E, the number of tokens before the patches. Defaults to 0.
+        hw (tuple[int, int], optional): Rows h and columns w; :meth:`record` sets them. Defaults to
+            None.
+    """
 
     def __init__(self, extra: int = 0, hw: tuple[int, int] | None = None) -> None:
         self.extra, self.hw = extra, hw
 
     def record(self, module: nn.Module, inputs: tuple, outputs: tuple) -> None:
-        """Forward hook of a patch embedding that returns tokens and (h, w)."""
+        """Forward hook of a patch embedding ``module`` with ``outputs`` of tokens and (h, w); its
+        ``inputs`` are not used.
+        """
         self.hw = tuple(outputs[1])
 
 
 def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:
     """Rows of the dense ``qkv`` and columns of the dense ``proj`` in an :class:`OperatorAttention`.
 
-    Shapes are (3 a d + (H - a) d,) and (H d,), by the heads that stay, int64, ascending, (a,).
+    Args:
+        kept (Tensor): Heads that stay attention, (a,), int64, ascending.
+        heads (int): H.
+        head_dims (int): d.
+
+    Returns:
+        tuple[Tensor, Tensor]: Rows (3 a d + (H - a) d,) and columns (H d,).
     """
     dims = heads * head_dims
     channels = torch.arange(dims, device=kept.device).view(heads, head_dims)

@@ -25,9 +25,13 @@ def exporting() -> bool:
 
 
 def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
-    """The K kept channels of ``x`` at their positions among all ``total`` ones, zeros elsewhere.
+    """Put kept channels at their positions among all channels, with zeros elsewhere.
 
-    The positions are int64, ascending, shape (K,).
+    Args:
+        x (Tensor): With K channels along ``dim``.
+        kept (Tensor): Positions of the channels, (K,), int64, ascending.
+        total (int): Number of all channels.
+        dim (int): Dimension of the channels. Defaults to -1.
     """
     if exporting():
         return _padded(x, dim, 0, 1).index_select(dim, _sources(kept, total))

@@ -25,16 +25,20 @@ def given(value: Any) -> Any:
 
 
 def chosen(condition: Any, one: Any, other: Any) -> Any:
-    """One value if a condition is true, else the other; both are computed."""
+    """``one`` if a ``condition`` is true, else ``other``; both are computed."""
     if isinstance(condition, fx.Proxy):  # a list of the one value or of none, and the reverse
         return ((one, ) * condition + (other, ) * (1 - condition))[0]
     return one if condition else other
 
 
 def or_zeros(term: Tensor | None, like: Tensor, edge: float = 0.) -> Tensor:
-    """A tensor of three dimensions at least, or zeros (1, 1, 1) where there is none.
+    """A tensor, or zeros (1, 1, 1) where there is none.
 
-    In a graph entries of ``edge`` have no gradient, and the zeros are it: all alike for a softmax.
+    Args:
+        term (Tensor, optional): Of three dimensions at least.
+        like (Tensor): Gives type and device of the zeros.
+        edge (float): In a graph, entries of this value have no gradient, and the zeros have this
+            value: all alike for a softmax. Defaults to 0.
     """
     if not isinstance(term, fx.Proxy):
         return like.new_zeros((1, 1, 1)) if term is None else term
@@ -49,12 +53,24 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def split_fused(x: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
-    """Split queries, keys and values that lie one after the other, (B, H, N, d) each."""
+    """Split tensors that lie one after the other along the channels.
+
+    Args:
+        x (Tensor): (B, N, parts H d).
+        heads (int): H.
+        parts (int): Number of the tensors. Defaults to 3: queries, keys and values.
+
+    Returns:
+        tuple[Tensor, ...]: (B, H, N, d) each.
+    """
     return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class Sized(nn.Module):
     """Base class of attention layers for any number of heads."""
+
+    #: Whether the host's layer returns its attention maps and this one does not.
+    loses_maps: bool = False
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values (B, H, N, d)."""
@@ -71,6 +87,8 @@ class Sized(nn.Module):
 
 class SizedHuggingFaceAttention(Sized):
     """Hugging Face's attention of CLIP and SigLIP, before v5 of ``transformers``."""
+
+    loses_maps = True
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
                 causal_attention_mask: Tensor | None = None,
@@ -133,6 +151,8 @@ class SizedRotaryAttention(Sized):
 
 class SizedHuggingFaceRotaryAttention(Sized):
     """Hugging Face's attention of DINOv3; the weights are not returned."""
+
+    loses_maps = True
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
                 position_embeddings: tuple[Tensor, Tensor] | None = None,

@@ -1,5 +1,6 @@
 """The kinds by name, and their sites in a host network."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -8,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from mmkcr.core import Axis, BaseGate, MaskPoint, Site, Unsupported
+from mmkcr.core import Axis, BaseGate, MaskPoint, Site, SiteEntry, Unsupported
 from mmkcr.core.checks import did_you_mean
 from mmkcr.lazy import is_of
 from mmkcr.models.adapters import attention_views
 from mmkcr.models.adapters.views import LIBRARIES, known_hosts
 from mmkcr.models.layers.norms import MaskedLayerNorm
-from mmkcr.models.layers.take_over import take_over
+from mmkcr.models.layers.take_over import is_patched, take_over
 
 KindConfig = str | Mapping[str, Any]
 #: Kinds of site by their names; the package fills it.
@@ -46,6 +47,27 @@ class HostSite(Site):
         before = self.module(path)
         if module is not before:
             self.host.set_submodule(path, module.train(before.training))
+
+    def has_plain_form(self) -> bool:
+        """Whether classes of the host compute what is left, without hooks of this package."""
+        return True
+
+    def inherit_dense(self, state: dict[str, Tensor], prefix: str) -> bool:
+        """Cut the entries of a dense layer in a state to what a replaced layer keeps of them.
+
+        Args:
+            state (dict[str, Tensor]): Of the dense network; changed in place.
+            prefix (str): Beginning of the host's keys in it.
+
+        Returns:
+            bool: Whether anything was cut. By default nothing is, as no kind but
+            ``head_operator`` replaces layers.
+        """
+        return False
+
+    def fold(self, entry: SiteEntry) -> SiteEntry:
+        """Give a replaced layer plain weights; returns its entry in a structure."""
+        return entry
 
     def widened(self, outputs: Any) -> Any:
         """The host's outputs in their dense width."""
@@ -86,7 +108,13 @@ class HostSite(Site):
 
     @classmethod
     def of(cls, host: nn.Module, view: Any, **options: Any) -> 'HostSite':
-        """The site on a view, or raise :class:`~mmkcr.core.Unsupported` with why there is none."""
+        """The site on a view; raises :class:`~mmkcr.core.Unsupported` with the reason for none.
+
+        Args:
+            host (nn.Module): The network.
+            view (View): Adapter's view of a module.
+            **options: Of the kind.
+        """
         raise NotImplementedError
 
 
@@ -167,7 +195,8 @@ def check_layers(model: nn.Module) -> None:
                     not callable(value) or isinstance(value, nn.Module))
             if not ordinary:
                 raise _odd_layer(module, path, f'without such a `{name}`')
-        if hasattr(module, '_orig_mod'):
+        # a function on the instance would also run, in a copy, what it was made of
+        if hasattr(module, '_orig_mod') or inspect.isfunction(vars(module).get('forward')):
             raise _odd_layer(module, path, 'with another `forward`')
 
 
@@ -182,6 +211,8 @@ def _odd_layer(module: nn.Module, path: str, form: str) -> ValueError:
 
 def _check_owned(host: nn.Module, view: Any) -> None:
     """Refuse a view with a layer of another kind than the adapter takes it for."""
+    if is_patched(host.get_submodule(view.path)):
+        raise _odd_layer(host.get_submodule(view.path), view.path, 'with another `forward`')
     for name in ('inputs', 'projections', 'writers', 'output'):
         paths = getattr(view, name, ())
         for path in filter(None, (paths, ) if isinstance(paths, str) else paths):
@@ -189,7 +220,7 @@ def _check_owned(host: nn.Module, view: Any) -> None:
             if 'weight' not in layer._parameters:
                 raise _odd_layer(layer, path, 'without such a `weight`')
             # a subclass may compute anything with its weight
-            if 'forward' in vars(layer) or not type(layer).forward.__module__.startswith(
+            if is_patched(layer) or not type(layer).forward.__module__.startswith(
                     ('torch.', 'mmengine.', *LIBRARIES)):
                 raise _odd_layer(layer, path, 'with another `forward`')
 

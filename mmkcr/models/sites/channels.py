@@ -105,6 +105,10 @@ class Embedding(HostSite):
         if self.view.resize is not None:
             self.view.resize(self.host, len(kept))
 
+    def has_plain_form(self) -> bool:
+        """Not of a narrower stream, whose features are widened behind the host."""
+        return self.present == self.total
+
     def widened(self, outputs: Any) -> Any:
         """See :class:`~mmkcr.models.sites.base.HostSite`."""
         if isinstance(outputs, Tensor):

@@ -16,7 +16,12 @@ from mmkcr.models.layers.head_operators import (
     folded_name,
     head_operator,
 )
-from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
+from mmkcr.models.layers.operator_attention import (
+    MixedAttention,
+    OperatorAttention,
+    TokenGrid,
+    dense_places,
+)
 from .base import AttentionSite
 
 
@@ -87,6 +92,26 @@ class HeadOperatorSite(AttentionSite):
         self.host.set_submodule(self.path, OperatorAttention(
             owner, kept.tolist(), operator or self.operator, self.grid))
         self._kept = kept
+
+    def has_plain_form(self) -> bool:
+        """Hosts have no operator in the place of attention."""
+        return False
+
+    def inherit_dense(self, state: dict[str, Tensor], prefix: str) -> bool:
+        """Cut the dense layer's projections to the heads that stay; the operator keeps its values.
+        """
+        start = f'{prefix}{self.path}.'
+        dense = state.get(f'{start}qkv.weight')
+        if dense is None or dense.shape[0] != 3 * self.total * self.view.width:
+            return False
+        rows, columns = dense_places(self.kept.to(dense.device), self.total, self.view.width)
+        for key, dim, places in (('qkv.weight', 0, rows), ('qkv.bias', 0, rows),
+                                 ('proj.weight', 1, columns)):
+            if (value := state.get(f'{start}{key}')) is not None:
+                state[f'{start}{key}'] = value.index_select(dim, places)
+        for key, value in nn.Module.state_dict(self.owner).items():
+            state.setdefault(f'{start}{key}', value)
+        return True
 
     @property
     def _counted(self) -> HeadOperator:

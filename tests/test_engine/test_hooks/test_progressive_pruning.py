@@ -17,6 +17,7 @@ from mmkcr.core import count_params
 from mmkcr.datasets import DatasetPart
 from mmkcr.engine.build import state_bytes
 from mmkcr.methods.ofb import progressive_pruning
+from mmkcr.models.slicing import apply_decisions
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS, MODELS
 
@@ -141,11 +142,11 @@ def test_events_keep_a_network_within_the_budget(finished):
     left = []
     for _ in range(6):
         hook._prune(model)
-        search_space(model).apply_decisions()
+        apply_decisions(search_space(model).sites)
         left.append(sum(int(gate.alive.sum()) for gate in model.gates().values()))
         hook._choose(model)
     assert left[-1] > len(model.gates()) and left[0] < 17 + 2 * 2 * 7
-    hook._decide(model, logging.getLogger('test')), search_space(model).apply_decisions()
+    hook._decide(model, logging.getLogger('test')), apply_decisions(search_space(model).sites)
     share = count_macs(model.architecture, SHAPE) / model.macs_model().dense
     assert 0.97 * 0.5 <= share <= 0.5
 

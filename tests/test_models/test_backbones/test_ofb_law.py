@@ -11,6 +11,7 @@ import torch
 from mmkcr.apis import count_macs, slim
 from mmkcr.core import MacsModel
 from mmkcr.models import OFBVisionTransformer
+from mmkcr.models.slicing import apply_decisions, copy_decisions, slice_site
 from .law import NETWORKS, OFB_VIT, assert_same, outputs, randomise, scene, supernet
 
 pytestmark = pytest.mark.usefixtures('exact_positions')
@@ -55,7 +56,7 @@ def test_slicing_events_change_no_output(name, weight):
         train = outputs(model, x)
         model.eval()
         hard = outputs(model, x)
-        sliced = model.search_space.apply_decisions()
+        sliced = apply_decisions(model.search_space.sites)
         assert sliced or event
         assert_same(hard, outputs(model, x))
         model.train()
@@ -82,7 +83,7 @@ def test_macs_of_the_expectation_are_those_of_the_built_subnet(name):
         gate.restrict(gate.only(int(gate.alpha.argmax())))
     expected = macs({site: gate.expected_size() for site, gate in model.gates().items()})
     assert float(expected.detach()) == pytest.approx(structure.macs['subnet'], rel=1e-12)  # fp64
-    model.search_space.apply_decisions()
+    apply_decisions(model.search_space.sites)
     assert count_macs(model, shape) == count_macs(subnet, shape)
     assert MacsModel(model, model, sites, lambda: model(image)).dense == macs.dense
 
@@ -119,12 +120,12 @@ def test_adamw_steps_after_slicing_are_the_masked_ones(name):
     for site, gate in model.gates().items():
         supported = gate.supported()
         kept[site] = gate.kept if supported is None else gate.kept[supported]
-        model.search_space.slice_units(site, kept[site], optimizer=optimizer)
+        slice_site(model.search_space.sites[site], kept[site], optimizer=optimizer)
     assert {name: gate.present for name, gate in model.gates().items()} != before
     for _ in range(2):
         step(model, optimizer, x), step(masked, masked_optimizer, x)
     for site in kept:  # the masked network, sliced only now
-        masked.search_space.slice_units(site, kept[site], optimizer=masked_optimizer)
+        slice_site(masked.search_space.sites[site], kept[site], optimizer=masked_optimizer)
     found, wanted = dict(model.named_parameters()), dict(masked.named_parameters())
     for name, value in found.items():
         torch.testing.assert_close(value, wanted[name], rtol=1e-6, atol=1e-7, msg=name)
@@ -144,7 +145,7 @@ def test_folding_rescales_gradients_and_moments():
     step(model, optimizer, x)
     before = outputs(model, x)
     space = model.search_space
-    assert space.apply_decisions(optimizer) and not space.apply_decisions(optimizer)
+    assert apply_decisions(space.sites, optimizer) and not apply_decisions(space.sites, optimizer)
     assert_same(before, outputs(model, x))
     folded = {name: optimizer.state[p]['momentum_buffer'].clone()
               for name, p in model.named_parameters() if p in optimizer.state}
@@ -161,8 +162,8 @@ def test_folding_rescales_gradients_and_moments():
 def test_averaged_copy_follows():
     model = supernet('ofb-vit-cls')
     average = randomise(copy.deepcopy(model), 9)
-    drop_some(model, 3, 0.3), model.search_space.apply_decisions()
-    average.search_space.apply_decisions_of(model.search_space)
+    drop_some(model, 3, 0.3), apply_decisions(model.search_space.sites)
+    copy_decisions(average.search_space.sites, model.search_space.sites)
     for (name, one), two in zip(model.named_parameters(), average.parameters()):
         assert one.shape == two.shape, name
     for site, gate in model.gates().items():
@@ -174,7 +175,7 @@ def test_averaged_copy_follows():
 def test_state_of_a_sliced_supernet_loads_into_a_new_one():
     model = supernet('ofb-vit-cls')
     for event in range(3):
-        drop_some(model, event), model.search_space.apply_decisions()
+        drop_some(model, event), apply_decisions(model.search_space.sites)
     assert any(gate.folded for gate in model.gates().values())
     again = supernet('ofb-vit-cls', 9)
     again.load_state_dict(model.state_dict(), strict=True)

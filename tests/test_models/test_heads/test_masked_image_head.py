@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from mmpretrain.structures import DataSample
 
 from mmkcr.methods.ofb.masked_search import MaskedImageHead
+from mmkcr.models.slicing import apply_decisions
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 
@@ -114,7 +115,7 @@ def test_search_with_reconstruction(keep_position):
         width = model.gates()['patch_embed.embedding']
         alive = torch.arange(17).view(1, 17) < 9
         width.restrict(alive)
-        model.architecture.backbone.search_space.apply_decisions()
+        apply_decisions(model.architecture.backbone.search_space.sites)
         assert width.present == 24  # of 32
     plain = model(torch.randn(2, *SHAPE), mode='tensor')
     assert plain.shape == (2, 10)
@@ -137,7 +138,7 @@ def test_mask_token_is_sliced_and_folded_with_the_width(keep_position):
     state = list(model._noise_state)
     before = model(images, SAMPLES, mode='loss')
     scale, kept = width.scale().detach()[width.supported()], width.kept[width.supported()]
-    assert search_space(model).apply_decisions(optimizer) and width.folded
+    assert apply_decisions(search_space(model).sites, optimizer) and width.folded
     model._noise_state = state
     after = model(images, SAMPLES, mode='loss')
     for name in ('loss', 'reconstruction_error'):
@@ -154,7 +155,7 @@ def test_masking_ends_with_the_last_decision(ends):
     for gate in gates:
         assert 'loss_reconstruction' in model(images, SAMPLES, mode='loss')
         gate.restrict(gate.only(0))
-    search_space(model).apply_decisions()
+    apply_decisions(search_space(model).sites)
     model.end_search()
     losses = model(images, SAMPLES, mode='loss')
     assert ('loss_reconstruction' in losses) == (not ends)

@@ -1,11 +1,14 @@
 """Networks of Hugging Face's transformers, of versions 4.57 and 5: sliced as with units at zero."""
 
 import copy
+import re
+import warnings
 
 import pytest
 import torch
 
 from lab.kind_coverage import FAMILIES, installed, randomise
+from mmkcr.closed_form.compression import compress
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import find_sites, why_not
 
@@ -39,3 +42,36 @@ def test_a_sliced_network_computes_as_with_its_units_at_zero(name, kind):
     with torch.no_grad():
         for found, expected in zip(family.forward(slim, images), family.forward(dense, images)):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', [name for name in NAMES if re.search('CLIP|SigLIP|DINOv3|ViT$',
+                                                                      name)])
+def test_lost_attention_maps_are_told_by_name(name):
+    torch.manual_seed(0)
+    model = FAMILIES[name].build().eval()
+    model.set_attn_implementation('eager')
+    images = torch.randn(6, 3, FAMILIES[name].size, FAMILIES[name].size)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        slim = compress(model, images, '95%', sites=['head_channels'], progress=False,
+                        input_shape=images.shape[1:]).model
+    told = [str(one.message) for one in seen if 'attention maps' in str(one.message)]
+    with torch.no_grad():
+        dense, maps = (network(images, output_attentions=True).attentions
+                       for network in (model, slim))
+    lost = not maps or any(one is None for one in maps) or len(maps) < len(dense)
+    assert dense and lost == bool(told)
+    assert not told or re.search(r'found \d+ compressed layers that return none, as `\w', told[0])
+
+
+@pytest.mark.parametrize('name', [name for name in NAMES if re.search('SigLIP|DINOv3', name)])
+def test_a_network_that_was_looked_at_is_compressed_as_before(name):
+    """transformers 4.57 leaves methods on the layers whose outputs were recorded."""
+    torch.manual_seed(0)
+    model = FAMILIES[name].build().eval()
+    images, errors = torch.randn(6, 3, FAMILIES[name].size, FAMILIES[name].size), []
+    for _ in range(2):
+        errors.append(compress(model, images, '95%', sites=['head_channels'], progress=False,
+                               input_shape=images.shape[1:]).agreement['error'])
+        model(images, output_attentions=True, output_hidden_states=True)
+    assert errors[0] == errors[1]

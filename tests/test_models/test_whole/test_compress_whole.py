@@ -69,7 +69,8 @@ def test_channels_that_are_twins_cost_nothing(name):
     space = searched(copied, ['channels'], 'model')
     half = {name: total // 2 for name, total in space.totals().items()}
     target = int(macs_model(copied, space, SHAPE, 'model')(half))
-    result = slim(model, target, found, sites=['channels'], uniform=True, rho=1e-10)
+    result = slim(model, target, found, sites=['channels'], uniform=True, rho=1e-10,
+                  order_rho=1e-10)
     assert result.structure.sizes() == half
     assert result.agreement['error'] < 1e-6
 

@@ -31,7 +31,7 @@ expected_short = dict(mIoU=(
     38.0,
     14.0,
 ))
-load_from = '{{ fileDirname }}/compress-30_upernet_swin-mini_digit-scenes-07b53f61.pth'
+load_from = r"""{{ fileDirname }}/compress-30_upernet_swin-mini_digit-scenes-07b53f61.pth"""
 log_level = 'INFO'
 log_processor = dict(by_epoch=False)
 metainfo = dict(
@@ -138,7 +138,7 @@ model = dict(
             'head_channels',
         ],
         structure=
-        '{{ fileDirname }}/compress-30_upernet_swin-mini_digit-scenes.json',
+        r"""{{ fileDirname }}/compress-30_upernet_swin-mini_digit-scenes.json""",
         type='mmkcr.Searchable'),
     data_preprocessor=dict(
         mean=[

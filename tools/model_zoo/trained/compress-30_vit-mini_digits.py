@@ -38,7 +38,7 @@ env_cfg = dict(
     cudnn_benchmark=False,
     dist_cfg=dict(backend='nccl'),
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0))
-load_from = '{{ fileDirname }}/compress-30_vit-mini_digits-13d3f907.pth'
+load_from = r"""{{ fileDirname }}/compress-30_vit-mini_digits-13d3f907.pth"""
 log_level = 'INFO'
 model = dict(
     backbone=dict(
@@ -57,7 +57,7 @@ model = dict(
             'mlp_hidden',
             'head_channels',
         ],
-        structure='{{ fileDirname }}/compress-30_vit-mini_digits.json',
+        structure=r"""{{ fileDirname }}/compress-30_vit-mini_digits.json""",
         type='mmkcr.Searchable'),
     head=dict(
         in_channels=96,

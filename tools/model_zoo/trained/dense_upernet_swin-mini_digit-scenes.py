@@ -32,7 +32,7 @@ expected_short = dict(mIoU=(
     14.0,
 ))
 launcher = 'none'
-load_from = '{{ fileDirname }}/dense_upernet_swin-mini_digit-scenes-1cebb2a0.pth'
+load_from = r"""{{ fileDirname }}/dense_upernet_swin-mini_digit-scenes-1cebb2a0.pth"""
 log_level = 'INFO'
 log_processor = dict(by_epoch=False)
 metainfo = dict(

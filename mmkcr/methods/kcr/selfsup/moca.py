@@ -73,7 +73,16 @@ class MOCA(BaseSelfSupervisor):
 
     def loss(self, inputs: list[Tensor], data_samples: list | None = None,
              **kwargs: Any) -> dict[str, Tensor]:
-        """Compute ``loss_image`` and, with a decoder, ``loss_token`` of two views (B, 3, H, W)."""
+        """Compute ``loss_image`` and, with a decoder, ``loss_token``.
+
+        Args:
+            inputs (list[Tensor]): Two views of the images, (B, 3, H, W) each.
+            data_samples (list, optional): Not used. Defaults to None.
+            **kwargs: Not used.
+
+        Raises:
+            ValueError: Another number of views.
+        """
         if not isinstance(inputs, (list, tuple)) or len(inputs) != 2:
             views = f'{len(inputs)} views' if isinstance(inputs, (list, tuple)) else 'one image'
             raise ValueError('expected two views of every image (`MultiView` in the training '

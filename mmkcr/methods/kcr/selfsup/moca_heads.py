@@ -74,7 +74,13 @@ class OnlineCodebook(nn.Module):
     def update(self, tokens: Tensor, size: tuple[int, int], spread: Tensor) -> None:
         """Replace the oldest words by tokens of all processes, and update the running spread.
 
-        It takes the arguments of :meth:`forward` and the spread that this gave.
+        Args:
+            tokens (Tensor): Of images, (B, N, C).
+            size (tuple[int, int]): Rows and columns of the tokens.
+            spread (Tensor): Of the cosines, a scalar, as :meth:`forward` gives it.
+
+        Raises:
+            ValueError: The border leaves no token.
         """
         (rank, world), step = get_dist_info(), int(self.steps)
         images = len(tokens) * world
@@ -213,11 +219,23 @@ class MOCAHead(BaseModule):
         self.image_weight, self.token_weight = image_weight, token_weight
 
     def image_loss(self, images: Tensor, target: Tensor, words: Tensor) -> Tensor:
-        """Loss of masked images' embeddings (B, C) for the other views' assignments (B, K)."""
+        """Loss of masked images' embeddings, a scalar.
+
+        Args:
+            images (Tensor): Embeddings of masked images, (B, C).
+            target (Tensor): Assignments of the other views, (B, K).
+            words (Tensor): The codebook, (K, C).
+        """
         return self.image_weight * _divergence(self.image(images, words), target)
 
     def token_loss(self, features: Tensor, target: Tensor, words: Tensor) -> Tensor:
-        """Loss of decoded tokens (B, P, D) for the assignments (B, P, K) of the same places."""
+        """Loss of decoded tokens, a scalar.
+
+        Args:
+            features (Tensor): Decoded tokens, (B, P, D).
+            target (Tensor): Assignments of the same places, (B, P, K).
+            words (Tensor): The codebook, (K, C).
+        """
         return self.token_weight * _divergence(self.tokens(features, words), target)
 
 

@@ -20,7 +20,7 @@ from mmkcr.registry import MODELS
 
 
 def hugging_face() -> Any:
-    """The package ``transformers``, or how to install it."""
+    """The package ``transformers``; an ``ImportError`` says how to install it."""
     try:
         import transformers
     except ImportError as error:
@@ -30,7 +30,12 @@ def hugging_face() -> Any:
 
 
 def read_answers(answers: str | Sequence[str]) -> list[str]:
-    """The answers that serve as classes, in their order: as given, or from a JSON file's list."""
+    """The answers that serve as classes, in their order: as given, or from a JSON file's list.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: Something else than different texts.
+    """
     if isinstance(answers, str):
         answers = read_json(Path(answers), 'a list of answers, made by `python '
                             'tools/dataset_converters/vqa_answers.py`, as a')
@@ -121,7 +126,7 @@ class FlavaVQA(ImageClassifier):
 
     @cached_property
     def answers(self) -> list[str]:
-        """What the classes of the head are."""
+        """The answers by class of the head; a ``ValueError`` if the head has another number."""
         texts = read_answers(self._answers)
         if self.head.num_classes != len(texts):
             raise ValueError(f'expected `num_classes` {len(texts)} of the head, the number of '
@@ -132,9 +137,12 @@ class FlavaVQA(ImageClassifier):
                      data_samples: list | None = None) -> Tensor | tuple[Tensor]:
         """Features of images with their questions.
 
-        The stages are ``'backbone'``: tokens of the images (B, 3, H, W); ``'neck'``: the class
-        tokens (B, d) in a tuple; ``'pre_logits'``: what the last layer reads. Data samples have
-        ``tokens`` (T,), int64; without them questions are one padding token.
+        Args:
+            inputs (Tensor): Images, (B, 3, H, W).
+            stage (str): ``'backbone'``: tokens of the images; ``'neck'``: the class tokens (B, d)
+                in a tuple; ``'pre_logits'``: inputs of the last layer. Defaults to ``'neck'``.
+            data_samples (list, optional): With ``tokens`` (T,), int64. Defaults to None: questions
+                are one padding token.
         """
         seen = self.backbone(inputs)
         seen = seen[-1] if isinstance(seen, (tuple, list)) else seen

@@ -69,7 +69,7 @@ class LabelAnswer(BaseTransform):
         self._labels = {answer: label for label, answer in enumerate(read_answers(answers))}
 
     def transform(self, results: dict[str, Any]) -> dict[str, Any] | None:
-        """Label the question; None if no answer to it is known."""
+        """Label the question; None if no answer to it is known, an error if it has no answer."""
         given = results.get('gt_answer') or []
         if not given:
             raise ValueError('expected answers to the questions of a VQA set, found none to '

@@ -1,0 +1,59 @@
+"""Groups of whole images, and batches that do not mix them."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.closed_form.batches import GROUPS, ImageBatches, in_groups, source_groups
+
+
+class Crops(ImageBatches):
+    """Images, and what each was cropped from."""
+
+    def __init__(self, origins, size=1):
+        self.origins = origins
+        super().__init__([torch.full((1, 1, 2, 2), float(place)) for place in range(len(origins))],
+                         size)
+
+    def sources(self):
+        return [self.origins[int(image[0, 0, 0, 0])] for image in self._images]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
+@settings(derandomize=True, deadline=None)
+def test_crops_of_one_file_are_in_one_group(origins):
+    groups = source_groups(Crops(origins))
+    assert len(set(zip(origins, groups))) == len(set(origins))
+    count = min(GROUPS, len(set(origins)))
+    assert sorted(set(groups)) == list(range(count))
+    # the first images of the groups are in their order: neighbours stay together
+    assert list(dict.fromkeys(groups)) == list(range(count))
+
+
+@pytest.mark.parametrize('count', [1, 2, 4, 5, 7, 23])
+def test_groups_of_single_images_are_about_equal(count):
+    groups = source_groups(ImageBatches([*torch.zeros(count, 1, 3, 4, 4)]))
+    sizes = Counter(groups).values()
+    assert len(sizes) == min(GROUPS, count) and max(sizes) - min(sizes) <= 1
+    assert groups == sorted(groups)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 8))
+@settings(derandomize=True, deadline=None)
+def test_batches_have_one_group_each_and_every_image_once(origins, size):
+    batches, groups = in_groups(Crops(origins), size)
+    of_image = source_groups(Crops(origins))
+    assert len(batches) == len(groups) and batches.images == len(origins)
+    places = [[int(image[0, 0, 0]) for image in batch] for batch in batches]
+    assert sorted(sum(places, [])) == list(range(len(origins)))
+    for batch, group in zip(places, groups):
+        assert len(batch) <= size and {of_image[place] for place in batch} == {group}
+
+
+def test_batches_that_are_given_stay():
+    given = [dict(inputs=torch.zeros(3, 1)) for _ in range(7)]
+    batches, groups = in_groups(given, 16)
+    assert batches is given and groups == [0, 0, 1, 1, 2, 3, 4]
