@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--seed', type=int, default=0,
                         help='of the split of the pictures, for the rows (%(default)s)')
     parser.add_argument('--picture', metavar='PNG', help="draw scikit-image's photographs and "
-                        'maps of the dense and of every network (none)')
+                        'the maps of every network at 224 px (none)')
     parser.add_argument('--rows', help='append to this file of results (none)')
     parser.add_argument('--out', default='real', help='folder of the networks (%(default)s)')
     args = parser.parse_args(argv)
@@ -238,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     learned, lesson = make_lesson(files, args.distil, args.size, args.size)
     images = read_crops(learned, args.images, args.size)
     networks = Networks(dense, images, folder, args.rho, lesson)
-    told, shown = [], {'dense': dense.backbone}
+    told = []
     pictures = len({path.stem.partition('@')[0] for path in learned})
     note = f'{len(images)} crops of {pictures} pictures; ' \
         f'{"default ridge" if args.rho is None else f"ridge {args.rho:g}"}'
@@ -262,14 +263,32 @@ def main(argv: Sequence[str] | None = None) -> None:
         embed: Embed = lambda images: tokens(network.backbone, images)  # noqa: B023, E731
         tell(rows_of(case, judge, judge.scores(name, embed)))
         tell(error_rows(case, judge, judge.errors(name, network.backbone)))
-        shown[f'{target}, {words}'] = network.backbone
         for runtime in args.int8 if network.structure else ():
             tell(judge_file(judge, case._replace(runtime=runtime), network.backbone, images))
     print(format_table(('method', 'budget', 'pictures', 'measure', 'found'), told))
     if args.picture:
-        picture(dense, shown, [Image.fromarray(pixels) for pixels in (
-            skimage.data.coffee(), skimage.data.astronaut(), skimage.data.rocket(),
-            skimage.data.chelsea())]).save(args.picture)
+        draw(Saliency(Path(args.network)), networks, args.methods, args.targets, bool(lesson)
+             ).save(args.picture)
+
+
+def draw(dense: Saliency, networks: Networks, methods: Sequence[str], targets: Sequence[str],
+         taught: bool) -> Image.Image:
+    """Photographs of scikit-image and their saliency, at the dense network's size.
+
+    Args:
+        dense (Saliency): The dense network.
+        networks (Networks): Fitted at any size.
+        methods (Sequence[str]): Of the networks.
+        targets (Sequence[str]): Of the networks.
+        taught (bool): Whether the networks were taught.
+    """
+    shown = {'dense': dense.backbone}
+    for target, method in itertools.product(targets, methods):
+        network = replace(networks, dense=dense).get(method, target, taught)
+        shown[f'{target} of the MACs, {METHODS[method]}'] = network.backbone
+    photographs = [skimage.data.coffee(), skimage.data.astronaut(), skimage.data.rocket(),
+                   skimage.data.chelsea()]
+    return picture(dense, shown, [Image.fromarray(pixels) for pixels in photographs])
 
 
 def judge_file(judge: Judge, case: Case, backbone: nn.Module, images: Tensor

@@ -193,7 +193,10 @@ class Networks:
         if 'structure' in content:
             structure = Structure.load(content['structure'])
             slim = Searchable(slim, structure.backbone['sites'], structure=structure)
-        slim.load_state_dict(content['state'])
+        state = content['state']
+        if state['pos_embed'].shape != (own := slim.state_dict()['pos_embed']).shape:
+            state['pos_embed'] = own  # fitted at another size: positions are the dense network's
+        slim.load_state_dict(state)
         slim.eval()
         return Network(slim, content['macs'], structure)
 

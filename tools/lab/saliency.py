@@ -110,24 +110,25 @@ def middle_square(image: Image.Image, size: int) -> Image.Image:
 
 def picture(dense: Saliency, networks: Mapping[str, nn.Module], photographs: Sequence[Image.Image],
             side: int = 240, head: int = 28) -> Image.Image:
-    """Photographs above one another, and beside each the saliency that every network finds.
+    """Photographs beside one another, and below each the saliency that every network finds.
 
     Args:
         dense (Saliency): Its decoder is that of all.
         networks (dict[str, nn.Module]): Backbones by their titles.
         photographs (Sequence): Any size; their middle square is taken.
         side (int): Pixels of a tile. Defaults to 240.
-        head (int): Pixels of the line of titles. Defaults to 28.
+        head (int): Pixels of a line of titles. Defaults to 28.
     """
     images = torch.stack([normalised(photograph, dense.size) for photograph in photographs])
-    columns = {'photograph': [middle_square(photograph, side) for photograph in photographs]}
+    rows = {'photograph': [middle_square(photograph, side) for photograph in photographs]}
     for title, network in networks.items():
         maps = (dense.maps(network, images)[1][:, 0] * 255).byte().numpy()
-        columns[title] = [Image.fromarray(tile).resize((side, side)) for tile in maps]
-    sheet = Image.new('RGB', (side * len(columns), head + side * len(images)), 'white')
+        rows[title] = [Image.fromarray(tile).resize((side, side)) for tile in maps]
+    sheet = Image.new('RGB', (side * len(images), (head + side) * len(rows)), 'white')
     draw = ImageDraw.Draw(sheet)
-    for column, (title, tiles) in enumerate(columns.items()):
-        draw.text((column * side + 8, 4), title, 'black', font_size=18)
-        for row, tile in enumerate(tiles):
-            sheet.paste(tile, (column * side, head + row * side))
+    for row, (title, tiles) in enumerate(rows.items()):
+        top = row * (head + side)
+        draw.text((8, top + 4), title, 'black', font_size=18)
+        for column, tile in enumerate(tiles):
+            sheet.paste(tile, (column * side, top + head))
     return sheet
