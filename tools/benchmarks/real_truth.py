@@ -32,7 +32,7 @@ from model_zoo.result_tables import FIELDS
 from lab.machine import machine_info
 from lab.real_controls import METHODS
 from lab.real_deploy import exported, file_tokens, int8
-from lab.real_networks import Networks, Settings, crop_files, make_lesson, read_crops
+from lab.real_networks import Networks, Settings, crop_files, make_lesson, read_crops, spread
 from lab.saliency import Saliency, agreement, picture, tokens
 from lab.truth import Embed, Seen, Truth, compare, read_truth, score, see
 from mmkcr.cli.command import Parser, command
@@ -240,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     images = read_crops(learned, args.images, args.size)
     networks = Networks(dense, images, folder, args.rho, lesson)
     told = []
-    pictures = len({path.stem.partition('@')[0] for path in learned})
+    pictures = len({path.stem.partition('@')[0] for path in spread(learned, args.images)})
     note = f'{len(images)} crops of {pictures} pictures; ' \
         f'{"default ridge" if args.rho is None else f"ridge {args.rho:g}"}'
 
