@@ -18,15 +18,18 @@ Item = TypeVar('Item')
 PERIOD = 30
 #: Columns of a table.
 WIDTH = 160
+#: Whether :func:`show_progress` shows a loop now.
+_showing = False
 
 
-def shown(items: Iterable[Item], what: str, total: int | None = None,
+def show_progress(items: Iterable[Item], what: str, total: int | None = None,
           refresh: bool = True, visible: bool = True,
           size: Callable[[Item], int] | None = None) -> Iterator[Item]:
     """Yield items, with a bar and the remaining time on standard error.
 
     If standard error is not a terminal, as in logs and pipes, there is a line every
-    :data:`PERIOD` seconds instead. Processes other than the first show nothing.
+    :data:`PERIOD` seconds instead. Processes other than the first show nothing, nor do loops inside
+    one that is shown.
 
     Args:
         items (Iterable): The items.
@@ -38,7 +41,8 @@ def shown(items: Iterable[Item], what: str, total: int | None = None,
         size (Callable, optional): What an item counts as, such as the images of a batch.
             Defaults to None: 1.
     """
-    if not visible or os.environ.get('RANK', '0') != '0':
+    global _showing
+    if not visible or _showing or os.environ.get('RANK', '0') != '0':
         yield from items
         return
     if total is None and hasattr(items, '__len__'):
@@ -47,17 +51,25 @@ def shown(items: Iterable[Item], what: str, total: int | None = None,
     last = start
     bar = Progress(TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(),
                    TimeRemainingColumn(), console=Console(stderr=True), auto_refresh=refresh,
-                   transient=True)
+                   transient=True, speed_estimate_period=3600)  # items may take minutes
     task = bar.add_task(what, total=total)
-    with bar if terminal else contextlib.nullcontext():
-        for item in items:
-            yield item
-            count += 1 if size is None else size(item)
-            if terminal:
-                bar.update(task, completed=count, refresh=not refresh)
-            elif (now := time.monotonic()) - last >= PERIOD:
-                last, of = now, '' if total is None else f' of {total}'
-                print(f'{what}: {count}{of} after {now - start:.0f} s', file=sys.stderr, flush=True)
+    _showing = True
+    try:
+        with bar if terminal else contextlib.nullcontext():
+            for item in items:
+                yield item
+                count += 1 if size is None else size(item)
+                if terminal:
+                    bar.update(task, completed=count, refresh=not refresh)
+                elif (now := time.monotonic()) - last >= PERIOD:
+                    last, spent = now, now - start
+                    of, left = '', ''
+                    if total is not None:
+                        of, left = f' of {total}', f', {spent * (total / count - 1):.0f} s left'
+                    print(f'{what}: {count}{of} after {spent:.0f} s{left}', file=sys.stderr,
+                          flush=True)
+    finally:
+        _showing = False
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = '') -> str:

@@ -2,31 +2,37 @@
 
 import copy
 import dataclasses
+import hashlib
+import inspect
 import json
+import logging
 import platform
 import sys
 import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from mmkcr.closed_form.compression import CompressResult
-from mmkcr.closed_form.given import copied
-from mmkcr.core import Structure, atomic_folder, eval_mode
+from mmkcr.closed_form.given import copy_network
+from mmkcr.core import KEPT, Structure, atomic_folder, digest, eval_mode
+from mmkcr.core.io import file_sha256
 from mmkcr.core.products import state_bytes
 from mmkcr.core.structure import read_json
 from mmkcr.deploy.export import export_onnx, export_program
 from mmkcr.deploy.export import export_onnx as export
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
-from mmkcr.models.counting import check_recorded
+from mmkcr.models.counting import check_recorded, dense_counts
 from mmkcr.models.drop_rates import read_drop_rates, set_drop_rates
 from mmkcr.models.loading import load_task
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
-from mmkcr.models.tasks import kept_randomness
+from mmkcr.models.tasks import keep_randomness
+from mmkcr.safe_load import read_checkpoint
 from mmkcr.version import __version__
 
 __all__ = ['export', 'load', 'save']
@@ -34,14 +40,17 @@ __all__ = ['export', 'load', 'save']
 STRUCTURE, WEIGHTS, REPORT = 'structure.json', 'model.safetensors', 'report.json'
 #: How the dense network is built: of timm and transformers, and of the OpenMMLab libraries.
 DENSE, CONFIG = 'config.json', 'config.py'
+#: Files that :func:`load` reads beside the report.
+READ = STRUCTURE, WEIGHTS, DENSE, CONFIG
 
 
-@kept_randomness()
+@keep_randomness()
 def save(result: CompressResult, folder: str | Path, export: bool = False) -> None:
     """Write a compressed network into a folder that :func:`load` reads.
 
     The folder is complete or absent. It has ``model.safetensors``, ``structure.json``,
-    ``report.json`` (sizes, agreement, what was asked, versions), and how the dense network is
+    ``report.json`` (sizes, agreement, what was asked, versions, and the SHA-256 of every file,
+    which :func:`load` compares), and how the dense network is
     built: ``config.json`` of a network of transformers or of timm, ``config.py`` of a task model
     that carries its config (``cfg``), as the hosts' ``init_detector``, ``init_model`` and
     ``get_model`` leave it. It is tried: where the network that it gives has other outputs on an
@@ -65,21 +74,26 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
     """
     model, structure = result.model, result.structure
     shape = structure.macs['input_shape']
+    state = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+             for name, value in model.state_dict().items()}
     with atomic_folder(folder) as here:
-        save_file({name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-                   for name, value in model.state_dict().items()}, here / WEIGHTS)
         structure.save(here / STRUCTURE)
         _write_dense(model, structure, here)
+        if (here / CONFIG).is_file():  # by which any command reads the weights, not `load` alone
+            prefix = 'backbone.' if _scope(structure) == 'backbone' else ''
+            state[f'{prefix}{KEPT}'] = digest(structure.sites)
+        save_file(state, here / WEIGHTS)
         library = type(model).__module__.partition('.')[0]
         versions = dict(python=platform.python_version(), torch=str(torch.__version__),
                         mmkcr=__version__)
         if version := getattr(sys.modules.get(library), '__version__', None):
             versions[library] = version
-        (here / REPORT).write_text(json.dumps(dict(
+        report = dict(
             macs=structure.macs, params=structure.params, bytes=state_bytes(model),
             agreement=result.agreement, target=structure.provenance.get('target'),
             asked=structure.provenance.get('asked'), drop_rates=read_drop_rates(model),
-            versions=versions), indent=2) + '\n')
+            versions=versions)
+        _write_json(report, here / REPORT)
         if reason := _not_the_same(model, here, shape):
             for name in (DENSE, CONFIG):
                 (here / name).unlink(missing_ok=True)
@@ -90,6 +104,53 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
             network = copy.deepcopy(model).cpu()
             export_program(network, here / 'model.pt2', shape)
             export_onnx(network, here / 'model.onnx', shape, dynamic_size=False)
+        report['files'] = {file.name: file_sha256(file) for file in sorted(here.iterdir())
+                           if file.name != REPORT}
+        report['sha256'] = _report_sha256(report)
+        _write_json(report, here / REPORT)
+
+
+def _write_json(content: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf8')
+
+
+def _report_sha256(report: Mapping[str, Any]) -> str:
+    """SHA-256 of a report's other entries."""
+    others = {key: value for key, value in report.items() if key != 'sha256'}
+    return hashlib.sha256(json.dumps(others).encode()).hexdigest()
+
+
+def _require(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder without some files."""
+    for name in names:
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f'expected a folder that `save` or `mmkcr compress` wrote at '
+                                    f'`{folder}`, found one without `{name}`')
+
+
+def _check_files(folder: Path) -> None:
+    """Compare the files of a folder that are read with its report, which has their SHA-256.
+
+    Raises:
+        ValueError: One is another, or was edited; the message names it.
+    """
+    report = read_json(folder / REPORT, 'a report') if (folder / REPORT).is_file() else {}
+    if isinstance(report, Mapping) and not {'files', 'sha256'} & {*report}:
+        logging.getLogger('mmkcr').warning(  # of `save_pretrained`, or of an earlier version
+            'Not checked: no `%s` in `%s` says which files were saved, so they may have changed '
+            'since, or be of other networks.', REPORT, folder)
+        return
+    changed = [REPORT]
+    if isinstance(report, Mapping) and report.get('sha256') == _report_sha256(report):
+        sums = report['files']
+        _require(folder, [name for name in READ if name in sums])
+        changed = [name for name in READ if (folder / name).is_file()
+                   and sums.get(name) != file_sha256(folder / name)]
+    if changed:
+        raise ValueError(
+            f'expected `{folder / changed[0]}` as it was saved, found that it was changed or '
+            f'added since, by its SHA-256 in `{REPORT}`: save the folder again; or, if that was on '
+            f'purpose, remove `{REPORT}`, and the folder is loaded as it is')
 
 
 def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
@@ -116,8 +177,7 @@ def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
         if img_size is not None and tuple(img_size) != tuple(known['input_size'][1:]):
             arguments['img_size'] = list(img_size)
         # as timm writes it
-        (folder / DENSE).write_text(json.dumps(dict(
-            architecture=known['architecture'], model_args=arguments), indent=2) + '\n')
+        _write_json(dict(architecture=known['architecture'], model_args=arguments), folder / DENSE)
 
 
 @torch.no_grad()
@@ -127,7 +187,7 @@ def _not_the_same(model: nn.Module, folder: Path, shape: list[int]) -> str:
         return 'nothing that says it'
     first = next(model.parameters())
     try:
-        again = load(folder, device=first.device)
+        again = _built(folder, None).to(first.device)
         with eval_mode(model):
             image = torch.rand(1, *shape).to(first)
             outputs, expected = (TensorModel(network)(image) for network in (again, model))
@@ -148,7 +208,7 @@ def _warn_of_other_rates(built: dict[str, float], expected: dict[str, float]) ->
                       'rates differ: set them before the loaded network is trained', stacklevel=6)
 
 
-@kept_randomness()
+@keep_randomness()
 def load(folder: str | Path, model: nn.Module | None = None,
          device: str | torch.device = 'cpu') -> nn.Module:
     """Build the network of a folder that ``save`` or ``mmkcr compress`` wrote, with its weights.
@@ -167,26 +227,34 @@ def load(folder: str | Path, model: nn.Module | None = None,
 
     Raises:
         FileNotFoundError: There is no such folder or config, or no weights.
-        ValueError: They do not belong together, or nothing says how the dense network is built.
+        ValueError: A file was changed since :func:`save` wrote it, files do not belong together, or
+            nothing says how the dense network is built.
 
     Examples:
         >>> model = load('slim')
         >>> export(model, 'slim.onnx', (3, 224, 224))
     """
     path = Path(folder)
+    home = path.parent if path.is_file() else path
+    if (home / REPORT).is_file() or path.is_dir() and not (path / CONFIG).is_file():
+        _check_files(home)
+    network = _built(path, model)
+    network.to(device)
+    return network
+
+
+def _built(path: Path, model: nn.Module | None) -> nn.Module:
+    """See :func:`load`, without comparing the files with the report; on the CPU."""
     if model is None and (not path.is_dir() or (path / CONFIG).is_file()):
         from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
         config = load_config(path / CONFIG if path.is_dir() else path)
         model = build_model(config)
         load_weights(model, trained_weights(config, None, str(config.filename)))
-        return model.to(device)
-    for name in (STRUCTURE, WEIGHTS):
-        if not (path / name).is_file():
-            raise FileNotFoundError(f'expected a folder that `save` or `mmkcr compress` wrote at '
-                                    f'`{path}`, found one without `{name}`')
-    structure, state = Structure.load(path / STRUCTURE), load_file(path / WEIGHTS)
+        return model
+    _require(path, (STRUCTURE, WEIGHTS))
+    structure, state = Structure.load(path / STRUCTURE), read_checkpoint(path / WEIGHTS)
     if model is not None:
-        model = copied(model)
+        model = copy_network(model)
     else:
         model = _dense(path)
         if (path / REPORT).is_file():
@@ -194,10 +262,11 @@ def load(folder: str | Path, model: nn.Module | None = None,
     backbone = getattr(model, 'backbone', None)
     host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
         model
+    dense = dense_counts(host, structure)
     space = SearchSpace(host, structure.backbone.get('sites') or ())
     space.put_masks()
     space.slice_to(structure)
-    check_recorded(host, structure, model)
+    check_recorded(host, structure, model, dense)
     expected = model.state_dict(keep_vars=True)
     if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(expected))):
         raise ValueError(f'expected entries of the {type(model).__name__} in `{path / WEIGHTS}`, '
@@ -205,12 +274,14 @@ def load(folder: str | Path, model: nn.Module | None = None,
                          'transformers 5 writes for version 4: write the folder with '
                          '`result.save(folder)`, or with `save_pretrained(folder, '
                          'save_original_format=False)`')
+    # an ordinary network's state does not say its units: `load` has compared the files
+    state = {**{name: value for name, value in expected.items() if name.endswith(KEPT)}, **state}
     for name, value in expected.items():
         if name in state:  # loading would keep the type of the new network
             value.data = value.data.to(state[name].dtype)
     load_task(model, state, str(path / WEIGHTS))
     leave_ordinary(model)
-    model.to(device).eval()  # that of mmpretrain's backbones returns None
+    model.eval()  # that of mmpretrain's backbones returns None
     return model
 
 
@@ -224,17 +295,35 @@ def _dense(folder: Path) -> nn.Module:
     if not (folder / DENSE).is_file():
         raise ValueError(f'expected `{DENSE}` or `{CONFIG}` in `{folder}`, which say how the dense '
                          f'network is built, found neither: {given}')
-    config: dict[str, Any] = read_json(folder / DENSE, 'a config')
-    if 'architecture' in config:
-        import timm
-        if not timm.is_model(config['architecture']):  # nor is an address downloaded
-            raise ValueError(f'expected an architecture of timm in `{folder / DENSE}`, found '
-                             f'{config["architecture"]!r}: {given}')
-        return timm.create_model(config['architecture'], **config.get('model_args', {}))
+    config: Any = read_json(folder / DENSE, 'a config')
+    if not isinstance(config, Mapping):
+        raise ValueError(f'expected a dict in `{folder / DENSE}`, found {config!s:.60}: {given}')
+    try:
+        return _of_timm(config) if 'architecture' in config else _of_transformers(config, folder)
+    except ImportError:
+        raise
+    except Exception as error:  # of whatever builds a network
+        text = ' '.join(str(error).split()) or type(error).__name__
+        raise ValueError(f'expected a network that can be built in `{folder / DENSE}`, found '
+                         f'another ({text:.200}): {given}') from error
+
+
+def _of_timm(config: Mapping[str, Any]) -> nn.Module:
+    """A network of timm with random weights: arguments that would fetch some are dropped."""
+    import timm
+    name = config['architecture']
+    if not (isinstance(name, str) and timm.is_model(name)):  # nor is an address downloaded
+        raise ValueError(f'expected an architecture of timm, found {name!r}')
+    fetching = inspect.signature(timm.create_model).parameters  # such as `checkpoint_path`
+    return timm.create_model(name, **{
+        key: value for key, value in config.get('model_args', {}).items() if key not in fetching})
+
+
+def _of_transformers(config: Mapping[str, Any], folder: Path) -> nn.Module:
+    """A network of transformers with random weights, its inner backbone's too."""
     import transformers
     name = (config.get('architectures') or [''])[0]
     cls = getattr(transformers, name, None)
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-        raise ValueError(f'expected a class of transformers in `{folder / DENSE}`, found {name!r}: '
-                         f'{given}')
-    return cls(cls.config_class.from_pretrained(folder))
+        raise ValueError(f'expected a class of transformers, found {name!r}')
+    return cls(cls.config_class.from_pretrained(folder, use_pretrained_backbone=False))

@@ -27,6 +27,7 @@ _NO_ROOM = re.compile('PytorchStreamWriter failed|inline_container.*unexpected p
 COMMANDS = {
     'compress': 'make a trained model smaller in closed form, without training',
     'distil': 'teach a compressed model what its dense one does, without labels',
+    'frontier': 'measure what makes a network faster, and recommend',
     'init': 'write the few lines beside your own config',
     'search': 'train gates and weights: which units a model can do without',
     'slim': 'cut a searched model under a budget',
@@ -82,6 +83,8 @@ class Parser(argparse.ArgumentParser):
         """Refuse an option that is unknown before one that is missing."""
         for word in words:
             name = word.partition('=')[0]
+            if re.fullmatch(r'-[\d.]+ *[^\d.]+', word):  # argparse takes numbers alone
+                self.error(f'expected an amount above 0, found `{word}`')
             if re.fullmatch(r'--[a-z].*', name) and name not in self._option_string_actions:
                 self.error(f'expected an option of this command, found `{name}`'
                            f'{did_you_mean(name, self._option_string_actions)}')

@@ -74,7 +74,7 @@ class Axis(NamedTuple):
         return (offsets[:, None, None] + units[None, :, None] * self.inner + inner).flatten()
 
     def kept_entries(self, units: Tensor) -> Tensor:
-        """Positions on the axis that stay: those of kept units, and all outside the units' span."""
+        """Positions on the axis that stay: of kept units, and all outside the units' span."""
         (start, end), length = self.span, self.value.shape[self.dim]
         sides = [torch.arange(*side, device=units.device) for side in ((0, start), (end, length))]
         return torch.cat([sides[0], self.entries(units), sides[1]])

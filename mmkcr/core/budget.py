@@ -123,8 +123,8 @@ class Curve(NamedTuple):
 def allocate(curves: Mapping[str, Curve], budget: int) -> dict[str, int]:
     """Sizes by site with the least sum of losses whose costs sum to at most a budget.
 
-    This is a multiple-choice knapsack, solved by dynamic programming over the cost above that of
-    the smallest network. Costs are rounded up to a grid, so the budget always holds. The grid is
+    This is a multiple-choice knapsack, solved by dynamic programming over the cost above the cost
+    of the smallest network. Costs are rounded up to a grid, so the budget always holds. The grid is
     the greatest common divisor of all cost steps, and the answer exact, if that gives at most
     20,000 points; else the budget counts as smaller by at most one grid point per site. One below
     the cost of the smallest sizes is refused.

@@ -1,4 +1,4 @@
-"""Refusals before any work begins: of what is not finite, and of what a user names."""
+"""Refusals before any work begins: numbers that are not finite, names that do not exist."""
 
 import difflib
 import tempfile
@@ -27,7 +27,9 @@ def all_finite(value: Tensor) -> bool:
 
 
 def check_finite(values: Mapping[str, Tensor], what: str) -> None:
-    """Refuse values that are not finite: the message says ``what`` they are and names the first."""
+    """Refuse values that are not finite: the message gives their noun, ``what``, and names the
+    first.
+    """
     for name, value in values.items():
         if not all_finite(value):
             wrong = value.detach()[~torch.isfinite(value.detach())]
@@ -64,9 +66,12 @@ def check_finite_state(state: Mapping[str, Tensor], path: str,
 def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """``'; did you mean `x`?'`` with the nearest known word, or ``''`` where none is near.
 
-    The ``least`` similarity is within [0, 1].
+    The ``least`` similarity is within [0, 1]. A word that begins a known one with an underscore, as
+    ``mlp`` does ``mlp_hidden``, is near.
     """
-    near = difflib.get_close_matches(word, list(known), 1, least)
+    words = list(known)
+    near = difflib.get_close_matches(word, words, 1, least) or [
+        name for name in words if name.startswith(f'{word}_')]
     return f'; did you mean `{near[0]}`?' if near else ''
 
 

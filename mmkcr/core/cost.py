@@ -15,7 +15,7 @@ Target = str | int | float
 class CostModel:
     """Cost of a network: MACs, time, parameters or bytes.
 
-    The texts of the base class are those for MACs.
+    The texts of the base class are about MACs.
     """
 
     #: Name of the cost in configs and files.

@@ -21,7 +21,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def flat_tensors(outputs: Any, floating: bool = True) -> list[Tensor]:
-    """The tensors, or those of floating point, in nested sequences, dicts and dataclasses."""
+    """The tensors, or the tensors of floating point, in nested sequences, dicts and dataclasses."""
     if isinstance(outputs, Tensor):
         return [outputs] if outputs.is_floating_point() or not floating else []
     if isinstance(outputs, (str, bytes)):  # a character is a text again

@@ -91,7 +91,7 @@ class BaseGate(NoisyGate):
         """Called once with all gates of the backbone, for choices that gates make together."""
 
     def refresh(self) -> None:
-        """Called before each forward of the backbone: drop what was computed for the last one."""
+        """Called before each forward of the backbone: drop results of the last one."""
 
     def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw the noise of one training step, which a recomputed block sees again."""

@@ -1,5 +1,6 @@
 """Files that are either complete or absent, and folders that one run writes to."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -82,8 +83,18 @@ def write_tensors(content: Any, path: str | Path) -> None:
         torch.save(content, file)
 
 
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file, in hexadecimal, read part by part."""
+    digest = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
 def remove_stale(folder: str | Path) -> None:
-    """Remove what :func:`atomic_write` and :func:`atomic_folder` left whose process was killed.
+    """Remove files that :func:`atomic_write` and :func:`atomic_folder` left whose process was
+    killed.
 
     Files of living processes stay. Files of other machines stay for a day. Sub-folders are left.
     """

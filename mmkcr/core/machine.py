@@ -1,4 +1,4 @@
-"""What a measured time belongs to: hardware and versions."""
+"""Context of a measured time: hardware and versions."""
 
 import os
 import platform
@@ -31,6 +31,13 @@ def hardware_name() -> str:
                      torch.backends.cpu.get_cpu_capability()])
     name = re.sub(r'\((r|tm)\)|\bprocessor\b|\bcpu\b|@', ' ', name.lower())
     return '-'.join(re.sub(r'[^a-z0-9.]+', ' ', name).split())
+
+
+def has_int8() -> bool:
+    """Whether the processor has instructions for sums of products of int8 (VNNI, AMX, dot)."""
+    info = Path('/proc/cpuinfo')
+    text = info.read_text() if info.is_file() else ''
+    return bool(re.search(r'\b(avx512_vnni|avx_vnni|amx_int8|asimddp|i8mm)\b', text))
 
 
 def versions_name() -> str:

@@ -1,6 +1,6 @@
 """Multiply-accumulates: counted, and as a differentiable function of the gates.
 
-MACs are what mmpretrain's and the papers' tables call FLOPs: half of the floating point operations
+mmpretrain's and the papers' tables call MACs FLOPs: half of the floating point operations
 of every matrix product and convolution, attention products included.
 """
 
@@ -36,7 +36,8 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
 
     The count depends on shapes alone. So matrix products and convolutions are not computed; their
     outputs are zeros. Products with vectors, ``nn.Bilinear`` and recurrent layers count as well.
-    What is no matrix product counts nothing (elementwise and outer products, sums, sampling), nor
+    Operators without a matrix product count nothing (elementwise and outer products, sums,
+    sampling), nor
     does a product of sparse tensors or in an operator of another library. Attributes and buffers of
     the model's modules are restored afterwards.
     """
@@ -148,7 +149,7 @@ class _Counter(TorchDispatchMode):
             handle.remove()
 
     def report(self) -> MacsReport:
-        """What was counted: a MAC is two FLOPs."""
+        """A count of MACs; a MAC is two FLOPs."""
         return MacsReport(sum(self._operators.values()) // 2, *(
             {name: flops // 2 for name, flops in counts.items()}
             for counts in (self._modules, self._operators, self._own)))
@@ -195,7 +196,7 @@ class MacsModel(ProductsModel):
     axes determine the count, see :class:`ProductsModel`. Integers give exactly that of the built
     subnet, and an expectation is exact if choices are independent and no site occurs twice in a
     product. ``dense`` is the count at full sizes without the layers that a method adds and that the
-    dense parent lacks. ``added`` is the count of those layers.
+    dense parent lacks. ``added`` is the count of these layers.
 
     Args:
         model (nn.Module): The supernet or dense host, or a task model around it.

@@ -36,7 +36,7 @@ class ProductsModel(CostModel):
     supernet that is sliced while it trains.
 
     Args:
-        sites (Mapping[str, Site]): Sites by name: those with gates, or all of a dense host.
+        sites (Mapping[str, Site]): Sites by name: sites with gates, or all of a dense host.
     """
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
@@ -65,7 +65,7 @@ class ProductsModel(CostModel):
         return merged
 
     def _add(self, cost: int, sides: Sides) -> None:
-        """Add what costs so much as of now; products of the same sites are one term."""
+        """Add a term of the present cost; products of the same sites are one term."""
         shares: list[tuple[tuple[str, ...], int]] = [((), cost)]
         for length, parts in sides.values():
             along = [((name, ), entries) for name, entries in parts]

@@ -25,7 +25,7 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
     Args:
         gates (Mapping[str, BaseGate]): By site: free (any size), with options, or of both sorts.
         macs (CostModel): Cost of the sizes of the gates' sites.
-        target (int, optional): Largest cost. Defaults to None: what the hard gates keep.
+        target (int, optional): Largest cost. Defaults to None: the units of the hard gates.
         divisor (int): For free gates, see :func:`~mmkcr.core.solve_budget`. Defaults to 1.
 
     Returns:

@@ -146,7 +146,7 @@ class Site:
         return []
 
     def products(self) -> Mapping[str, tuple[str, ...]]:
-        """Modules whose own products, not those of their children, grow with the size.
+        """Modules whose own products, without their children, grow with the size.
 
         By module path: ``'scores'`` (queries times keys), ``'values'`` (attention times values).
         """
@@ -180,7 +180,8 @@ class Site:
                          f'cost of a paper, found `cost="paper"` at `{self.name}`')
 
     def resized(self, kept: Tensor) -> None:
-        """Change what no weight's shape implies, such as the host's attributes, after a slicing.
+        """Change the host's attributes, and all else that no weight's shape implies, after a
+        slicing.
 
         ``kept`` are the units of the dense dimension that are left, int64, ascending.
         """
@@ -210,7 +211,7 @@ class Site:
         self.owner._modules.pop(self.kind, None)
 
     def renew_masks(self) -> None:
-        """Put the masks of batch norms on those that are there now.
+        """Put the masks of batch norms on the batch norms that are there now.
 
         Hosts exchange batch norms once a model is built: ``SyncBatchNorm`` for plain ones where
         there is one process, and the other way round on request. Hooks are lost thereby.
@@ -232,7 +233,7 @@ class Site:
         self._handles, self._masked = [], []
 
     def check(self, kept: Tensor) -> None:
-        """Refuse a selection whose groups, of those that keep units, do not keep equally many."""
+        """Refuse a selection whose groups keep units in different numbers, but for empty groups."""
         counts = self.group_counts(kept)
         if len(counts) == 0 or not bool((counts == counts[0]).all()):
             raise ValueError('expected equally many channels of every head at site '
@@ -261,7 +262,7 @@ class Site:
         return units
 
     def slice_to(self, kept: Tensor, operator: str | None = None) -> None:
-        """Make the site that of a subnet: slice to the kept units, and remove the gate.
+        """Make the site part of a subnet: slice to the kept units, and remove the gate.
 
         One of :meth:`operators` may compute the others.
         """

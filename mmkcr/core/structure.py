@@ -95,7 +95,7 @@ _STRUCTURE: Form = dict(
 
 
 def _check(valid: Any, expected: str, entry: Any, where: str) -> None:
-    """Refuse what is no structure, in one sentence."""
+    """Refuse a content that is no structure, in one sentence."""
     if not valid:
         raise ValueError(f'expected {expected}, found {entry!s:.120} {where}')
 

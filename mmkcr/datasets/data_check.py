@@ -39,7 +39,7 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
 
 
 def _dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the config of a data set and those of all data sets that it wraps."""
+    """Yield the configs of a data set and of all data sets that it wraps."""
     if isinstance(node, (list, tuple)):
         for child in node:
             yield from _dataset_configs(child)

@@ -1,7 +1,12 @@
 """Static quantisation of ONNX files by the runtimes' own libraries, and four files side by side."""
 
+import contextlib
 import importlib.util
-from collections.abc import Sequence
+import io
+import itertools
+import re
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -14,30 +19,36 @@ from mmkcr.core import atomic_write, eval_mode
 from mmkcr.models.tasks import deciding_scores, find_task, is_segmentor
 from .export import export_onnx
 from .latency import measure_pair
-from .runtimes import open_onnx, quiet, require_runtime
+from .runtimes import module_path, open_onnx, quiet, require_runtime
 from .tensor_model import TensorModel
 
 #: Quantisation library of each runtime.
 QUANTIZERS: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='nncf')
+#: Operators that hold the MACs.
+PRODUCTS = ('MatMul', 'Gemm', 'Conv')
 
 
 def quantize_onnx(source: str | Path, target: str | Path,
-                  images: Sequence[np.ndarray], runtime: str = 'onnxruntime') -> None:
+                  images: Sequence[np.ndarray], runtime: str = 'onnxruntime',
+                  skip: Sequence[str] = ()) -> None:
     """Write the int8 form of an ONNX file.
 
     Ranges are chosen from the images, by ONNX Runtime's own quantiser or, for OpenVINO, by NNCF.
     Weights get one scale per output channel. Any runtime reads the file, with its quantise and
     dequantise nodes, but only the intended one runs it fast.
 
-    Images are calibration batches (B, C, H, W), normalised; the runtime is one of
-    :data:`QUANTIZERS`, see :func:`require_quantizer`. An existing target is replaced.
+    Args:
+        source, target (str | Path): The fp32 file and the new one; an existing one is replaced.
+        images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
+        runtime (str): One of :data:`QUANTIZERS`, see :func:`require_quantizer`.
+        skip (Sequence[str]): Nodes that stay in fp32, see :func:`sensitive_nodes`.
     """
     require_quantizer(runtime)
     if not len(images):
         raise ValueError('expected at least one batch of calibration images, found none')
     quantize = _by_nncf if runtime == 'openvino' else _by_onnxruntime
     with quiet(), atomic_write(target) as path:
-        quantize(Path(source), path, images)
+        quantize(Path(source), path, images, skip)
 
 
 def require_quantizer(runtime: str) -> None:
@@ -51,19 +62,23 @@ def require_quantizer(runtime: str) -> None:
                           f'pip install {QUANTIZERS[runtime]}')
 
 
-def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray]) -> None:
+def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray],
+             skip: Sequence[str]) -> None:
     import nncf
     import onnx
     model = onnx.load(source)
     name = model.graph.input[0].name
     # one image at a time: the batch was traced as a free dimension
     singles = [image[None] for batch in images for image in batch]
-    quantized = nncf.quantize(model, nncf.Dataset(singles, lambda image: {name: image}),
-                              subset_size=len(singles), model_type=nncf.ModelType.TRANSFORMER)
+    with contextlib.redirect_stdout(io.StringIO()):  # bars of its own
+        quantized = nncf.quantize(model, nncf.Dataset(singles, lambda image: {name: image}),
+                                  subset_size=len(singles), model_type=nncf.ModelType.TRANSFORMER,
+                                  ignored_scope=nncf.IgnoredScope(list(skip), validate=False))
     onnx.save(quantized, target)
 
 
-def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) -> None:
+def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray],
+                    skip: Sequence[str]) -> None:
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -74,9 +89,56 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
     quantize_static(str(target), str(target), reader,
                     quant_format=QuantFormat.QDQ, per_channel=True,
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-                    # the operators that hold the MACs
-                    op_types_to_quantize=['MatMul', 'Gemm', 'Conv'],
+                    op_types_to_quantize=list(PRODUCTS), nodes_to_exclude=list(skip),
                     extra_options=dict(ActivationSymmetric=False, WeightSymmetric=True))
+
+
+def sensitive_nodes(quantized: Path, judge: Callable[[Path], tuple[float, float]],
+                    enough: float) -> dict[str, list[str]]:
+    """Blocks that lose most in int8, with their nodes: as few as must stay in fp32.
+
+    Each block in turn gets its inputs as they were before they were rounded; the blocks without
+    which least is lost come first. It is a look at an existing int8 file, which stays as it is.
+
+    Args:
+        quantized (Path): The int8 file.
+        judge (Callable): Gives the error of a file, and its quality.
+        enough (float): Quality to reach.
+
+    Returns:
+        dict[str, list[str]]: Nodes by block. Empty if half of all blocks are not enough.
+    """
+    import onnx
+    model = onnx.load(quantized)
+    makers = {node.output[0]: node for node in model.graph.node}
+    blocks: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        if node.op_type in PRODUCTS:
+            path = module_path(node.name)
+            block = re.match(r'(?:[a-zA-Z]\w*\.)*?\w+\.\d+(?:\.\w+\.\d+)*', path)
+            blocks.setdefault(block[0] if block else path, []).append(node)
+
+    def judge_without(names: Sequence[str]) -> tuple[float, float]:
+        changed, unrounded = onnx.ModelProto(), {}
+        for node in itertools.chain.from_iterable(blocks[name] for name in names):
+            for value in node.input:
+                rounded = makers.get(value)
+                source = rounded and makers.get(rounded.input[0])
+                # constants have no quantise node: weights stay rounded
+                if source and source.op_type == 'QuantizeLinear':
+                    unrounded[node.name, value] = source.input[0]
+        changed.CopyFrom(model)
+        for node in changed.graph.node:
+            node.input[:] = [unrounded.get((node.name, value), value) for value in node.input]
+        with tempfile.TemporaryDirectory() as folder:
+            onnx.save(changed, path := Path(folder) / 'changed.onnx')
+            return judge(path)
+
+    order = sorted(blocks, key=lambda name: judge_without([name])[0])
+    for count in range(1, len(blocks) // 2 + 1):
+        if judge_without(order[:count])[1] >= enough:
+            return {name: [node.name for node in blocks[name]] for name in order[:count]}
+    return {}
 
 
 class DeployedFile(NamedTuple):

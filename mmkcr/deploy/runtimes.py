@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mmkcr.core import atomic_write
+
 #: Packages to install, by runtime of ONNX files.
 PACKAGES: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
                                 tensorrt='onnxruntime-gpu tensorrt')
@@ -20,6 +22,7 @@ _LACKS = re.compile(
     r'find an implementation for \S+|No Op registered for \S+|\S+ is not a registered|'
     # of OpenVINO
     r'(following (ONNX )?|rule found for )operations?[\w ]*:?[\w., -]*')
+_PRECISION = 'mmkcr.precision'
 Session = Callable[[np.ndarray], list[np.ndarray]]
 
 
@@ -148,8 +151,8 @@ def _open_openvino(path: str, runtime: str, threads: int | None,
     model = core.read_model(path)
     if shape is not None:
         model.reshape(list(shape))
-    # fp32 as everywhere else: OpenVINO would use bf16 if the processor has it
-    config = dict(INFERENCE_PRECISION_HINT='f32', NUM_STREAMS='1')
+    # fp32 unless the file says otherwise: OpenVINO would use bf16 if the processor has it
+    config = dict(INFERENCE_PRECISION_HINT=_precision(path), NUM_STREAMS='1')
     if threads is not None:
         config.update(INFERENCE_NUM_THREADS=str(threads))
     request = core.compile_model(model, 'CPU', config).create_infer_request()
@@ -159,3 +162,30 @@ def _open_openvino(path: str, runtime: str, threads: int | None,
         return [outputs[index] for index in range(len(outputs))]
 
     return run
+
+
+def half_precision(runtime: str) -> str:
+    """The 16-bit type that a runtime computes in on this processor; none is a ``ValueError``."""
+    if runtime == 'openvino':
+        import openvino
+        able = openvino.Core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')
+        for name, hint in (('BF16', 'bf16'), ('FP16', 'f16')):
+            if name in able:
+                return hint
+    raise ValueError(f'expected 16-bit instructions that `{runtime}` uses on this processor, found '
+                     'none')
+
+
+def set_precision(source: str | Path, target: str | Path, precision: str) -> None:
+    """Write a file that says in which type :func:`open_onnx` is to compute it in OpenVINO."""
+    import onnx
+    model = onnx.load(source)
+    model.metadata_props.add(key=_PRECISION, value=precision)
+    with atomic_write(target) as path:
+        onnx.save(model, path)
+
+
+def _precision(path: str) -> str:
+    import onnx
+    notes = onnx.load(path, load_external_data=False).metadata_props
+    return next((note.value for note in notes if note.key == _PRECISION), 'f32')

@@ -1,7 +1,6 @@
 """Models from configs and checkpoints, for the commands: no data set, no runner."""
 
 import copy
-import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 
 # F401: what commands take from here as well
 from mmkcr.core.checks import check_place, did_you_mean, image_shape  # noqa: F401
+from mmkcr.core.io import file_sha256  # noqa: F401
 from mmkcr.core.products import state_bytes  # noqa: F401
 from mmkcr.engine.compressed_config import compressed_config, image_size, task_config
 from mmkcr.models.building import build_model, load_weights, read_config  # noqa: F401
@@ -108,15 +108,6 @@ def backbone_config(config: Config) -> Mapping[str, Any]:
     """
     model = task_config(config)
     return model if model.get('type') == 'mmkcr.Searchable' else model.get('backbone') or {}
-
-
-def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, 'rb') as file:
-        while part := file.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float]) -> list[str]:

@@ -48,14 +48,14 @@ def compressed_config(config: Config) -> Config:
       ``structure``. With ``sites='own'`` a backbone of this package takes these itself and keeps
       its kinds of site. With ``scope='model'`` the whole task model is wrapped.
     - The task model is wrapped in ``wrapper`` (a type, or a dict with further arguments) with
-      ``price`` (and its ``target``) and ``regularizers``, without those that are None.
+      ``price`` (and its ``target``) and ``regularizers``, without entries that are None.
     - ``scores`` is the ``sensitivity.json`` of ``mmkcr compress`` that gates start from.
     - ``loop='bilevel'`` splits data and optimizers as in KCR's algorithm 1 (``fraction`` of the
       samples for the gates; ``architecture`` is their optimizer). ``'joint'`` gives the gates a
       parameter group of their own. ``'plain'`` leaves the training as it is.
     - ``hooks`` are added. A value such as ``'45%'`` means that share of the run, in epochs or
       iterations, rounded, and at least 1; a ``begin`` below 100 % is at most the last of them.
-    - What the config already has stays: optimizers that are split, with their loop, and
+    - Entries that the config already has stay: optimizers that are split, with their loop, and
       hooks of a type that ``custom_hooks`` has. Entries of ``model`` that belong to the wrapper,
       such as ``model.price.weight`` or ``model.architecture.backbone.qk_mask``, are merged last.
     - ``weights`` is the checkpoint to start from, unless ``load_from`` names another.
@@ -280,7 +280,7 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
 
 
 def _add_hooks(config: Config, settings: ConfigDict) -> None:
-    """Add the method's hooks that the config lacks, and the one for exact resuming."""
+    """Add the method's hooks that the config lacks, and the hook for exact resuming."""
     custom = list(config.get('custom_hooks') or [])
     types = {hook['type'] for hook in custom}
     added = [hook for hook in settings.hooks if hook['type'] not in types]

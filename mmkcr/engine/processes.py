@@ -1,4 +1,4 @@
-"""Processes of a run: joining those that a launcher has started, ending those that load data."""
+"""Processes of a run: joining processes that a launcher has started, ending workers of loaders."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What configs name of the engine: imported when the first is asked for."""
+"""Classes of the engine that configs name: imported when the first is asked for."""
 
 # ruff: noqa: F401
 from .checks import ClassCheckHook, FiniteHook

@@ -21,7 +21,7 @@ from mmkcr.registry import HOOKS
 
 @HOOKS.register_module()
 class SyncBatchNormHook(Hook):
-    """Makes batch norms of several processes equal to those of one process with the whole batch.
+    """Makes batch norms of several processes equal to one process with the whole batch.
 
     Without it a checkpoint holds the running statistics of the first process alone: two processes
     do not equal one, nor is a run resumed exactly.
@@ -124,7 +124,7 @@ def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over processes; that of ``torch.distributed.nn.functional`` is deprecated."""
+    """The sum over processes; ``torch.distributed.nn.functional`` has a deprecated one."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:

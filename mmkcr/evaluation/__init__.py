@@ -1,1 +1,1 @@
-"""What is measured on features and models, over a data set."""
+"""Measurements on features and models, over a data set."""

@@ -25,7 +25,7 @@ def fit_clusters(features: Tensor, clusters: int, seed: int = 0, normalize: bool
         clusters (int): A. If there are fewer distinct points, some centroids coincide.
         seed (int): Seed of the first centroids. Defaults to 0.
         normalize (bool): Bring features and centroids to unit length. Defaults to True.
-        start (Tensor, optional): First centroids (A, d), such as those of the previous epoch.
+        start (Tensor, optional): First centroids (A, d), as of the previous epoch.
             Defaults to None: k-means++ on ten points per cluster.
     """
     points = _points(features, normalize)

@@ -116,10 +116,9 @@ class InformationAccumulator:
             smoothing (float): See :meth:`log_q`. Not used if ``log_q`` is given.
 
         Returns:
-            dict[str, float]: ``i_labels``, which is I(X~, Y), and ``n``. With inputs also
-            ``i_inputs``, which is I(X~, X); ``ib``, which is I(X~, X) - I(X~, Y);
-            ``ibb_printed``, theorem 3.1 as printed, which is no bound; and ``ibb``, which adds
-            the lemma's term that the theorem drops (fact 2).
+            dict[str, float]: ``i_labels`` = I(X~, Y), and ``n``. With inputs also ``i_inputs`` =
+            I(X~, X); ``ib`` = I(X~, X) - I(X~, Y); ``ibb_printed``, theorem 3.1 as printed, no
+            bound; and ``ibb`` with the lemma's term that the theorem drops (fact 2).
 
         Raises:
             ValueError: There are no samples, or features that are not finite.

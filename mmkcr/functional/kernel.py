@@ -1,7 +1,8 @@
 """Kernel complexity of a set of features, exact and streaming (KCR section 3.2).
 
 The kernel of the KCR paper is linear: ``K = F F^T`` for features ``F`` (n, d). So the non-zero
-eigenvalues of ``K / n`` are those of the second moment ``S = F^T F / n`` (d, d), and the Nystrom
+eigenvalues of ``K / n`` are the eigenvalues of the second moment ``S = F^T F / n`` (d, d), and the
+Nystrom
 eigenvectors from landmarks ``F_I`` are ``F V``, where V are the eigenvectors of ``F_I^T F_I``.
 Nothing here is larger than (d, d), whatever n and m are. Everything is computed in fp64.
 

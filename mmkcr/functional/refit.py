@@ -1,4 +1,4 @@
-"""Closed-form weights of a layer that reads only what is left of its units.
+"""Closed-form weights of a layer that reads fewer units than before.
 
 Every refit is one ridge regression towards a prior. A consumer reads new inputs h' in place of
 the old ones and should reproduce the targets y:

@@ -1,4 +1,4 @@
-"""The papers, a room each, and what they share (:mod:`mmkcr.methods.search`).
+"""The papers, a room each, and their common parts (:mod:`mmkcr.methods.search`).
 
 A method is gates on sites, a price, terms of the loss and schedules. Backbones, kinds of site and
 costs are not here: they belong to no method, so methods combine.

@@ -15,6 +15,7 @@ from torch import nn
 from mmkcr.core.checks import did_you_mean
 from mmkcr.hosts import TRANSFORMERS_4, ensure_torchvision, prepare_hosts
 from mmkcr.safe_load import is_trusted, read_checkpoint
+from .counting import tell_other_sizes
 from .loading import load_task, weights_of
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
@@ -81,6 +82,10 @@ def is_pure_python(path: str | Path) -> bool:
 def _resolve(path: str) -> str:
     if '::' not in path:
         return path
+    if path.startswith(('timm::', 'transformers::')):
+        raise ValueError('expected a config of mmpretrain, mmdet, mmseg or mmkcr '
+                         f'(`library::path`), found `{path}`: compress networks of timm and '
+                         "transformers in Python, `mmkcr.compress(model, images, '60%')`")
     try:
         return Config._get_cfg_path(path, '')[0]
     except (AssertionError, ImportError, FileNotFoundError, ValueError) as error:
@@ -136,6 +141,7 @@ def build_model(config: Config) -> nn.Module:
         raise ImportError(f'expected all packages that this model needs, found no `{name}`: '
                           f'pip install {package}') from error
     built.train(False)
+    tell_other_sizes(built)
     return built
 
 

@@ -1,5 +1,6 @@
 """MACs, parameters and bytes of any model of the three task families."""
 
+import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,12 +20,12 @@ from mmkcr.core import (
 )
 from mmkcr.core.products import state_bytes
 from .head_choice import is_choice
-from .search_space import StructureLike
+from .search_space import StructureLike, search_spaces
 from .tasks import (
     counted_part,
     find_task,
     is_dense_task,
-    kept_randomness,
+    keep_randomness,
     momentum_copies,
     online_params,
     search_space,
@@ -205,7 +206,7 @@ def dense_counts(host: nn.Module, structure: StructureLike) -> tuple[int | None,
     if structure is None or is_choice(structure):
         return None
     shape = Structure.load(structure).macs.get('input_shape')
-    with suppress(ValueError), kept_randomness():
+    with suppress(ValueError), keep_randomness():
         return shape and count_macs(host, shape), count_params(host)
     return None, count_params(host)
 
@@ -214,48 +215,94 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
                    dense: tuple[int | None, int] | None = None) -> None:
     """Refuse a built network with other MACs or parameters than its structure records.
 
-    A structure without ``macs`` and ``params`` is not compared.
+    A structure without ``macs`` and ``params`` is not compared. What else cannot be counted is
+    logged: MACs of a network that runs by a ``forward`` of its own, and dense numbers of a search
+    that began with a subnet, or with replaced heads.
 
     Args:
         host (nn.Module): A backbone, or a whole model that was compressed as one.
-        structure (Structure, optional): Its structure; None refuses nothing.
-        model (nn.Module, optional): The compressed network: around the host, or the host itself.
-            Defaults to None: it is not known.
-        dense (tuple, optional): :func:`dense_counts` of the host, to be compared too. Defaults to
-            None.
+        structure (Structure, optional): That the host was sliced to, or None.
+        model (nn.Module, optional): The network around the host, or the host itself, that was
+            compressed. Defaults to None: it is not known, and may have another head. Then numbers
+            of the whole are compared by their differences alone, see :func:`tell_other_sizes`.
+        dense (tuple, optional): :func:`dense_counts` of the host. Defaults to None: what was saved
+            is not compared.
 
     Raises:
-        ValueError: The message gives both counts.
+        ValueError: A number is another; the message says which.
     """
     if structure is None:
         return
-    macs, params, built = structure.macs, structure.params, None
+    macs, params = structure.macs, structure.params
+    shape, kind = macs.get('input_shape'), type(host).__name__
 
-    def compare(what: str, promised: int, count: int) -> None:
-        if promised != count:
-            raise ValueError(
-                f'expected a `{type(host).__name__}` of {promised} {what}, as its structure says, '
-                f'found one of {count}: the structure or the arguments of the backbone were '
-                'altered since it was searched (a structure without `macs` and `params` is not '
-                'compared)')
+    def compare(what: str, promised: int, count: int, surely: bool = True) -> None:
+        if promised == count:
+            return
+        if not surely:
+            _say_unchecked(f'{promised} {what} of the `{kind}`, of which {count} are counted')
+            return
+        raise ValueError(
+            f'expected a `{kind}` of {promised} {what}, as its structure says, found one of '
+            f'{count}: the structure or the arguments of the backbone were altered since it was '
+            'searched (a structure without `macs` and `params` is not compared)')
 
-    promised = macs.get('subnet' if 'part' in macs or model is host else 'backbone')
-    if promised is not None:
-        # one that was not counted like this may run by a `forward` of its own alone
-        unknown = [] if {'part', 'backbone'} & {*macs} else [ValueError]
-        with suppress(*unknown), kept_randomness():
-            built = count_macs(host, macs['input_shape'])
-    if built is not None:
-        compare(f'MACs at {tuple(macs["input_shape"])}', promised, built)
+    def counted(module: nn.Module) -> int | None:
+        try:
+            with keep_randomness():
+                return count_macs(module, shape)
+        except ValueError as error:
+            if {'part', 'backbone'} & {*macs}:
+                raise
+            # one that was not counted as a part may run by a `forward` of its own alone
+            _say_unchecked(f'the MACs of the `{type(module).__name__}` ({error})')
+            return None
+
+    complete = host if 'part' in macs else model
+    built = counted(host) if shape else None
+    if built is not None and complete is not host and 'backbone' in macs:
+        compare(f'MACs at {tuple(shape)}', macs['backbone'], built)
+    # of the whole network, unless that is not known and may have another head
+    total = built if complete in (host, None) else counted(complete)
+    if total is not None and not (complete is None and 'backbone' in macs):
+        compare(f'MACs at {tuple(shape)}', macs['subnet'], total, complete is not None)
     if params and model is not None:
         compare('parameters', params['subnet'], count_params(model))
+    if dense is None:
+        return
     # of a search from a subnet, or with replaced heads, the dense counts are what it began with
-    begun = 'start' in structure.provenance or any(
+    surely = 'start' not in structure.provenance and not any(
         entry.operator for entry in structure.sites.values())
-    if dense is not None and not begun:
-        before, weights = dense
-        if None not in (before, built):
-            compare('MACs when dense', macs['dense'], macs['subnet'] - built + before)
-        if params:
-            compare('parameters when dense', params['dense'],
-                    params['subnet'] - count_params(host) + weights)
+    before, weights = dense
+    if None not in (before, built):
+        compare('MACs when dense', macs['dense'], macs['subnet'] - built + before, surely)
+    if params:
+        compare('parameters when dense', params['dense'],
+                params['subnet'] - count_params(host) + weights, surely)
+
+
+def tell_other_sizes(model: nn.Module) -> None:
+    """Log where a task model, possibly wrapped, has other sizes than its structure records.
+
+    It may have another head than the network that was compressed. Or the structure was edited by
+    amounts that :func:`check_recorded` cannot see at the backbone alone.
+    """
+    task = find_task(model)
+    structures = [space.structure for space in search_spaces(task) if space.structure is not None]
+    if len(structures) != 1:  # momentum copies repeat theirs
+        return
+    (structure, ) = structures
+    counts = dict(parameters=(structure.params.get('subnet'), online_params(task)))
+    if 'backbone' in structure.macs:
+        with keep_randomness():
+            count = count_macs(task, structure.macs['input_shape'])
+        counts['MACs'] = structure.macs['subnet'], count
+    for what, (recorded, count) in counts.items():
+        if recorded not in (None, count):
+            _say_unchecked(f'{recorded} {what} of the whole network, as this `'
+                           f'{type(task).__name__}` of {count} has another head or the structure '
+                           'was edited')
+
+
+def _say_unchecked(what: str) -> None:
+    logging.getLogger('mmkcr').warning('Not checked: of what the structure records, %s.', what)

@@ -15,8 +15,8 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
     """Pool a layer's output to one vector per sample, (B, d).
 
     It is (B, C) as it is, (B, N, C) averaged over tokens, (B, C, H, W) averaged over positions; of
-    a tuple or list the last item: the last stage, or of patch tokens and a class token the latter.
-    Anything else is refused.
+    a tuple or list the last item: the last stage, or of patch tokens and a class token the class
+    token. Anything else is refused.
     """
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]
@@ -53,7 +53,7 @@ class FeatureTap:
         model (nn.Module): As in :func:`find_layer`.
         layer (str): The layer's path; with the suffix ':input' its first positional argument is
             captured instead of its output. Defaults to 'backbone'.
-        every (bool): Concatenate the features of all runs, such as those of the views of
+        every (bool): Concatenate the features of all runs, as of the views of
             self-supervised training. Defaults to False: the last run counts.
     """
 

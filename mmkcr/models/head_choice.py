@@ -1,4 +1,5 @@
-"""Which heads an operator replaces: a list of blocks, or scores (drop-in convolution, section 3.3).
+"""Choice of heads that an operator replaces: a list of blocks, or scores (drop-in convolution,
+section 3.3).
 
 Both may stand where a structure file does, for example
 ``structure=dict(blocks=[8, 6, 4, 9])`` or ``structure=dict(scores='scores.json', replace=12)``.
@@ -77,7 +78,7 @@ def choose_heads(sites: Mapping[str, HostSite], choice: Mapping[str, Any]) -> di
     """Heads that stay attention, by site, int64, ascending, when a config chooses the others.
 
     Args:
-        sites (Mapping[str, HostSite]): Of the dense backbone, by name. Those of heads get the
+        sites (Mapping[str, HostSite]): Of the dense backbone, by name. Sites of heads get the
             operator of the choice.
         choice (dict): One of
 

@@ -125,7 +125,7 @@ def _names_beside(model: nn.Module, state: Mapping[str, Tensor],
 
 
 def _misfits(model: nn.Module, state: Mapping[str, Tensor], path: str) -> dict[str, list[str]]:
-    """Load what fits; return the names of what does not, by what is wrong with it."""
+    """Load entries that fit; return the names of the others, by their fault."""
     missing, surplus, shaped = [], [], []
     try:
         missing, surplus = load_named(model, state, path)

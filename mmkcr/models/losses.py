@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from mmkcr.core.forward import flat_tensors
 from mmkcr.registry import MODELS
 from .building import HOSTS, build_model, load_weights, read_config
-from .tasks import find_task, kept_randomness
+from .tasks import find_task, keep_randomness
 
 
 class Teacher:
@@ -24,7 +24,7 @@ class Teacher:
 
     Args:
         config (str | dict): Config file (also ``library::path``), or the ``model`` of a config
-            with its ``data_preprocessor``, whose types are those of the run's default scope.
+            with its ``data_preprocessor``, whose types are in the run's default scope.
         checkpoint (str, optional): File or URL. None only for a model that has no weights to load.
     """
 
@@ -53,7 +53,7 @@ class Teacher:
             raise ValueError('expected the config of a network as it is for a teacher, found '
                              f'`{self.config}` with `compression`')
         # in the first forward of the student: a resumed run builds it at another iteration
-        with kept_randomness(), DefaultScope.overwrite_default_scope(
+        with keep_randomness(), DefaultScope.overwrite_default_scope(
                 config.get('default_scope', 'mmengine')):
             model = build_model(config).requires_grad_(False)
             if self.checkpoint is not None:
@@ -146,7 +146,7 @@ class DistillationLoss(nn.Module):
 
 @MODELS.register_module()
 class FeatureDistillationLoss(nn.Module):
-    r"""Relative squared distance between the outputs of a backbone and those of its teacher.
+    r"""Relative squared distance between the outputs of a backbone and of its teacher.
 
     .. math:: w \, \frac{1}{L} \sum_l \frac{\|f^s_l - f^t_l\|^2}{\|f^t_l\|^2}
 

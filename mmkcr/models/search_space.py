@@ -35,8 +35,8 @@ class SearchSpace:
         backbone (dict, optional): Registered ``type`` and arguments that build the host, for
             structure files. Defaults to :func:`Searchable` of the host as its former search space
             describes it, or of its class without arguments.
-        method (str): Name of the method, for structure files. Defaults to ``''``: those of the
-            kinds.
+        method (str): Name of the method, for structure files. Defaults to ``''``: the names of
+            the kinds.
 
     Raises:
         ValueError: A kind that the host does not have, or without ``backbone`` a host that is not
@@ -174,7 +174,7 @@ class SearchSpace:
         of other units are refused.
 
         Args:
-            structure (Structure): What the sites were sliced to.
+            structure (Structure): With the units that are left.
             gated (Collection[str]): Names of sites that are left to the search that follows.
                 Defaults to none.
         """

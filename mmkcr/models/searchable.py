@@ -74,6 +74,11 @@ class SearchableBackbone:
         """Arguments that the host does not have, if they differ from their defaults."""
         return {}
 
+    @classmethod
+    def masks_of(cls, backbone: Mapping[str, Any]) -> list[KindConfig]:
+        """Kinds of site, masks on queries and keys, of a backbone with this config; none here."""
+        return []
+
     def gates(self) -> dict[str, BaseGate]:
         """The gates of a supernet, by site."""
         return self.search_space.gates()
@@ -82,7 +87,7 @@ class SearchableBackbone:
         """Initialise as the host does, but load a ``Pretrained`` checkpoint strictly.
 
         MMEngine's own only warns of entries that do not fit; see
-        :func:`~mmkcr.models.backbone_loading.load_pretrained` for what is raised.
+        :func:`~mmkcr.models.backbone_loading.load_pretrained` for errors.
         """
         pretrained, others = split_pretrained(self.init_cfg)
         if pretrained is None or self.is_init:
@@ -132,7 +137,7 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
 def _take_sites(host: nn.Module, kinds: Sequence[KindConfig], described: Mapping[str, Any] | None,
                 gates: Mapping[str, Any] | None, structure: StructureLike,
                 method: str = '') -> None:
-    """Give a host its search space, and compare what its structure records.
+    """Give a host its search space, and compare it with the record in its structure.
 
     Args:
         host (nn.Module): Dense; changed in place.

@@ -1,4 +1,4 @@
-"""Task models of the hosts: what they are, their searchable backbone, one forward."""
+"""Task models of the hosts: their library, their searchable backbone, one forward."""
 
 import inspect
 import random
@@ -32,8 +32,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def kept_randomness() -> Iterator[None]:
-    """Afterwards the random states of PyTorch, NumPy and Python are those from before."""
+def keep_randomness() -> Iterator[None]:
+    """Afterwards the random states of PyTorch, NumPy and Python are as before."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     # without this argument `fork_rng` visits all devices, and so starts CUDA
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
@@ -52,7 +52,7 @@ def momentum_copies(model: nn.Module) -> list[nn.Module]:
 
 
 def online_params(model: nn.Module) -> int:
-    """Number of parameters, without those of momentum copies."""
+    """Number of parameters, without momentum copies."""
     return count_params(model) - sum(map(count_params, momentum_copies(model)))
 
 

@@ -14,7 +14,7 @@ def test_changed_files(tmp_path):
         assert found[sort]['refused'] > 50 and sum(found[sort].values()) == 200
 
 
-@pytest.mark.parametrize('kind', ['compressed', 'compressing', 'distilling'])
+@pytest.mark.parametrize('kind', sorted(folders.KINDS))
 def test_a_changed_file_of_a_folder(kind, tmp_path):
     """Refused in one sentence, told, or without effect."""
     found = folders.run(8, tmp_path, [kind])

@@ -1,5 +1,6 @@
 """One folder, one line: what `result.save` writes, `mmkcr.load` builds again."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import nn
 import mmkcr
 from lab.kind_coverage import FAMILIES, installed, randomise
 from mmkcr.core.forward import flat_tensors
+from mmkcr.core.io import file_sha256
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.engine.build import build_model, load_config
 
@@ -194,6 +196,7 @@ def test_names_in_a_folder_are_only_names(small, tmp_path):
     """No address is downloaded, and no other class is built."""
     small.save(tmp_path / 'slim')
     config = tmp_path / 'slim/config.json'
+    (tmp_path / 'slim/report.json').unlink()
     config.write_text(json.dumps(dict(architecture='hf-hub:timm/test_vit.r160_in1k')))
     with pytest.raises(ValueError, match='expected an architecture of timm'):
         mmkcr.load(tmp_path / 'slim')
@@ -203,14 +206,101 @@ def test_names_in_a_folder_are_only_names(small, tmp_path):
         mmkcr.load(tmp_path / 'slim')
 
 
-@pytest.mark.parametrize('entry', ['macs', 'params'])
-def test_a_structure_of_other_sizes_is_refused(entry, small, tmp_path):
+@pytest.mark.parametrize('name', sorted(FILES))
+def test_a_file_that_changed_is_refused_by_name(name, small, tmp_path, caplog):
+    """A bit of a weight, a swapped tensor or another activation loaded without a word."""
     small.save(tmp_path)
+    content = (tmp_path / name).read_bytes()
+    changed = content.replace(b'64', b'32') if name.endswith('.json') else \
+        content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+    assert changed != content
+    (tmp_path / name).write_bytes(changed)
+    with pytest.raises(ValueError, match=f'expected `.*{name}` as it was saved, .*remove `report'):
+        mmkcr.load(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    check_same(mmkcr.load(tmp_path), small.model)
+    assert not caplog.records
+    (tmp_path / 'report.json').unlink()
+    mmkcr.load(tmp_path)
+    assert 'Not checked: no `report.json`' in caplog.text
+
+
+def test_an_added_config_is_refused(small, tmp_path):
+    small.save(tmp_path)
+    (tmp_path / 'config.py').write_text('raise SystemExit')
+    with pytest.raises(ValueError, match='config.py` as it was saved, found that .* added since'):
+        mmkcr.load(tmp_path)
+
+
+def test_sums_are_read_in_parts(tmp_path):
+    content = bytes(range(256)) * 2**13
+    (tmp_path / 'file').write_bytes(content)
+    assert file_sha256(tmp_path / 'file') == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize('arguments', [
+    dict(img_size=0), dict(img_size='x'), dict(patch_size=0), dict(depth=-1.5), dict(no_such=1),
+    5, None])
+def test_what_cannot_be_built_is_one_sentence(arguments, small, tmp_path):
+    small.save(tmp_path)
+    (tmp_path / 'report.json').unlink()
+    config = json.loads((tmp_path / 'config.json').read_text())
+    config['model_args'] = {**config['model_args'], **arguments} if isinstance(
+        arguments, dict) else arguments
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    with pytest.raises(ValueError, match='`.*config.json`') as error:
+        mmkcr.load(tmp_path)
+    assert '\n' not in str(error.value)
+
+
+def test_damaged_weights_are_one_sentence(small, tmp_path):
+    small.save(tmp_path)
+    (tmp_path / 'report.json').unlink()
+    path = tmp_path / 'model.safetensors'
+    for content in (b'', path.read_bytes()[:-1], b'x' * 99):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match='expected a checkpoint at `.*model.safetensors`'):
+            mmkcr.load(tmp_path)
+
+
+def test_no_weights_are_fetched(small, tmp_path):
+    """Neither from a hub nor from the disk."""
+    small.save(tmp_path)
+    (tmp_path / 'report.json').unlink()
+    config = json.loads((tmp_path / 'config.json').read_text())
+    config['model_args'].update(pretrained=True, checkpoint_path='nowhere.pth', cache_dir='nowhere',
+                                pretrained_cfg=dict(url='file:///nowhere.pth'))
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    check_same(mmkcr.load(tmp_path), small.model)
+
+
+@pytest.mark.parametrize('change', [
+    *(dict(one=f'{part}.{key}', by=by) for part in ('macs', 'params')
+      for key in ('subnet', 'dense') for by in (1, -1)),
+    *(dict(one='macs.subnet', other='macs.dense', by=by) for by in (-1, 10**6)),
+    dict(one='params.subnet', other='params.dense', by=1000)])
+def test_a_structure_of_other_sizes_is_refused(change, small, tmp_path):
+    """Their values, not their differences."""
+    small.save(tmp_path)
+    (tmp_path / 'report.json').unlink()
     content = json.loads((tmp_path / 'structure.json').read_text())
-    content[entry]['subnet'] -= 1
+    for name in filter(None, (change['one'], change.get('other'))):
+        part, key = name.split('.')
+        content[part][key] += change['by']
     (tmp_path / 'structure.json').write_text(json.dumps(content))
-    with pytest.raises(ValueError, match='as its structure says, found one of'):
-        mmkcr.load(tmp_path, of_timm())
+    for dense in (None, of_timm()):
+        with pytest.raises(ValueError, match='as its structure says, found one of'):
+            mmkcr.load(tmp_path, dense)
+
+
+def test_what_cannot_be_counted_is_said(small, tmp_path, caplog):
+    small.save(tmp_path)
+    (tmp_path / 'report.json').unlink()
+    content = json.loads((tmp_path / 'structure.json').read_text())
+    content['macs']['input_shape'] = [3, 65, 64]  # which it does not run on
+    (tmp_path / 'structure.json').write_text(json.dumps(content))
+    mmkcr.load(tmp_path)
+    assert 'Not checked: of what the structure records, the MACs' in caplog.text
 
 
 def test_a_backbone_of_mmpretrain_is_given_back(tmp_path):

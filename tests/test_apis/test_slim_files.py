@@ -11,10 +11,10 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
-from mmkcr.apis import compress
 from mmkcr.apis.slim_files import SubnetFiles, config_text, write_config, write_subnet
 from mmkcr.cli.compress import next_steps
-from mmkcr.closed_form.compression import refit_structure
+from mmkcr.closed_form.compression import compress_network, refit_structure
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import KEPT, Structure, digest, write_tensors
 from mmkcr.engine.build import build_model, load_config, load_weights, set_structure
 
@@ -32,8 +32,9 @@ def compressed(seed):
     torch.manual_seed(seed)
     images = torch.randn(8, *SHAPE)
     model = build_model(DENSE)
-    return compress(model, images, '90%', ['mlp_hidden'], SHAPE, uniform=True, ordinary=False,
-                    divisor=1, progress=False)
+    return compress_network(model, images, CompressOptions(
+        target='90%', sites=['mlp_hidden'], input_shape=SHAPE, uniform=True, divisor=1,
+        progress=False))
 
 
 @pytest.fixture(scope='module')
@@ -61,8 +62,8 @@ def read(folder):
 def test_whoever_makes_a_subnet_records_its_units(pair):
     """`compress` did not."""
     structure = pair[0].structure
-    again = refit_structure(build_model(DENSE), structure, torch.randn(4, *SHAPE), SHAPE,
-                            progress=False)
+    again = refit_structure(build_model(DENSE), structure, torch.randn(4, *SHAPE), CompressOptions(
+        input_shape=SHAPE, progress=False))
     for result in (pair[0], again):
         kept = result.model.state_dict()[f'backbone.{KEPT}']
         assert torch.equal(kept, digest(structure.sites))
@@ -87,7 +88,7 @@ def test_weights_without_a_record_are_named(pair, tmp_path, caplog):
     result, other = pair
     write(result, tmp_path)
     content = torch.load(tmp_path / 'subnet.pth', weights_only=True)
-    del content['state_dict'][f'backbone.{KEPT}']
+    del content['state_dict'][f'backbone.{KEPT}'], content['meta']['sha256']
     torch.save(content, tmp_path / 'subnet.pth')
     with caplog.at_level(logging.WARNING, 'mmkcr'):
         read(tmp_path)  # of an earlier version: its structure is compared
@@ -116,6 +117,20 @@ def test_an_edited_structure_is_named(pair, tmp_path, caplog, change):
     with caplog.at_level(logging.WARNING, 'mmkcr'):
         read(tmp_path)
     assert 'was edited since' in caplog.text
+
+
+def test_edited_weights_are_named(pair, tmp_path, caplog):
+    write(pair[0], tmp_path)
+    read(tmp_path)
+    assert not caplog.records
+    content = torch.load(tmp_path / 'subnet.pth', weights_only=True)
+    for part, key, value in (('meta', 'epoch', 7), ('state_dict', 'head.layers.head.bias',
+                                                    torch.zeros(4))):
+        changed = {**content, part: {**content[part], key: value}}
+        torch.save(changed, tmp_path / 'subnet.pth')
+        caplog.clear()
+        read(tmp_path)
+        assert 'subnet.pth` were edited since' in caplog.text
 
 
 @pytest.mark.parametrize('last', ['config.py', 'structure.json', 'subnet.pth', None])

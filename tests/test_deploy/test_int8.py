@@ -12,7 +12,14 @@ from mmpretrain.models import ImageClassifier
 from lab.kind_coverage import FAMILIES
 from lab.random_subnets import random_subnet
 from mmkcr.cli.compress import file_table
-from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, deploy_int8, quantize_onnx
+from mmkcr.deploy.export import export_onnx
+from mmkcr.deploy.int8 import (
+    QUANTIZERS,
+    DeployedFile,
+    deploy_int8,
+    quantize_onnx,
+    sensitive_nodes,
+)
 from mmkcr.deploy.latency_table import searchable
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.registry import MODELS
@@ -91,6 +98,57 @@ def test_classes_of_a_conformer_are_those_of_both_branches(tmp_path):
     same = float((sum(scores).argmax(1) == wanted).mean())
     assert same != float((scores[-1].argmax(1) == wanted).mean())
     assert rows['dense int8'].same == same and rows['dense'].same == 1
+
+
+class Blocks(torch.nn.Module):
+    """A chain of layers, one of which gets an outlier that 8 bits cannot hold beside the rest."""
+
+    def __init__(self, outlier):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(4)])
+        for number, layer in enumerate(self.blocks):
+            torch.nn.init.orthogonal_(layer.weight, generator=generator)
+            torch.nn.init.zeros_(layer.bias)
+            if number == outlier - 1:
+                layer.bias.data[0] = 3000.
+            if number == outlier:
+                layer.weight.data[:, 0] = 0
+
+    def forward(self, images):
+        x = images.flatten(2)
+        for layer in self.blocks:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize('runtime', sorted(QUANTIZERS))
+@pytest.mark.parametrize('outlier', [1, 2])
+def test_the_block_that_loses_most_stays_in_fp32(runtime, outlier, tmp_path):
+    pytest.importorskip(QUANTIZERS[runtime])
+    pytest.importorskip(runtime)
+    model, images = Blocks(outlier), torch.randn(8, 3, 4, 4)
+    source = export_onnx(model, tmp_path / 'a.onnx', (3, 4, 4), False, (1, 2), runtime=runtime).path
+    with torch.no_grad():
+        expected = model(images)
+
+    def judge(file):
+        error = (torch.from_numpy(open_onnx(file, runtime)(images.numpy())[0].copy())
+                 - expected).norm() / expected.norm()
+        return float(error), 1 - float(error)
+
+    quantize_onnx(source, tmp_path / 'b.onnx', [images.numpy()], runtime)
+    before = judge(tmp_path / 'b.onnx')[0]
+    assert before > 0.1
+    left = 0.5 if runtime == 'onnxruntime' else 0.97  # NNCF smooths outliers
+    blocks = sensitive_nodes(tmp_path / 'b.onnx', judge, 1 - left * before)
+    assert len(blocks) in (1, 2)
+    if runtime == 'onnxruntime':
+        assert list(blocks)[0] == f'blocks.{outlier}'
+    nodes = [name for names in blocks.values() for name in names]
+    quantize_onnx(source, tmp_path / 'c.onnx', [images.numpy()], runtime, nodes)
+    assert judge(tmp_path / 'c.onnx')[0] < before
+    assert sensitive_nodes(tmp_path / 'b.onnx', judge, 1.1) == {}
 
 
 def told(**fields):

@@ -1,6 +1,7 @@
 """A subnet has the MACs that its structure says."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 from mmpretrain.models import VisionTransformer
 
+from mmkcr.methods.named import KCRVisionTransformer
 from mmkcr.methods.search.slimming import slim
-from mmkcr.models import KCRVisionTransformer, Searchable
+from mmkcr.models import Searchable
 from mmkcr.models.building import build_model
 
 HOST = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64),
@@ -98,3 +100,27 @@ def test_another_backbone_of_equal_sites(built):
     """Positions, and so MACs, are others; the sites are the same."""
     with pytest.raises(ValueError, match='the arguments of the backbone were altered'):
         built(with_cls_token=False)
+
+
+@pytest.mark.parametrize('part, by', [('macs', 10**6), ('params', 1000)])
+def test_numbers_of_the_whole_that_moved_together_are_named(built, caplog, part, by):
+    """Another head has others, too: a backbone alone cannot tell."""
+    built()
+    assert not caplog.records
+    built(lambda data: data[part].update(
+        subnet=data[part]['subnet'] + by, dense=data[part]['dense'] + by))
+    assert 'has another head or the structure was edited' in caplog.text
+
+
+def test_another_start_is_named(built, caplog):
+    def change(data):
+        data['provenance']['start'] = 'subnet'
+        data['macs']['dense'] *= 3
+
+    built(change)
+    assert re.search(r'Not checked: .*, \d+ MACs when dense of the `KCRVision', caplog.text)
+
+
+def test_a_shape_that_does_not_run(built):
+    with pytest.raises(ValueError, match='3, 8, 3000'):
+        built(lambda data: data['macs'].update(input_shape=[3, 8, 3000]))

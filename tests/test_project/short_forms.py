@@ -206,6 +206,9 @@ SHORT = (
     Short(r'--replace 192', '--replace 16', 'of 32 heads'),
 
     # ---- what takes long
+    Short(r'(mmkcr frontier .*) --evaluate --runtime openvino --threads 1 2', r'\1', _MINUTES),
+    Short(r'(mmkcr frontier )(?!--help)(.*)', r'\1\2 --targets 60% --sides 0.5 '
+          '--runtime onnxruntime --images 12', _MINUTES),
     Short(r'(--out) data/(digits\S*)', r'\1 data/again/\2 --train-scenes 4 --val-scenes 2',
           _MINUTES),
     Short(r'--runtime (.*?) compiled', r'--runtime \1', 'compiling takes minutes on a CPU'),

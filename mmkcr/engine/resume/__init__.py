@@ -1,1 +1,3 @@
-"""Runs that were stopped or killed go on as if they had not been, and refuse what does not fit."""
+"""Runs that were stopped or killed go on as if they had not been, and refuse a checkpoint that
+does not fit.
+"""

@@ -85,7 +85,7 @@ def _compare(runner: Runner, before: Any, path: str) -> None:
 
 
 def config_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides what a run computes: plain values by their dotted names."""
+    """Settings that decide the results of a run: plain values by their dotted names."""
     return dict(_entries('', {key: value for key, value in config.items() if key in _COMPARED}))
 
 

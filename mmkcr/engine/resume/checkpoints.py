@@ -47,7 +47,7 @@ class AtomicCheckpointHook(CheckpointHook):
     """``CheckpointHook`` that always leaves a complete checkpoint to resume from.
 
     The host removes the outdated checkpoint first, and writes to the final name. Here a checkpoint
-    is written to a temporary file and renamed, ``last_checkpoint`` likewise, and only then are
+    is written to a temporary file and renamed, ``last_checkpoint`` too, and only then are
     outdated ones removed. With ``backend_args`` of others the storage's own guarantees hold.
     """
 

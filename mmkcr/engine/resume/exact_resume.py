@@ -43,7 +43,8 @@ class ExactResumeHook(Hook):
     - mixup, dropout and stochastic depth in the main process depend on (seed, iteration, rank): on
       purpose, so with them two processes are not one with twice the batch.
 
-    What is no such function is stored: the seeds of samplers when ``randomness`` gives none,
+    State that is no function of them is stored: the seeds of samplers when ``randomness`` gives
+    none,
     gradients that are still being accumulated, and what hosts remember outside of any state_dict
     (:data:`HOST_STATE`). It resumes within an epoch, and repeats the validation that follows a
     checkpoint, whose results the checkpoint cannot hold. A plain ``CheckpointHook`` becomes an
@@ -220,7 +221,7 @@ def number_batches_from(loop: EpochBasedTrainLoop, first: int) -> None:
 
 
 def own_state(runner: Runner) -> dict[str, Any]:
-    """What of a process is in no state_dict: waiting gradients, and :data:`HOST_STATE`."""
+    """State of a process that is in no state_dict: waiting gradients, and :data:`HOST_STATE`."""
     values = {name: getattr(owner, attribute) for name, owner, attribute in _entries(runner)}
     return {name: _plain(value) for name, value in values.items() if value is not None}
 

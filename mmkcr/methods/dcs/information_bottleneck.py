@@ -165,7 +165,7 @@ def refresh_bottleneck(model: nn.Module, loss: InformationBottleneckLoss, datase
         loss.input_refreshed.fill_(1)
 
     def rows(indices: Tensor | None) -> Iterator[tuple]:
-        """What is summed of every batch: features, labels, log phi of the inputs."""
+        """Terms of every batch: features, labels, log phi of the inputs."""
         loader = share_of_rank(dataset, None if indices is None else indices.tolist(), like)
         for features, labels, batch in labelled_batches(model, loader, layer):
             log_inputs = None if loss.input_features is None else log_assignments(

@@ -94,7 +94,7 @@ class InformationBottleneckMetric(BaseMetric):
 
 
 def _stack_images(inputs: Sequence[Tensor]) -> Tensor:
-    """Images, or what is left of them, in one tensor."""
+    """Images, or their flattened pixels, in one tensor."""
     shapes = sorted({tuple(image.shape) for image in inputs})
     if len(shapes) > 1:
         raise ValueError('expected images of one size for the clusters of the inputs, found '

@@ -100,7 +100,7 @@ def find_masks(model: nn.Module) -> Mapping[str, QKMask]:
 
 @contextmanager
 def masks_held_open(model: nn.Module) -> Iterator[None]:
-    """Within the block all masks are 1: the control of what they do."""
+    """Within the block all masks are 1, as a control."""
     with ExitStack() as stack:
         for mask in find_masks(model).values():
             stack.callback(setattr, mask, 'held_open', mask.held_open)

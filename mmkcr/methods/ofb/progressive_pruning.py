@@ -32,7 +32,8 @@ class ProgressivePruningHook(Hook):
     is folded into the weights. Neither changes the network's output. Averaged weights (``EMAHook``)
     follow, and a distributed wrapper is renewed.
 
-    The budget is that of the model's price. An option is dropped only if the others still contain a
+    The budget is the target of the model's price. An option is dropped only if the others still
+    contain a
     network within [0.97, 1] of the target. At the end of the search, ``share``, such a network is
     chosen among the remaining options, near the learned probabilities
     (:func:`~mmkcr.core.choose_options`). So the search cannot miss its target, and a target that no

@@ -1,4 +1,4 @@
-"""What the papers share: a search by gates, from the wrapper of the task to the sliced subnet.
+"""Common parts of the papers: a search by gates, from the wrapper of the task to the sliced subnet.
 
 A run goes through these files in this order.
 

@@ -229,7 +229,7 @@ class _BilevelLoop:
 
 @contextmanager
 def _gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Remove gradients for the block and restore them; those that it computes are dropped."""
+    """Remove gradients for the block and restore them; gradients of the block are dropped."""
     kept = [param.grad for param in parameters]
     for param in parameters:
         param.grad = None

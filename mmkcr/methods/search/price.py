@@ -15,13 +15,13 @@ class Priced(nn.Module):
     """A loss about the cost of a supernet; a search model and hooks read ``target`` and ``part``.
 
     Args:
-        cost (str): What is counted, at the expected sizes: ``'macs'`` of the whole network,
+        cost (str): The counted cost, at the expected sizes: ``'macs'`` of the whole network,
             exactly, ``'params'``, ``'bytes'`` of the ``state_dict``, or ``'latency'``, the time by
             ``table``.
         target (str | int | float, optional): As in :func:`~mmkcr.core.parse_target`, a time for
             ``'latency'``, a size such as ``'40MB'`` for ``'bytes'``.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
-            MACs are counted for. Defaults to that of the first batch, which is
+            MACs are counted for. Defaults to the shape of the first batch, which is
             reproducible only if all batches have one size.
         part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`. Defaults to None.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
@@ -93,14 +93,15 @@ class PaperCost(CostModel):
 
 @MODELS.register_module()
 class MacsPrice(Priced):
-    r"""Price of what the gates keep: :math:`\lambda \log(c / c_{dense})`.
+    r"""Price of the kept units: :math:`\lambda \log(c / c_{dense})`.
 
     The paper's term is :math:`\lambda \log c`. Dividing by the dense cost changes the value by a
     constant, not the gradient. The price has no floor: its relative pull grows as the cost falls.
 
     With a target the price is :math:`\lambda |\log(c_{open} / c_{target})|`. Its value, and so the
     direction of its pull, is computed for the network of the open gates, which slimming without a
-    target would build. Its gradient is that of the expected cost. (The two costs differ as long as
+    target would build. Its gradient is the gradient of the expected cost. (The two costs differ as
+    long as
     many :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks, because the task
     loss pulls too. So in every training step of the gates :math:`\lambda` grows by ``growth`` times
     the distance from the target. (It is the multiplier of a limit on the gates, and this is its

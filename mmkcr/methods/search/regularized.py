@@ -67,7 +67,7 @@ class RegularizedModel(BaseModel):
         self._register_load_state_dict_pre_hook(self._add_prefix)
 
     def __getattr__(self, name: str) -> Any:
-        """Heads are those of the task model: the hosts' hooks set their options through it."""
+        """Heads are the heads of the task model: the hosts' hooks set their options through it."""
         if name.endswith('head'):
             return getattr(super().__getattr__('architecture'), name)
         return super().__getattr__(name)
@@ -125,7 +125,7 @@ class RegularizedModel(BaseModel):
             losses (dict): Losses, and values to log, as :meth:`forward` gives them.
 
         Returns:
-            tuple[Tensor, dict]: The sum, and what is logged: ``loss`` (the sum), ``loss_task`` (the
+            tuple[Tensor, dict]: The sum, and values to log: ``loss`` (the sum), ``loss_task`` (the
             share of the task model) and then every term.
         """
         terms = {'loss_task' if name == 'loss' else name: value for name, value in losses.items()}

@@ -168,7 +168,7 @@ class LinearScheduleHook(ScheduledHook):
 
 @HOOKS.register_module()
 class GateNoiseHook(ScheduledHook):
-    """Draws the noise of every gate in a retraining, such as that of the QK masks (DCS, 3.1).
+    """Draws the noise of every gate in a retraining, for example of the QK masks (DCS, 3.1).
 
     In a search the model itself does so. The noise is a function of ``seed`` and the iteration.
     """

@@ -46,7 +46,7 @@ def slim(model: nn.Module, target_macs: str | int | float | None = None, divisor
         divisor (int): See :func:`~mmkcr.core.solve_budget`. Defaults to 1.
         input_shape, latency, ordinary: See :func:`~mmkcr.apis.compress`; as there.
         part (str, optional): What the target limits, see :func:`~mmkcr.models.tasks.counted_part`.
-            Defaults to None: that of a ``SearchModel``'s price.
+            Defaults to None: the part of a ``SearchModel``'s price.
         cost (str): What the target limits, see :func:`~mmkcr.models.counting.cost_model`;
             parameters and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to
             ``'macs'``.

@@ -136,7 +136,7 @@ def _resize_swin(number: int, host: nn.Module, units: int) -> None:
 def resnet(host: nn.Module) -> list[StreamView]:
     """mmpretrain's ``ResNet`` of bottlenecks: one stream per stage, embedded by its first shortcut.
 
-    The mask multiplies what every block adds to the stream. The stem stays.
+    The mask multiplies the output of every block before it is added to the stream. The stem stays.
     """
     shortcuts, streams = [], []
     for name in host.res_layers:

@@ -1,4 +1,4 @@
-"""What a kind of site needs to know of a host: its MLPs, its attention, its residual streams.
+"""A host as a kind of site sees it: its MLPs, its attention, its residual streams.
 
 An *adapter* is a function from a module of a host library to a view of it. It is registered under
 the qualified name of the module's class, so no host library has to be imported. A subclass of a
@@ -44,12 +44,12 @@ _NO_NORM_BEFORE = {
 
 @dataclass(frozen=True)
 class View:
-    """What all views have: ``path`` of the module that they are of."""
+    """Common part of all views: ``path`` of the module that they are of."""
 
     path: str
 
     def completed(self, host: nn.Module) -> 'View':
-        """The view with what the host shows beyond the adapter's module."""
+        """The view, completed from the host around the adapter's module."""
         return self
 
 
@@ -144,7 +144,7 @@ class AttentionView(View):
         heads (int): H, if the module does not record it.
         width (int): d, as the output projection shows it.
         fused (tuple[int, ...]): For each projection, how many of queries, keys and values it
-            holds, all heads of one after those of the other, as its weight shows: (3, ) for one
+            holds, all heads of one after all heads of the next, as its weight shows: (3, ) for one
             layer ``qkv``, (1, 2) for queries alone, keys and values together.
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
             module that computes with them.
@@ -175,7 +175,7 @@ class AttentionView(View):
     rotary: str = ''
 
     def completed(self, host: nn.Module) -> 'AttentionView':
-        """Add the heads, their width, and what projections hold and whether they are called."""
+        """Add the heads, their width, the parts of projections, and whether these are called."""
         layer, size = host.get_submodule(self.path), host.get_submodule(self.output).weight.shape[1]
         recorded = getattr(layer, 'num_heads', getattr(layer, 'num_attention_heads', None))
         heads = self.heads or recorded or size // layer.head_dim
@@ -221,7 +221,7 @@ class ChannelView(View):
 
 @dataclass(frozen=True)
 class StreamView(View):
-    """A residual stream: what embeds into it, at ``path``, writes and reads it.
+    """A residual stream: the layers that embed into it, at ``path``, write and read it.
 
     Args:
         total (int): Channels.
@@ -280,7 +280,7 @@ def in_transformers(**classes: str) -> list[str]:
 
 
 def present(arguments: Mapping[str, Any], module: nn.Module) -> Any:
-    """Arguments of a view with those paths of tuples that a module has, not as an identity.
+    """Arguments of a view, with paths of tuples that a module has, not as an identity.
 
     A single path is the first of a tuple that is there.
     """

@@ -1,6 +1,6 @@
 """Operators that replace attention heads (drop-in depthwise convolution, section 3.2).
 
-An operator has its own parameters; values and output projection stay those of the attention.
+An operator has its own parameters; values and output projection stay as in the attention.
 
 Shapes: B images, N tokens, of which E are extra tokens (class and registers) and P = h * w are
 patches; D channels, s heads of d channels each; C output channels, which are s * d, or d if the
@@ -282,7 +282,7 @@ class ConvHeads(HeadOperator):
         return maps
 
     def folded(self, derived: Derived) -> 'ConvHeads':
-        """This operator with the kernels themselves, without what they come from."""
+        """This operator with the kernels themselves, without taps and values."""
         self.kernel = nn.Parameter(derived['kernel'])
         if derived['bias_taps'] is not None:
             self.bias_taps = nn.Parameter(derived['bias_taps'])
@@ -317,8 +317,8 @@ class SPViTHeads(ConvHeads):
 
     Every tap has its own softmax over the heads at temperature 0.01. The public code adds up taps
     and projections without weights, which scales the output by 81. Here the taps start as a
-    Gaussian, and the projection is the mean over the taps. So if all taps choose one head, the
-    result is that of :class:`ConvHeads` and a ReLU.
+    Gaussian, and the projection is the mean over the taps. So if all taps choose one head, it
+    computes as :class:`ConvHeads` and a ReLU.
     """
 
     ensembled = True
@@ -356,7 +356,7 @@ FOLDED = '-folded'
 
 
 def folded_name(name: str) -> str:
-    """Name of an operator once it is folded; that of DW[all] stays, its weights are plain."""
+    """Name of an operator once it is folded; DW[all] keeps its name, as its weights are plain."""
     plain = OPERATORS.get(name.removesuffix(FOLDED), HeadOperator).plain
     return name if plain or name.endswith(FOLDED) else f'{name}{FOLDED}'
 

@@ -25,7 +25,7 @@ class SlicedLayerNorm(nn.LayerNorm):
         return new
 
     def sync_size(self) -> None:
-        """Do nothing: the statistics stay those of all channels."""
+        """Do nothing: the statistics are over all channels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (..., D) and return the kept channels (..., K)."""

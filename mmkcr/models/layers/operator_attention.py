@@ -90,7 +90,7 @@ class OperatorAttention(_AttentionParts):
     """Attention for the kept heads and an operator for the others, with inherited weights.
 
     The rows of ``qkv`` are q, k and v of the kept heads, then v of the replaced heads. The columns
-    of ``proj`` are those of the kept heads, then those of the replaced heads.
+    of ``proj`` belong to the kept heads, then to the replaced heads.
 
     Args:
         attn (MultiheadAttention | MixedAttention): Has H heads. Its tensors are taken over; do not
@@ -190,7 +190,7 @@ class MixedAttention(_AttentionParts):
     The gate's mask m is 1 where a head stays attention. The heads' outputs are mixed before the
     projection: ``m * attention + (1 - m) * operator``. An ensembled operator has a projection of
     its own. It ensembles the heads as far as they are replaced, and its output is weighted by the
-    largest 1 - m. The gate is that of the layer's site, ``head_operator.gate``.
+    largest 1 - m. The gate belongs to the layer's site: ``head_operator.gate``.
     """
 
     def __init__(self, attn: nn.Module, operator: str, grid: TokenGrid) -> None:

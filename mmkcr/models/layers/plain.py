@@ -55,7 +55,7 @@ def make_ours(model: nn.Module) -> None:
 
 
 def _recorded(layer: nn.Module) -> fx.Graph | None:
-    """What a layer computes; None if its mode matters."""
+    """Graph of a layer; None if its mode matters."""
     mode, layer.training = layer.training, True
     graph = _Tracer().trace(layer)
     layer.training = mode

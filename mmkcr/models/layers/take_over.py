@@ -25,7 +25,7 @@ def take_over(cls: type[Layer], module: nn.Module, without: Sequence[str] = (),
     """A layer of another class with the parts of a given one, under their own names.
 
     The given layer, which is not used afterwards, gives its parameters, buffers, children, hooks
-    and plain attributes, ``without`` those of some names. Others are added. A ``forward`` of the
+    and plain attributes, ``without`` some names. Others are added. A ``forward`` of the
     instance would compute as the former class, and is left out.
     """
     new = cls.__new__(cls)  # not `__init__`, which would make new parameters

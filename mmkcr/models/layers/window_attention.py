@@ -12,7 +12,7 @@ from .sized_attention import Sized, or_zeros
 class SizedAttention(Sized):
     """Attention with a fused ``qkv`` and a bias on the scores.
 
-    Subclasses override what differs in their host, such as :meth:`_table` and :meth:`_scores`.
+    Subclasses override differences of their host, such as :meth:`_table` and :meth:`_scores`.
     """
 
     def init_weights(self) -> None:
@@ -36,7 +36,7 @@ class SizedAttention(Sized):
         return self.proj_drop(self.proj(self._mix(x, added)))
 
     def _mix(self, x: Tensor, added: Tensor) -> Tensor:
-        """What the projection reads, (B, N, H d); arguments as of :meth:`_attend`."""
+        """Inputs of the projection, (B, N, H d); arguments as of :meth:`_attend`."""
         q, k, v = self._qkv(x)
         scores, table, tokens = self._scores(q, k), self._table(), x.shape[1]
         if table is not None:
@@ -63,7 +63,7 @@ class SizedMixMIMAttention(SizedWindowAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend within windows of tokens (B, N, C), in pre-training within each of two images.
 
-        There the mask (B, N, 1) is 1 for tokens of the one image and 0 for those of the other.
+        There the mask (B, N, 1) is 1 for tokens of the first image and 0 for tokens of the second.
         """
         first = or_zeros(mask, x)[:, None]  # (B, 1, N, 1)
         alike = first * first.transpose(2, 3) + (1 - first) * (1 - first).transpose(2, 3)

@@ -72,7 +72,7 @@ class Embedding(HostSite):
     """A unit is a channel of a residual stream, in all layers that write it or read it.
 
     The mask multiplies the embeddings that start the stream. Features that leave the host keep the
-    dense width, with 0 at dropped channels. So heads and necks stay those of the dense model.
+    dense width, with 0 at dropped channels. So heads and necks stay as in the dense model.
     """
 
     kind = 'embedding'
@@ -144,7 +144,7 @@ class AttentionOutputs(HostSite):
         return [along_inputs(self.owner.proj.conv, True)]
 
     def resized(self, kept: Tensor) -> None:
-        """Select what the projection reads."""
+        """Select the inputs of the projection."""
         self.owner.select = Take(kept, self.total, 1)
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:

@@ -29,7 +29,7 @@ class HeadOperatorSite(AttentionSite):
     """A unit is a head; an operator computes the heads that are not kept.
 
     The operator's parameters are new, so they learn in frozen stages too. The patch embedding must
-    return the height and width of the grid, as that of mmpretrain's ``VisionTransformer`` does.
+    return the height and width of the grid, as in mmpretrain's ``VisionTransformer``.
     """
 
     kind = 'head_operator'
@@ -68,7 +68,9 @@ class HeadOperatorSite(AttentionSite):
                 for dim in (0, 1)]
 
     def operators(self) -> tuple[str, ...]:
-        """Operators for the dropped heads, first that of new structures: after a search folded."""
+        """Operators for the dropped heads; the first one is of new structures, after a search
+        folded.
+        """
         first = self.operator if self.gate is None else folded_name(self.operator)
         return tuple(dict.fromkeys([first, *OPERATORS, *map(folded_name, OPERATORS)]))
 

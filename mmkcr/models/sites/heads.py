@@ -76,7 +76,7 @@ class AttentionWidth(AttentionSite):
             self._handles.append(query.register_forward_hook(partial(_scaled, scale)))
 
     def detach(self) -> None:
-        """Remove the gate; what scales the queries becomes part of their weights."""
+        """Remove the gate; the scale of the queries becomes part of their weights."""
         super().detach()
         if self._factor != 1:
             query, scale = self._query_scale()

@@ -31,7 +31,8 @@ def _masked(mask: nn.Module, parts: Sequence[int], _: nn.Module, args: tuple[Ten
 class QKMaskSite(AttentionSite):
     """Puts a mask, by default ``mmkcr.QKMask``, on an attention layer, under the key ``mask``.
 
-    It has no gate, slices nothing, and stays in the subnet. Its options are those of the mask.
+    It has no gate, slices nothing, and stays in the subnet. Its options are the options of the
+    mask.
     """
 
     kind = 'qk_mask'
@@ -63,7 +64,9 @@ class QKMaskSite(AttentionSite):
                 for dim in (0, 1)]
 
     def projections(self) -> list[nn.Module]:
-        """The fused projection of queries, keys and values, or those of queries and of keys."""
+        """The fused projection of queries, keys and values, or the projections of queries and of
+        keys.
+        """
         if isinstance(self.view, str):
             return [self.owner.qkv]
         return [self.module(path) for path in self.view.projections[:2]]

@@ -11,11 +11,12 @@ from mmseg.structures import SegDataSample
 
 from long_form import few
 from mmkcr.apis import slim as slim_supernet
-from mmkcr.apis.compress_files import FileOptions, build_task, compress_files
+from mmkcr.apis.compress_files import FileOptions, build_task, compress_files, distil_files
 from mmkcr.cli.init import init_config
 from mmkcr.closed_form.compression import agreement, compress, macs_model
-from mmkcr.closed_form.options import searched
+from mmkcr.closed_form.options import open_search_space
 from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
+from mmkcr.distillation import distil
 from mmkcr.engine.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models.counting import count_macs, count_parts
@@ -66,7 +67,7 @@ def test_channels_that_are_twins_cost_nothing(name):
                     values[len(values) // 2:] = values[:len(values) // 2]
     found = batches(model, 2, dtype=torch.float64)
     copied = copy.deepcopy(model)
-    space = searched(copied, ['channels'], 'model')
+    space = open_search_space(copied, ['channels'], 'model')
     half = {name: total // 2 for name, total in space.totals().items()}
     target = int(macs_model(copied, space, SHAPE, 'model')(half))
     result = slim(model, target, found, sites=['channels'], uniform=True, rho=1e-10,
@@ -101,8 +102,25 @@ def test_both_networks_look_at_what_the_dense_one_chose():
         assert agreement(dense, other, found, whole_outputs)['error'] > 0
 
 
+@pytest.mark.parametrize('name', ['mask_rcnn', 'dino'])
+def test_a_whole_detector_is_distilled(name):
+    """On all outputs for the dense network's choices, though neck and heads are narrower."""
+    pytest.importorskip('mmcv.ops')
+    torch.manual_seed(0)
+    dense = build(name)
+    found = batches(dense, 3)
+    student = slim(dense, 0.8, found, uniform=True).model
+    lessons, compared = (HeldBatches(part, dense) for part in (found[:2], found[2:]))
+    result = distil(student, dense, lessons, 2, whole_outputs, compared, comparisons=2)
+    assert sorted(result.errors) == [0, 1, 2]
+    assert result.errors[result.best] <= result.errors[0]
+
+
 def test_files_of_a_whole_model(tmp_path):
-    """The config that is written builds the slim model, and takes its weights whole or not."""
+    """The config that is written builds the slim model, and takes its weights whole or not.
+
+    It is distilled, in its place.
+    """
     torch.manual_seed(0)
     config = config_of('upernet')
     plain = load_config('configs/kcr/segmentation/'
@@ -139,6 +157,11 @@ def test_files_of_a_whole_model(tmp_path):
     assert count_macs(build_model(dense), SHAPE) == written['macs']['subnet']
     with pytest.raises(ValueError, match='expected a checkpoint of the'):
         load_weights(model, tmp_path / 'dense.pth')
+    distil_files(task, tmp_path / 'slim', 2)
+    taught = json.loads((tmp_path / 'slim/structure.json').read_text())['provenance']['distil']
+    assert taught['steps'] == 2 and taught['after'] <= taught['before']
+    assert not (tmp_path / 'slim/.distil').exists()
+    load_weights(model, tmp_path / 'slim/subnet.pth')
     # it is no dense model, of which more could be cut
     with pytest.raises(ValueError, match='expected a dense model to compress, found a subnet'):
         task = build_task(FileOptions(

@@ -62,8 +62,8 @@ class OnlineCodebook(nn.Module):
     def forward(self, tokens: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Assign tokens (B, N, C) of a ``size`` in rows and columns to words.
 
-        It gives those of the tokens (B, N, K) and of the images (B, K), in rows of sum 1, and the
-        spread of the cosines, a scalar for :meth:`update`.
+        It gives assignments of the tokens (B, N, K) and of the images (B, K), in rows of sum 1,
+        and the spread of the cosines, a scalar for :meth:`update`.
         """
         cosines = (normalize(tokens, dim=-1) @ self.words.T.to(tokens.dtype)).float()  # (B, N, K)
         spread = (cosines.amax(-1) - cosines.mean(-1)).mean()

@@ -1,6 +1,6 @@
 """FLAVA (Singh et al., 2022) for questions about images, around a backbone that is searched.
 
-The encoders are those of Hugging Face's ``transformers``, with keys of their own below
+The encoders come from Hugging Face's ``transformers``, with keys of their own below
 ``backbone.model``, ``text_encoder`` and ``multimodal_encoder``.
 """
 
@@ -69,7 +69,7 @@ class FlavaImageEncoder(BaseModule):
         img_size (int): Height and width of an image in pixels. Defaults to 224.
         init_cfg (dict, optional): See ``BaseModule``.
         **config: Arguments of ``transformers.FlavaImageConfig``, such as ``hidden_size``. Defaults
-            to those of the public checkpoint, a ViT-B/16.
+            to the values of the public checkpoint, a ViT-B/16.
     """
 
     def __init__(self, img_size: int = 224, init_cfg: Mapping[str, Any] | None = None,
@@ -88,7 +88,7 @@ class FlavaImageEncoder(BaseModule):
 class FlavaVQA(ImageClassifier):
     """Answers questions about images by choosing one of a fixed list of answers.
 
-    The computation is that of ``FlavaModel``. The tokens of image and question are projected to
+    It computes as ``FlavaModel`` does. The tokens of image and question are projected to
     the width of the multimodal encoder, which reads them together with a class token. The head
     classifies this class token. Data samples have ``tokens`` (:class:`mmkcr.TokenizeQuestion`)
     and, for the loss, ``gt_label`` (:class:`mmkcr.LabelAnswer`). Budgets refer to the image

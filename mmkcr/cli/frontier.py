@@ -1,0 +1,78 @@
+"""What makes this network faster on this machine? Each way alone and in pairs, measured.
+
+The ways: fewer MACs (layers cut without training, as by `mmkcr compress`), int8, half precision and
+a smaller input. Every network is exported and timed in turns with the dense one; its outputs are
+compared on images that nothing was fitted to. It ends with a recommendation, and writes
+frontier.csv, frontier.md with pictures, and the best networks as ONNX files.
+
+A call that was killed goes on where it was if it is repeated.
+
+Examples:
+    mmkcr frontier CONFIG CHECKPOINT --calibration IMAGES --out frontier
+    mmkcr frontier CONFIG CHECKPOINT --keep 98% --evaluate --runtime openvino --threads 1 2
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import ClassVar
+
+from mmkcr.apis.compress_files import CompressTask, FileOptions, build_task, task_outputs
+from mmkcr.apis.levers import FrontierOptions, measure_frontier
+from mmkcr.apis.saved import CONFIG
+from mmkcr.cli.compress import evaluate, read_gigabytes
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
+from mmkcr.cli.launch import check_file
+from mmkcr.closed_form.options import SCOPES
+from mmkcr.deploy.int8 import QUANTIZERS
+from mmkcr.engine.build import load_config, run_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierJob(Configured, Shaped, Trusting, FrontierOptions, FileOptions):
+    """Arguments of ``mmkcr frontier``.
+
+    Args:
+        out (str | Path, optional): Folder to write to. Defaults to None: the folder ``frontier`` in
+            the work directory of the config, or in ``work_dirs/<config name>``.
+    """
+
+    offers: ClassVar = dict(
+        config=dict(positional=True), checkpoint=dict(positional=True),
+        calibration=dict(metavar='FOLDER'), images={}, keep=dict(type=str, metavar='SHARE'),
+        targets=dict(nargs='+', type=str, metavar='TARGET'),
+        sides=dict(nargs='+', type=float, metavar='SHARE'), scopes=dict(nargs='+', type=str,
+                                                                        choices=SCOPES),
+        runtime=dict(nargs='+', type=str, choices=sorted(QUANTIZERS)),
+        threads=dict(nargs='+', type=int), memory=dict(type=read_gigabytes, metavar='GB'), seed={},
+        out=dict(type=str, metavar='DIR'))
+    evaluate: bool = argument('quality is the metric on the test set, not agreement with the dense '
+                              'network', False)
+    metric: str | None = argument('of --evaluate (the one that ends with mIoU, bbox_mAP or top1, '
+                                  'else the first)')
+
+
+def judge(job: FrontierJob, task: CompressTask, folder: Path, file: Path, runtime: str,
+          cut: Path | None) -> tuple[str, float]:
+    """Name and value of the metric of a file on the test set."""
+    config, checkpoint = (load_config(cut / CONFIG), None) if cut else (task.config, job.checkpoint)
+    metrics = {name: value for name, value in evaluate(
+        config, checkpoint, str(folder), file, runtime).items() if isinstance(value, Real)}
+    if job.metric is not None and job.metric not in metrics:
+        raise ValueError(f'expected `--metric` of {", ".join(metrics)}, found `{job.metric}`')
+    usual = [name for name in metrics if name.endswith(('mIoU', 'bbox_mAP', 'top1'))]
+    name = job.metric or [*usual, *metrics][0]
+    return name, float(metrics[name])
+
+
+@runs(FrontierJob)
+def main(job: FrontierJob) -> None:
+    """Measure, write and print."""
+    check_file(job.checkpoint, 'a checkpoint')
+    task = build_task(replace(job, input_shape=given_shape(job)))
+    folder = Path(job.out) if job.out else run_folder(task.config, job.config) / 'frontier'
+    task.model.cfg = task.config  # so that cut networks are written with a config
+    judged = partial(judge, job, task, folder / 'evaluate') if job.evaluate else None
+    print(measure_frontier(task.model, task.batches, task.options, folder, task_outputs, judged))
+    print(f'Wrote {folder / "frontier.md"} and the best networks in {folder / "networks"}')

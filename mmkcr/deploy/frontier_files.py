@@ -1,0 +1,126 @@
+"""A frontier for colleagues: a table, a page and a picture, light and dark."""
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmkcr.core import atomic_write
+from mmkcr.visualization import format_table
+from .frontier import NAMES, Quality, Row, beaten_by, measured, recommend, undominated
+
+#: Colours of the page, of text, of beaten rows and of the others, by picture.
+THEMES = {'frontier.png': ('#ffffff', '#24292f', '#a0a8b0', '#00897b'),
+          'frontier-dark.png': ('#0d1117', '#e6edf3', '#6e7681', '#4db6ac')}
+
+
+@dataclass(frozen=True, repr=False)
+class FrontierResult:
+    """What :func:`mmkcr.frontier` measured; printed, it is a table and a recommendation.
+
+    Args:
+        rows (list[Row]): All rows.
+        agreement (Quality): How :attr:`Row.agreement` is shown.
+        keep (float): Share of the dense network's quality that must stay, 0 to 1.
+        about (list[str]): Sentences: what was measured, on what machine, what terms mean.
+        folder (Path): Of the files.
+    """
+
+    rows: list[Row]
+    agreement: Quality
+    keep: float
+    about: list[str]
+    folder: Path
+
+    @property
+    def quality(self) -> Quality:
+        """How :attr:`Row.quality` is shown."""
+        name = self.rows[0].metric_name
+        return Quality(name, 1, f'{name} {{:.4g}}') if name else self.agreement
+
+    @property
+    def recommendation(self) -> str:
+        """What to do, in words."""
+        return recommend(self.rows, self.keep, self.quality)
+
+    def table(self) -> list[dict[str, str]]:
+        """Rows as texts, by headings with units."""
+        def cell(value: float | None, form: str = '.3f') -> str:
+            return '' if value is None else format(value, form)
+
+        lines = []
+        for row in self.rows:
+            lower, upper = row.quartiles or (None, None)
+            other = beaten_by(row, self.rows) if row in measured(self.rows) else None
+            agrees = None if row.agreement is None else self.agreement.scale * row.agreement
+            metric = {self.quality.heading: cell(row.metric, '.4g')} if row.metric_name else {}
+            lines.append({
+                'network': row.levers, 'runtime': NAMES[row.runtime], 'threads': str(row.threads),
+                'time (dense = 1)': cell(row.ratio), 'lower quartile (dense = 1)': cell(lower),
+                'upper quartile (dense = 1)': cell(upper), 'one image (ms)': cell(row.ms, '.4g'),
+                'file (MB)': cell(row.bytes / 1e6 or None, '.4g'),
+                self.agreement.heading: cell(agrees, '.4g'), **metric,
+                'beaten by (faster and no worse)': other.levers if other else '', 'note': row.note,
+                'written': row.file})
+        return lines
+
+    def __str__(self) -> str:
+        lines = [{head: text for head, text in line.items()
+                  if 'quartile' not in head and head not in ('note', 'written')}
+                 for line in self.table()]
+        notes = [f'{row.levers} in {NAMES[row.runtime]}: {row.note}.'
+                 for row in self.rows if row.note]
+        return '\n'.join([format_table(list(lines[0]), [list(line.values()) for line in lines]),
+                          *dict.fromkeys(notes), self.recommendation])
+
+    __repr__ = __str__
+
+    def write(self) -> None:
+        """Write ``frontier.csv``, ``frontier.md`` and the pictures."""
+        lines, table = self.table(), io.StringIO()
+        writer = csv.DictWriter(table, lines[0], lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(lines)
+        cells = [list(lines[0]), [':--'] * len(lines[0]), *(list(line.values()) for line in lines)]
+        page = ['# What makes this network faster', self.recommendation.replace('\n', '\n\n'),
+                '![Time over quality](frontier.png)',
+                '\n'.join(f'| {" | ".join(line)} |' for line in cells),
+                '\n'.join(f'- {sentence}' for sentence in self.about)]
+        for name, text in (('frontier.csv', table.getvalue()),
+                           ('frontier.md', '\n\n'.join(page) + '\n')):
+            with atomic_write(self.folder / name) as path:
+                path.write_text(text, encoding='utf8')
+        for name in THEMES:
+            with atomic_write(self.folder / name) as path:
+                self._draw(name, path)
+
+    def _draw(self, name: str, path: Path) -> None:
+        """Draw time over quality, undominated rows joined, a panel a runtime and threads."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        page, text, grey, accent = THEMES[name]
+        scale, rows = self.quality.scale, measured(self.rows)
+        panels = list(dict.fromkeys((row.runtime, row.threads) for row in rows))
+        figure = Figure((1 + 5 * len(panels), 4), facecolor=page, layout='constrained')
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        axes[0].set_ylabel(self.quality.heading, color=text)
+        for axis, (runtime, threads) in zip(axes, panels):
+            there = [row for row in rows if (row.runtime, row.threads) == (runtime, threads)]
+            dense = next(row for row in there if row.levers == 'dense')
+            axis.axhline(self.keep * dense.quality * scale, color=grey, linestyle=':', linewidth=1)
+            for shown, colour, style in ((there, grey, 'o'), (undominated(there), accent, 'o-')):
+                axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
+                          style, color=colour, markersize=5)
+            for number, row in enumerate(undominated(there)):  # below and above the line in turns
+                side, place = (('right', (-6, 5)), ('left', (6, -10)))[number % 2]
+                axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
+                              textcoords='offset points', color=text, fontsize=7)
+            axis.set_facecolor(page)
+            axis.set_title(f'{NAMES[runtime]}, {threads} thread{"s" * (threads > 1)}', color=text)
+            axis.set_xlabel('time of an image (dense = 1)', color=text)
+            axis.tick_params(colors=text)
+            axis.spines[['top', 'right']].set_visible(False)
+            axis.spines[['bottom', 'left']].set_color(text)
+            axis.margins(x=0.3, y=0.1)
+        figure.savefig(path, dpi=120, format='png')

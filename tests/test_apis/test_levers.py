@@ -1,0 +1,165 @@
+"""A whole frontier on a small network: rows, files, what goes on after a kill, and failures."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from mmkcr import frontier
+from mmkcr.apis import levers
+from mmkcr.apis.levers import FrontierOptions, SmallerInput
+from mmkcr.deploy.frontier import beaten_by
+from mmkcr.deploy.runtimes import open_onnx
+from mmkcr.hosts import ensure_torchvision
+
+ensure_torchvision()
+timm = pytest.importorskip('timm')
+SIDE = 64
+FEW = dict(targets=['60%'], sides=[0.5], runtime=['onnxruntime'], keep=0.9)
+
+
+@pytest.fixture(scope='module')
+def model():
+    torch.manual_seed(0)
+    network = timm.create_model('test_vit', pretrained=False, img_size=SIDE, num_classes=7)
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.15)
+    return network.eval()
+
+
+@pytest.fixture(scope='module')
+def images():
+    return torch.rand(20, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope='module')
+def result(model, images, tmp_path_factory):
+    return frontier(model, images, tmp_path_factory.mktemp('frontier'), **FEW)
+
+
+READ = """
+import json, sys
+import numpy as np, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])
+images = np.load(sys.argv[2])
+name = session.get_inputs()[0].name
+print(json.dumps([int(session.run(None, {name: image[None]})[0].argmax()) for image in images]))
+"""
+
+
+def test_rows_and_files(result, model, images, tmp_path):
+    names = [row.levers for row in result.rows]
+    assert names == [
+        'dense', 'int8', 'half precision', 'input 32 x 32', '60% of the MACs',
+        'int8 with input 32 x 32', 'int8 with 60% of the MACs',
+        'input 32 x 32 with 60% of the MACs']
+    rows = dict(zip(names, result.rows))
+    assert rows['half precision'].note.startswith('failed: ')
+    measured = [row for row in result.rows if row.ratio is not None]
+    assert len(measured) == 7 and rows['dense'].agreement == 1
+    assert rows['60% of the MACs'].bytes < rows['dense'].bytes
+    assert rows['int8'].bytes < 0.6 * rows['dense'].bytes
+    for row in measured:
+        assert row.quartiles[0] <= row.ratio <= row.quartiles[1]
+        assert bool(row.file) == (beaten_by(row, result.rows) is None)
+    assert {'frontier.csv', 'frontier.md', 'frontier.png', 'frontier-dark.png', 'networks'} == {
+        path.name for path in result.folder.iterdir()}
+    # another process finds the agreement of every file that is left
+    held = images[-5:]
+    with torch.no_grad():
+        expected = model(held).argmax(1).numpy()
+    np.save(tmp_path / 'held.npy', held.numpy())
+    for row in filter(lambda row: row.file, measured):
+        printed = subprocess.run(
+            [sys.executable, '-c', READ, result.folder / row.file, tmp_path / 'held.npy'],
+            capture_output=True, text=True, check=True).stdout
+        assert (np.array(json.loads(printed)) == expected).mean() == pytest.approx(row.agreement)
+
+
+def test_nothing_is_fitted_to_the_images_that_are_compared(model, images, tmp_path, monkeypatch):
+    fitted = []
+
+    def compress_network(network, fit, options, forward, held_out, **_):
+        fitted.append((list(fit), list(held_out)))
+        raise ValueError('no need')
+
+    def quantize_onnx(source, target, ranges, *_):
+        fitted.append(([torch.from_numpy(image) for image in ranges], []))
+        raise ValueError('no need')
+
+    monkeypatch.setattr(levers, 'compress_network', compress_network)
+    monkeypatch.setattr(levers, 'quantize_onnx', quantize_onnx)
+    found = frontier(model, images, tmp_path, **FEW)
+    assert [row.note for row in found.rows if '60%' in row.levers] == ['failed: no need'] * 3
+    assert fitted
+    for fit, _ in fitted:
+        assert len(fit) == 15
+        for image, expected in zip(fit, images):
+            torch.testing.assert_close(image[0], expected, rtol=0, atol=1e-6)
+
+
+def test_a_killed_call_goes_on(model, images, tmp_path, monkeypatch):
+    """It neither compresses nor measures again what was done."""
+    calls, whole = [], levers.compress_network
+    monkeypatch.setattr(levers, 'compress_network',
+                        lambda *args, **options: (calls.append('cut'), whole(*args, **options))[1])
+    measure = levers.measure_pair
+
+    def killed(*args):
+        calls.append('pair')
+        if calls.count('pair') == 3:
+            raise KeyboardInterrupt
+        return measure(*args)
+
+    few = dict(FEW, sides=[])
+    monkeypatch.setattr(levers, 'measure_pair', killed)
+    with pytest.raises(KeyboardInterrupt):
+        frontier(model, images, tmp_path, **few)
+    kept = {path.name: path.read_bytes() for path in (tmp_path / '.progress').glob('*.row')}
+    assert len(kept) == 3 and calls.count('cut') == 1  # dense, int8, half precision failed
+    found = frontier(model, images, tmp_path, **few)
+    assert calls.count('cut') == 1 and calls.count('pair') == 3 + 2
+    assert len(found.rows) == 5 and not (tmp_path / '.progress').exists()
+
+
+def test_a_dense_network_that_is_not_exported_has_no_frontier(model, images, tmp_path, monkeypatch):
+    def export_onnx(*_, **__):
+        raise ValueError('expected a model that the exporter takes')
+
+    monkeypatch.setattr(levers, 'export_onnx', export_onnx)
+    with pytest.raises(ValueError, match='that the exporter takes'):
+        frontier(model, images, tmp_path, **dict(FEW, targets=[]))
+
+
+@pytest.mark.parametrize('keep', ['much', '0%', 1.5, 95, '101%'])
+def test_keep_is_a_share(keep):
+    with pytest.raises(ValueError, match='expected `keep` such as'):
+        FrontierOptions(keep=keep)
+
+
+@pytest.mark.parametrize(('keep', 'share'), [('95%', 0.95), (0.9, 0.9), ('.5', 0.5), (1, 1)])
+def test_kept_share(keep, share):
+    assert FrontierOptions(keep=keep).kept == share
+
+
+def test_a_smaller_input_gives_maps_of_the_usual_size():
+    network = nn.Sequential(nn.Conv2d(3, 4, 8, 8))
+    small = SmallerInput(network, (16, 24), [(1, 4, 4, 6)])
+    assert small(torch.rand(2, 3, 32, 48))[0].shape == (2, 4, 4, 6)
+    tokens = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(2))
+    with pytest.raises(ValueError, match="does not depend on the image's size"):
+        SmallerInput(tokens, (16, 24), [(1, 4, 24)])(torch.rand(2, 3, 32, 48))
+
+
+def test_files_open_as_they_say(result):
+    """A written network takes any number of images."""
+    row = next(row for row in result.rows if row.file)
+    session = open_onnx(result.folder / row.file)
+    assert session(np.zeros((3, 3, SIDE, SIDE), np.float32))[0].shape == (3, 7)
+    assert onnxruntime.get_available_providers()
