@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.closed_form.batches import batch_digest, single_images
+from mmkcr.closed_form.batches import batch_digest, single_images, split_batches
 from mmkcr.closed_form.compression import compress_network
-from mmkcr.closed_form.given import copied
+from mmkcr.closed_form.given import copy_network
 from mmkcr.closed_form.options import CompressOptions, Forward
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.report import agreement
@@ -38,7 +38,7 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import is_detector, is_segmentor
 from mmkcr.version import __version__
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 from .saved import load
 
 #: Most images that agreement is measured on, that ranges of int8 are chosen from, and that the
@@ -108,8 +108,8 @@ def frontier(model: nn.Module, images: Tensor | Sequence[Any], out: str | Path =
 
     Args:
         model (nn.Module): Dense network; it is not changed.
-        images (Tensor | Sequence): Without labels, as for ``compress``. A quarter of them, 64 at
-            most, is for comparison alone.
+        images (Tensor | Sequence): Without labels, as for ``compress``. A quarter of them, 64 or
+            a few more, is for comparison alone.
         out (str | Path): Folder to write to. Defaults to ``'frontier'``.
         forward (Callable, optional): Of ``compress``.
         evaluate (Evaluate, optional): Tests a file with labels. Defaults to None: quality is
@@ -146,7 +146,7 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
         steps += [(cost, lambda *what: rows.append(bench.row(*what)), (combined, runtime, count))
                   for count in options.threads]
     total = sum(step[0] for step in steps)
-    for _, step, what in shown(steps, 'Frontier', total, False, size=lambda step: step[0]):
+    for _, step, what in show_progress(steps, 'Frontier', total, False, size=lambda step: step[0]):
         step(*what)
     return bench.finish(rows)
 
@@ -192,13 +192,13 @@ class _Bench:
 
     def __init__(self, model: nn.Module, images: Any, options: FrontierOptions, out: Path,
                  forward: Forward | None, evaluate: Evaluate | None) -> None:
-        self.model, self.dense = model, copied(model).float().cpu()
+        self.model, self.dense = model, copy_network(model).float().cpu()
         self.dense.eval()  # that of mmpretrain's backbones returns None
         batches = single_images(images)
         if len(batches) < 2:
             raise ValueError(f'expected at least two images, found {len(batches)}')
         count = min(max(len(batches) // 4, 1), HELD_OUT)
-        self.fit, self.held = batches[:-count], batches[-count:]
+        self.fit, self.held = split_batches(batches, None, count)
         self.shape = tuple(options.input_shape or _tensor(batches[0]).shape[1:])
         self.ranges, pictures = self._pictures(self.fit[:RANGES]), self._pictures(self.held)
         view = TensorModel(self.dense)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mmkcr.closed_form.compression import CompressResult
-from mmkcr.closed_form.given import copied
+from mmkcr.closed_form.given import copy_network
 from mmkcr.core import KEPT, Structure, atomic_folder, digest, eval_mode
 from mmkcr.core.io import file_sha256
 from mmkcr.core.products import state_bytes
@@ -31,7 +31,7 @@ from mmkcr.models.counting import check_recorded, dense_counts
 from mmkcr.models.drop_rates import read_drop_rates, set_drop_rates
 from mmkcr.models.loading import load_task
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
-from mmkcr.models.tasks import kept_randomness
+from mmkcr.models.tasks import keep_randomness
 from mmkcr.safe_load import read_checkpoint
 from mmkcr.version import __version__
 
@@ -44,7 +44,7 @@ DENSE, CONFIG = 'config.json', 'config.py'
 READ = STRUCTURE, WEIGHTS, DENSE, CONFIG
 
 
-@kept_randomness()
+@keep_randomness()
 def save(result: CompressResult, folder: str | Path, export: bool = False) -> None:
     """Write a compressed network into a folder that :func:`load` reads.
 
@@ -208,7 +208,7 @@ def _warn_of_other_rates(built: dict[str, float], expected: dict[str, float]) ->
                       'rates differ: set them before the loaded network is trained', stacklevel=6)
 
 
-@kept_randomness()
+@keep_randomness()
 def load(folder: str | Path, model: nn.Module | None = None,
          device: str | torch.device = 'cpu') -> nn.Module:
     """Build the network of a folder that ``save`` or ``mmkcr compress`` wrote, with its weights.
@@ -254,7 +254,7 @@ def _built(path: Path, model: nn.Module | None) -> nn.Module:
     _require(path, (STRUCTURE, WEIGHTS))
     structure, state = Structure.load(path / STRUCTURE), read_checkpoint(path / WEIGHTS)
     if model is not None:
-        model = copied(model)
+        model = copy_network(model)
     else:
         model = _dense(path)
         if (path / REPORT).is_file():

@@ -28,6 +28,7 @@ from mmkcr.engine.build import (
 from mmkcr.engine.compressed_config import run_length, scoped, task_config, with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.methods.search.slimming import slim
+from mmkcr.models.backbone_loading import content_sha256
 from mmkcr.models.counting import both_parts, counted_proposals
 from mmkcr.models.tasks import search_space
 from mmkcr.safe_load import is_address
@@ -147,8 +148,10 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
     kept = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in meta}
     # of plain values, as of the file: arguments of a backbone may be a config's
     kept.update(provenance=structure.provenance, structure=json.loads(structure.dumps()))
+    content = dict(state_dict=state, meta=kept)
+    kept['sha256'] = content_sha256(content)
     with atomic_write(folder / WEIGHTS) as weights:  # is renamed behind the structure
-        write_tensors(dict(state_dict=state, meta=kept), weights)
+        write_tensors(content, weights)
         structure.save(folder / STRUCTURE)
 
 

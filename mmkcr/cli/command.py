@@ -83,6 +83,8 @@ class Parser(argparse.ArgumentParser):
         """Refuse an option that is unknown before one that is missing."""
         for word in words:
             name = word.partition('=')[0]
+            if re.fullmatch(r'-[\d.]+ *[^\d.]+', word):  # argparse takes numbers alone
+                self.error(f'expected an amount above 0, found `{word}`')
             if re.fullmatch(r'--[a-z].*', name) and name not in self._option_string_actions:
                 self.error(f'expected an option of this command, found `{name}`'
                            f'{did_you_mean(name, self._option_string_actions)}')

@@ -51,7 +51,7 @@ from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write
 from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
-from mmkcr.closed_form.options import AUTO, SCOPES, check_kinds
+from mmkcr.closed_form.options import AUTO, SCOPES, check_kinds, check_timed
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import chosen_table
@@ -86,6 +86,7 @@ class CompressJob(Timed, FileOptions):
         config=dict(positional=True), checkpoint=dict(positional=True),
         sites=dict(nargs='+', type=str, metavar='KIND'), scope=dict(choices=SCOPES),
         part=dict(choices=('model', 'backbone')), calibration=dict(metavar='FOLDER'), images={},
+        augment={},
         profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={},
         rho=dict(type=read_ridge, metavar='RHO'),
         memory=dict(type=read_gigabytes, metavar='GB'), seed={}, device={},
@@ -180,7 +181,7 @@ def compress_targets(args: CompressJob, task: CompressTask,
     table = task.options.latency_table
     options = replace(task.options, cost='macs' if table else cost.name)
     # of a network so large that shares and absolute numbers do not mix
-    targets = sorted(dict.fromkeys(given), key=lambda most: cost.read_target(most, 2**62))
+    targets = sorted(given, key=lambda most: cost.read_target(most, 2**62))
     for most in targets:
         name = f'{cost.name}-{re.sub("[^0-9A-Za-z.]", "", most)}' if len(targets) > 1 else ''
         files = compress_files(task, replace(options, target=most), task.folder / name, later)
@@ -251,12 +252,30 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
         print(f'Wrote {checkpoint}, which {folder / CONFIG} takes too')
 
 
+def check_targets(args: CompressJob) -> None:
+    """Refuse options that do not belong to the target, and targets that are none."""
+    cost, given = chosen_target(args)
+    if args.target_latency is not None:
+        check_timed(args.scope)
+    # of a network so large that shares and absolute numbers do not mix
+    dense, amounts = 2**62, {}
+    for text in given or ():
+        amount = cost.read_target(text, dense)
+        if amount >= dense:
+            raise ValueError(f'expected a target below the dense network, found `{text}` of it: '
+                             'nothing would be cut')
+        if amount in amounts:
+            raise ValueError(f'expected targets that differ, found `{amounts[amount]}` and '
+                             f'`{text}`, which are the same')
+        amounts[amount] = text
+
+
 def check_first(args: CompressJob) -> None:
     """Refuse, before anything is compressed, what would stop it later: data, packages, configs."""
     check_file(args.checkpoint, 'a checkpoint')
     check_file(args.structure, 'a structure')
     check_kinds(args.sites or ())
-    chosen_target(args)  # refuses what does not belong to a target
+    check_targets(args)
     for name in ('sites', 'divisor', 'uniform', 'profiles', 'scope'):
         if args.structure is not None and getattr(args, name) != getattr(CompressJob, name):
             raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '

@@ -50,7 +50,8 @@ def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: A
 def check_file(path: str | None, what: str) -> None:
     """Refuse a local file that does not exist, by what it should be; None and URLs pass."""
     if path is not None and not is_address(path) and not Path(path).expanduser().is_file():
-        raise FileNotFoundError(f'expected {what} at `{path}`, found none')
+        other = 'a folder: give a file in it' if Path(path).expanduser().is_dir() else 'none'
+        raise FileNotFoundError(f'expected {what} at `{path}`, found {other}')
 
 
 def resume_latest(config: Config) -> None:

@@ -8,18 +8,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmkcr.core.forward import flat_tensors
 
 #: Groups of images that a ridge is chosen by.
 GROUPS = 5
+#: Least share of an image's area that a crop has.
+LEAST_AREA = 0.25
 
 
 class ImageBatches(Sequence):
-    """Images in batches of at most some size; only neighbours of one kind come into one.
+    """Images in batches of a maximum size; a batch has neighbours of one shape or kind.
 
-    Images are in memory, (1, C, H, W) each; derived classes load others.
+    Derived classes load images that are not in memory.
+
+    Args:
+        images (Sequence): Images (1, C, H, W) in memory, or whatever a derived class loads from.
+        size (int): Maximum number of images in a batch. Defaults to 1.
     """
 
     def __init__(self, images: Sequence[Any], size: int = 1) -> None:
@@ -29,7 +36,7 @@ class ImageBatches(Sequence):
             for start in range(0, len(alike), size)]
 
     def sources(self) -> list[Any]:
-        """What each image was taken from, such as the file of a crop; here each is its own."""
+        """The origin of each image, as the file of a crop; here each image is its own origin."""
         return [*range(len(self._images))]
 
     def pick(self, places: Iterable[int], size: int) -> 'ImageBatches':
@@ -53,7 +60,7 @@ class ImageBatches(Sequence):
         return len(self._images)
 
     def of_size(self, size: int) -> 'ImageBatches':
-        """The same images in batches of another size."""
+        """All images in batches of another size."""
         return self._other(self._images, size)
 
     def __len__(self) -> int:
@@ -67,12 +74,60 @@ class ImageBatches(Sequence):
 
 
 def of_size(batches: Sequence[Any], size: int) -> Sequence[Any]:
-    """The same images in batches of another size; batches that were given as such stay."""
+    """All images in batches of another size; a user's own batches stay as they are."""
     return batches.of_size(size) if hasattr(batches, 'of_size') else batches
 
 
+class AugmentedImages(ImageBatches):
+    """Images, and then random crops of them, until there are so many.
+
+    A crop has a quarter of the area at least, half of them are mirrored, and all are resized to the
+    size of the image.
+
+    Args:
+        base (ImageBatches): The images.
+        count (int): Number of images and crops together.
+        seed (int): Of the crops.
+        size (int): Images of a batch. Defaults to 1.
+    """
+
+    def __init__(self, base: ImageBatches, count: int, seed: int, size: int = 1) -> None:
+        self._base, self._seed = base, seed
+        #: Place in the base, and 0 for the image itself or the number of its crop.
+        turns = -(-count // base.images)
+        places = [(place, turn) for turn in range(turns) for place in range(base.images)]
+        super().__init__(places[:max(count, base.images)], size)
+
+    def sources(self) -> list[Any]:
+        """A crop has the source of its image."""
+        known = self._base.sources()
+        return [known[place] for place, _ in self._images]
+
+    def _kind(self, image: tuple[int, int]) -> Any:
+        return self._base._kind(self._base._images[image[0]])
+
+    def _batch(self, images: list[tuple[int, int]]) -> Any:
+        batch = self._base._batch([self._base._images[place] for place, _ in images])
+        inputs = batch['inputs'] if isinstance(batch, Mapping) else batch
+        crops = torch.stack([self._crop(one, *image) if image[1] else one
+                             for one, image in zip(inputs, images)])
+        return dict(batch, inputs=crops) if isinstance(batch, Mapping) else crops
+
+    def _crop(self, image: Tensor, place: int, turn: int) -> Tensor:
+        """A random crop of an image (C, H, W)."""
+        draw = torch.Generator().manual_seed(self._seed + place + turn * self._base.images)
+        area, across, down, mirrored = torch.rand(4, generator=draw).tolist()
+        height, width = image.shape[-2:]
+        share = (LEAST_AREA + (1 - LEAST_AREA) * area)**0.5
+        rows, columns = max(round(share * height), 1), max(round(share * width), 1)
+        top, left = round(down * (height - rows)), round(across * (width - columns))
+        crop = image[None, :, top:top + rows, left:left + columns]
+        crop = F.interpolate(crop, (height, width), mode='bilinear', align_corners=False)[0]
+        return crop.flip(-1) if mirrored < 0.5 else crop
+
+
 def source_groups(batches: Sequence[Any]) -> list[int]:
-    """The group of each image, of at most :data:`GROUPS`; or of each batch that is given as such.
+    """The group of each image, of at most :data:`GROUPS`; or of each of a user's own batches.
 
     Images of one source are in one group. Sources that follow each other are in one group, too, as
     neighbours in a list of images are often alike. Groups are about equally large.
@@ -100,7 +155,7 @@ class GroupedBatches(NamedTuple):
 
 
 def in_groups(batches: Sequence[Any], size: int) -> GroupedBatches:
-    """The same images in batches of another size, group by group; given batches stay."""
+    """All images in batches of another size, group by group; a user's own batches stay."""
     groups = source_groups(batches)
     if not hasattr(batches, 'pick'):
         return GroupedBatches(batches, groups)
@@ -112,7 +167,7 @@ def in_groups(batches: Sequence[Any], size: int) -> GroupedBatches:
 
 
 class ChainedBatches(Sequence):
-    """Batches one after the other, of several sequences of them."""
+    """Several sequences of batches, one after another."""
 
     def __init__(self, parts: Sequence[Sequence[Any]]) -> None:
         self._parts = parts
@@ -132,7 +187,7 @@ class ChainedBatches(Sequence):
 
 
 def images_of(batch: Any) -> int:
-    """Number of images in a batch; 1 if it does not show."""
+    """Number of images in a batch; 1 if the batch does not show it."""
     if isinstance(batch, Mapping):
         return images_of(batch.get('inputs', next(iter(batch.values()), None)))
     return len(batch) if isinstance(batch, (Tensor, list, tuple)) else 1
@@ -144,7 +199,7 @@ def count_images(batches: Sequence[Any]) -> int:
 
 
 def image_shapes(batches: Iterable[Any]) -> set[tuple[int, ...]]:
-    """The different shapes (C, H, W) of images; of batches that are no images none."""
+    """The different shapes (C, H, W) of images; an empty set for batches without images."""
     shapes = set()
     for batch in batches:
         images = batch['inputs'] if isinstance(batch, Mapping) and 'inputs' in batch else batch
@@ -154,16 +209,16 @@ def image_shapes(batches: Iterable[Any]) -> set[tuple[int, ...]]:
 
 
 def first_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
-    """The first batches, of at least so many images if there are that many."""
+    """The first batches that hold ``count`` images; all batches if they hold fewer."""
     return batches[:-(-count // images_of(batches[0]))]
 
 
 def last_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
-    """The last batches, likewise; one at least."""
+    """The last batches that hold ``count`` images; at least one batch."""
     return batches[-max(-(-count // images_of(batches[0])), 1):]
 
 
-def numbered(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
+def number_batches(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
     """Batches with the numbers of their images among all."""
     first = 0
     for batch in batches:
@@ -173,7 +228,13 @@ def numbered(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
 
 
 def single_images(given: Any) -> Sequence[Any]:
-    """Batches of one image each, where they can be taken apart: tensors, or lists of these."""
+    """Batches of one image each, if ``given`` is a tensor (N, C, H, W) or a list of tensors.
+
+    Other batches stay as they are.
+
+    Raises:
+        ValueError: Neither images (N, C, H, W) of floating point nor a sequence of batches.
+    """
     if isinstance(given, Tensor):
         if given.ndim != 4 or not given.is_floating_point():
             raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, '
@@ -190,8 +251,20 @@ def single_images(given: Any) -> Sequence[Any]:
     return given
 
 
-def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Split into calibration batches and held-out batches, of one image each where they can be."""
+def split_batches(images: Any, held_out: Any,
+                  count: int | None = None) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Split images into calibration batches and held-out batches, see :func:`single_images`.
+
+    A single image serves for both.
+
+    Args:
+        images (Any): Images, or batches.
+        held_out (Any): Held-out images or batches; None: the last images, of other sources.
+        count (int, optional): Images that are held out at least. Defaults to None: a tenth.
+
+    Raises:
+        ValueError: There are no images, or none that are held out.
+    """
     batches = single_images(images)
     if not len(batches):
         raise ValueError('expected at least one calibration image, found none')
@@ -203,14 +276,48 @@ def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[A
         return batches, held_out
     if len(batches) < 2:
         return batches, batches
-    count = max(1, len(batches) // 10)  # the last tenth
-    return batches[:-count], batches[-count:]
+    count = count or max(1, len(batches) // 10)
+    if not hasattr(batches, 'pick'):
+        return batches[:-count], batches[-count:]
+    first, last = _split_sources(batches.sources(), count)
+    return batches.pick(first, 1), batches.pick(last, 1)
+
+
+def _split_sources(sources: Sequence[Any], count: int) -> tuple[list[int], list[int]]:
+    """Places of images to calibrate on, and of the last ``count`` or more, of other sources.
+
+    Of a single source they are the last ones, too.
+    """
+    sizes = Counter(sources)
+    held: set[Any] = set()
+    for source in reversed(sizes):
+        if sum(sizes[one] for one in held) >= count or len(held) + 1 == len(sizes):
+            break
+        held.add(source)
+    places = [*range(len(sources))]
+    if not held:
+        return places[:-count], places[-count:]
+    return ([place for place in places if sources[place] not in held],
+            [place for place in places if sources[place] in held])
+
+
+def augment_images(batches: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
+    """Images and crops of them, ``count`` in all if there are fewer.
+
+    Raises:
+        ValueError: They are batches of a user's own, which are not known to be images.
+    """
+    if not hasattr(batches, 'pick'):
+        raise ValueError('expected images as a tensor (N, 3, H, W), or those of a config, to '
+                         'augment, found batches of another form: augment them yourself')
+    return AugmentedImages(batches, count, seed) if batches.images < count else batches
 
 
 def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
-    """How many of the held-out images are among the others, as copies of files are.
+    """Number of held-out images that are also among the calibration images, as copies of a file.
 
-    Calibration batches that are all the same are refused.
+    Raises:
+        ValueError: All calibration batches are equal.
     """
     known = {batch_digest(batch) for batch in batches}
     if len(known) == 1 < len(batches):
@@ -228,7 +335,7 @@ def batch_digest(batch: Any) -> bytes:
 
 
 def images_digest(batches: Sequence[Any]) -> str:
-    """SHA-256 of batches; of images in files see their own method ``digest``."""
+    """SHA-256 of batches, from their own method ``digest`` where images are in files."""
     if hasattr(batches, 'digest'):
         return batches.digest()
     sha = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What a user gives: it is looked at before work begins, and goes through it as one record.
+"""A user's network, images and options: checked before work begins, and kept as one record.
 
 A few images tell how many rows each layer gets, and the sizes, memory and time of a pass.
 """
@@ -21,9 +21,9 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.models.sites.base import check_layers
 from mmkcr.models.tasks import unwrap
-from .batches import count_seen, image_shapes, numbered, split_batches
+from .batches import augment_images, count_seen, image_shapes, number_batches, split_batches
 from .calibration import gradients_of_activations, output_scales
-from .options import CompressOptions, Forward
+from .options import ACTIVATIONS, CompressOptions, Forward
 from .progress import CompressProgress
 from .readers import count_rows, weight_matrix
 
@@ -31,40 +31,49 @@ from .readers import count_rows, weight_matrix
 IMAGES = 4
 #: Maximum number of images in a batch: more are no faster.
 BATCH = 16
-#: Share of the memory that the activations of a batch may take.
-ACTIVATIONS = 1 / 4
 
 
 class Survey(NamedTuple):
-    """What the first images tell of a network."""
+    """Numbers of a network that are measured on its first images."""
 
     #: Rows of an image that each layer with weights gets.
     rows: dict[nn.Module, float]
     #: See :func:`~mmkcr.closed_form.calibration.output_scales`.
     scales: list[float]
-    #: What a pass of an image forward and backward keeps at a time.
+    #: Most memory that a pass of an image forward and backward keeps at a time.
     bytes: int
-    #: Of an image's forward pass, and of its backward pass.
+    #: Time of an image's forward pass, and of its backward pass.
     seconds: tuple[float, float]
     #: Different shapes (C, H, W) of the images.
     sizes: list[tuple[int, ...]]
 
     def needed(self, layers: Iterable[nn.Module], enough: float, least: int,
                gradients: bool = False) -> int:
-        """Number of images, at least ``least``, with enough rows for the moments of some layers.
+        """Number of images with enough rows for the moments of some layers.
 
-        Enough is a number of rows per input of a layer; with ``gradients`` per output.
+        Args:
+            layers (Iterable[nn.Module]): The layers.
+            enough (float): Rows per input of a layer.
+            least (int): Minimum number of images.
+            gradients (bool): Rows are counted per output, not per input. Defaults to False.
         """
         side = 0 if gradients else 1
         return max([least, *(self.images_for(layer, enough * weight_matrix(layer).shape[side])
                              for layer in layers)])
 
     def images_for(self, layer: nn.Module, rows: float) -> int:
-        """Number of images that give so many rows of a layer."""
+        """Number of images that together give a number of rows of a layer."""
         return math.ceil(rows / max(self.rows[layer], 1))
 
     def batch(self, memory: int) -> int:
-        """Images of a batch, for so many bytes in all; one that takes more is refused."""
+        """Number of images of a batch.
+
+        Args:
+            memory (int): Bytes that may be taken, of which a batch gets :data:`ACTIVATIONS`.
+
+        Raises:
+            ValueError: A single image takes more.
+        """
         if self.bytes > memory:
             size = ' x '.join(map(str, self.sizes[0])) if self.sizes else 'this size'
             raise ValueError(
@@ -74,13 +83,18 @@ class Survey(NamedTuple):
         return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
 
 
-def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
-           backward: bool = True) -> Survey:
-    """Run the first images in eval mode; a pass backward is measured only with ``backward``."""
+def survey(model: nn.Module, batches: Sequence[Any], forward: Forward) -> Survey:
+    """Run the first images, the very first batch backward, too.
+
+    Args:
+        model (nn.Module): The dense network, in the mode ``eval``.
+        batches (Sequence): Batches of images, of which :data:`IMAGES` are run.
+        forward (Callable): Takes the model and a batch; returns the outputs.
+    """
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     rows, squares, sizes = dict.fromkeys(layers, 0.), [], []
-    first_batches = list(numbered(batches[:IMAGES]))
+    first_batches = list(number_batches(batches[:IMAGES]))
 
     def count(layer: nn.Module, args: tuple, out: Tensor) -> None:
         rows[layer] += count_rows(layer, args[0], out)
@@ -97,14 +111,14 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
                             for scale in output_scales(outputs, len(images))])
     scales = [(sum(of_output) / images.stop)**0.5 for of_output in zip(*squares)]
     first, numbers = first_batches[0]
-    taken, later = _backward(model, layers, first, forward) if backward else (0, 0.)
+    taken, later = _backward(model, layers, first, forward)
     return Survey({layer: value / images.stop for layer, value in rows.items()}, scales,
                   taken // len(numbers), (spent, later / len(numbers)), list(dict.fromkeys(sizes)))
 
 
 def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
               forward: Forward) -> tuple[int, float]:
-    """Bytes that a forward keeps for the pass backward, and the seconds of that."""
+    """Bytes that a forward keeps for the pass backward, and the seconds of the pass backward."""
     kept: dict[int, int] = {}  # by address
     weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
 
@@ -131,30 +145,36 @@ def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
 
 @dataclasses.dataclass
 class Calibration:
-    """A dense network with the images that it is compressed on, and how that is to be done."""
+    """A dense network with the images and the options of its compression."""
 
-    #: In evaluation mode, and nobody else's.
+    #: A copy of the user's network, in the mode ``eval``.
     dense: nn.Module
-    #: Of calibration, and those that agreement is measured on.
+    #: Batches to calibrate on.
     batches: Sequence[Any]
+    #: Batches that agreement is measured on.
     held_out: Sequence[Any]
+    #: Takes a network and a batch; returns the outputs that are to agree.
     forward: Forward
-    #: With a number for ``memory``.
+    #: The options, with a number for ``memory``.
     settings: CompressOptions
-    #: What an earlier call finished; it gets what this one does.
+    #: Finished steps of an earlier call; this call adds its own. None: nothing is kept.
     done: CompressProgress | None
-    #: How many of the held-out images are among those of calibration.
+    #: Number of held-out images that are also calibration images.
     seen: int
 
     @cached_property
     def survey(self) -> Survey:
-        """What the first images tell of the network."""
+        """The :func:`survey` of the network, made when it is first asked for."""
         return survey(self.dense, self.batches, self.forward)
 
-    def counted_shape(self) -> tuple[Sequence[int], str]:
-        """(C, H, W) that MACs are for, and its origin in words; none where a user gave it.
+    def find_input_shape(self) -> tuple[Sequence[int], str]:
+        """(C, H, W) of the image that MACs are for, and its origin in words.
 
-        It is the size of the images, of several sizes the largest, where options have none.
+        It is ``input_shape`` of the options, with ``''`` for the origin; without one it is the size
+        of the images, of several sizes the largest.
+
+        Raises:
+            ValueError: There is no ``input_shape``, and batches are no images.
         """
         if self.settings.input_shape is not None:
             return self.settings.input_shape, ''
@@ -162,7 +182,7 @@ class Calibration:
         if not shapes:
             raise ValueError('expected `input_shape` (C, H, W), which MACs are counted for, beside '
                              f'batches whose first tensor is no images (N, C, H, W), found '
-                             f'{_told(self.batches[0])} and none')
+                             f'{_describe(self.batches[0])} and none')
         return max(sorted(shapes), key=math.prod), \
             'the largest of the images' if len(shapes) > 1 else 'the size of the images'
 
@@ -172,8 +192,12 @@ class Calibration:
         return self.survey.batch(self.settings.memory)
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A deep copy of the network inside wrappers (parallel, compiled), in the same mode."""
+def copy_network(model: nn.Module) -> nn.Module:
+    """A deep copy, in its mode, of the network inside wrappers (parallel, compiled).
+
+    Raises:
+        ValueError: The model is no network with weights, or cannot be copied.
+    """
     if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
         raise ValueError('expected a network with weights, an `nn.Module`, found a '
                          f'`{type(model).__name__}`')
@@ -199,37 +223,57 @@ def _uncopied(model: nn.Module) -> str:
     return type(model).__name__
 
 
-def taken(model: nn.Module, images: Any, held_out: Any, forward: Forward,
-          done: CompressProgress | None, settings: CompressOptions) -> Calibration:
-    """A user's network, copied, with batches of images and held-out batches."""
-    dense = copied(model)
+def prepare_calibration(model: nn.Module, images: Any, held_out: Any, forward: Forward,
+                        done: CompressProgress | None, settings: CompressOptions) -> Calibration:
+    """Copy a user's network, and split the images into batches and held-out batches.
+
+    Args:
+        model (nn.Module): The user's network. It is not changed.
+        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches.
+        held_out (Tensor | Sequence, optional): Images to compare on; of None the last tenth of
+            ``images``.
+        forward (Callable): Takes a network and a batch; returns the outputs that are to agree.
+        done (CompressProgress, optional): Progress of an interrupted call, or None.
+        settings (CompressOptions): Options; without ``memory`` half of the free memory is taken.
+
+    Raises:
+        ValueError: The network cannot be copied or has weights that are not finite, or there are
+            no images.
+    """
+    dense = copy_network(model)
     dense.eval()  # that of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
     if settings.memory is None:
         free = free_memory(next(dense.parameters()).device)
         settings = dataclasses.replace(settings, memory=free // 2)
-    return Calibration(dense, batches, held_out, forward, settings, done,
-                       count_seen(batches, held_out))
+    seen = count_seen(batches, held_out)
+    if settings.augment:
+        batches = augment_images(batches, settings.least_images, settings.seed)
+    return Calibration(dense, batches, held_out, forward, settings, done, seen)
 
 
 @torch.no_grad()
 def look_at(calibration: Calibration) -> None:
-    """Run the first batch of each kind, and refuse what nothing can be learned from."""
+    """Run the first batch of the calibration and of the held-out images.
+
+    Raises:
+        ValueError: The network does not take a batch, or gives no tensors of floating point.
+    """
     for batches in (calibration.batches, calibration.held_out):
         model, batch = calibration.dense, batches[0]
         try:
             outputs = calibration.forward(model, batch)
         except Exception as error:
             raise ValueError(
-                f'expected a `{type(model).__name__}` that takes the first batch, {_told(batch)}, '
-                f'found that it raised {type(error).__name__} '
+                f'expected a `{type(model).__name__}` that takes the first batch, '
+                f'{_describe(batch)}, found that it raised {type(error).__name__} '
                 f'({" ".join(str(error).split()):.300}): {_part_to_take(calibration, batch)}give '
                 'images (N, 3, H, W), such as `[images for images, *_ in loader]`, or a `forward` '
                 'that takes such a batch') from error
         if not any(tensor.numel() for tensor in flat_tensors(outputs)):
             raise ValueError('expected outputs with tensors of floating point, found '
-                             f'{_told(outputs)}: give `forward=lambda model, batch: ...` that '
+                             f'{_describe(outputs)}: give `forward=lambda model, batch: ...` that '
                              'returns those that matter')
 
 
@@ -250,13 +294,13 @@ def _part_to_take(calibration: Calibration, batch: Any) -> str:
     return ''
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     """A batch or output in words: types and shapes."""
     if isinstance(value, Tensor):
         return f'a tensor {tuple(value.shape)}'
     if isinstance(value, Mapping):
         return f'a `{type(value).__name__}` with {", ".join(f"`{key}`" for key in list(value)[:4])}'
     if isinstance(value, (list, tuple)):
-        return f'a {type(value).__name__} of ' + ', '.join(map(_told, value[:3])) \
+        return f'a {type(value).__name__} of ' + ', '.join(map(_describe, value[:3])) \
             if len(value) else f'an empty {type(value).__name__}'
     return f'a `{type(value).__name__}`'

@@ -66,9 +66,12 @@ def check_finite_state(state: Mapping[str, Tensor], path: str,
 def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """``'; did you mean `x`?'`` with the nearest known word, or ``''`` where none is near.
 
-    The ``least`` similarity is within [0, 1].
+    The ``least`` similarity is within [0, 1]. A word that begins a known one with an underscore, as
+    ``mlp`` does ``mlp_hidden``, is near.
     """
-    near = difflib.get_close_matches(word, list(known), 1, least)
+    words = list(known)
+    near = difflib.get_close_matches(word, words, 1, least) or [
+        name for name in words if name.startswith(f'{word}_')]
     return f'; did you mean `{near[0]}`?' if near else ''
 
 

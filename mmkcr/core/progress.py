@@ -15,7 +15,7 @@ from .io import atomic_write, remove_stale, write_tensors
 
 #: Name of the file with the key of the work, JSON.
 KEY = 'key.json'
-_DIGEST, _PART = hashlib.sha256().digest_size, 2**20
+_DIGEST, _PIECE = hashlib.sha256().digest_size, 2**20
 
 
 class Progress:
@@ -103,6 +103,6 @@ class Progress:
         """The SHA-256 of a file's first ``size`` bytes, and the bytes behind them."""
         sha = hashlib.sha256(f'{self.key}\n{name}\n'.encode())
         with open(path, 'rb') as file:
-            for start in range(0, size, _PART):
-                sha.update(file.read(min(_PART, size - start)))
+            for start in range(0, size, _PIECE):
+                sha.update(file.read(min(_PIECE, size - start)))
             return sha.digest(), file.read()

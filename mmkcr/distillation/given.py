@@ -21,7 +21,13 @@ TRAINED = (torch.float32, torch.float64)
 
 def split_images(images: Tensor | Sequence[Any], held_out: Tensor | Sequence[Any] | None,
                  size: int) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Batches of at most ``size`` images to learn from, and batches to compare on.
+    """Batches to learn from, and batches to compare on.
+
+    Args:
+        images (Tensor | Sequence): Images (N, 3, H, W), or batches.
+        held_out (Tensor | Sequence, optional): Images to compare on; of None the last tenth of
+            ``images``.
+        size (int): Maximum number of images in a batch; batches that were given stay.
 
     Raises:
         ValueError: There is a single image or batch, or one that is not finite.

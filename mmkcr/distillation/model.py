@@ -20,7 +20,7 @@ from .options import DistilOptions
 #: Maximum number of held-out batches whose outputs give the scale of each output.
 SCALED = 4
 #: Least variance of an output, so that constant outputs do not divide by zero.
-LEAST_VARIANCE = 1e-12
+SMALLEST_VARIANCE = 1e-12
 
 
 class DistilModel:
@@ -56,8 +56,12 @@ class DistilModel:
             common_blocks(self.student, self.teacher, settings.between))
         self._variances = self._output_variances()
 
-    def trained(self, network: nn.Module) -> list[Tensor]:
-        """The parameters of a copy of the student that are not frozen in the student."""
+    def parameters_to_train(self, network: nn.Module) -> list[Tensor]:
+        """The parameters of a network that are not frozen in the student.
+
+        Args:
+            network (nn.Module): The student, or a copy of it.
+        """
         flags = [value.requires_grad for value in self.student.parameters()]
         return [value for value, flag in zip(network.parameters(), flags, strict=True) if flag]
 
@@ -107,7 +111,7 @@ class DistilModel:
             if not all(map(all_finite, outputs[-1])):
                 raise ValueError('expected finite outputs of the teacher on held-out images, found '
                                  f'`nan` or `inf` in batch {len(outputs)}')
-        return [sum(out.float().var(correction=0) for out in outs).clamp(min=LEAST_VARIANCE)
+        return [sum(out.float().var(correction=0) for out in outs).clamp(min=SMALLEST_VARIANCE)
                 / len(outs) for outs in zip(*outputs)]
 
     def _distances(self, outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
@@ -151,6 +155,11 @@ def common_blocks(student: nn.Module, teacher: nn.Module, count: int) -> list[st
     """Paths of at most ``count`` evenly spaced blocks of both networks, without the last one.
 
     A block is the first numbered module on the path of a weight that was cut.
+
+    Args:
+        student (nn.Module): The compressed network.
+        teacher (nn.Module): The dense network.
+        count (int): Maximum number of blocks.
     """
     shapes = {name: value.shape for name, value in teacher.named_parameters()}
     cut = [name for name, value in student.named_parameters() if shapes.get(name) != value.shape]

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from mmkcr.closed_form.compression import called
+from mmkcr.closed_form.compression import call_network
 from mmkcr.closed_form.options import Forward
 from mmkcr.core import Progress
-from mmkcr.models.tasks import kept_randomness
-from mmkcr.visualization import shown
+from mmkcr.models.tasks import keep_randomness
+from mmkcr.visualization import show_progress
 from .augmentation import AugmentedBatches
 from .given import check_networks, identify, split_images
 from .model import DistilModel
@@ -25,7 +25,7 @@ from .options import DistilOptions, read_length
 from .training import Training, compared_steps
 
 #: Folder of the progress in ``work_dir``, and its file.
-PROGRESS, STATE = '.distil', 'state.pth'
+FOLDER, STATE = '.distil', 'state.pth'
 
 
 @dataclass
@@ -56,7 +56,7 @@ class DistilResult:
 
 @torch.inference_mode(False)  # a training needs gradients, wherever it is called
 @torch.enable_grad()
-@kept_randomness()
+@keep_randomness()
 def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any],
            length: str | int, forward: Forward | None = None,
            held_out: Tensor | Sequence[Any] | None = None, logits: bool = False,
@@ -90,7 +90,8 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
             trained or have outputs of other shapes, or a time too short for a step.
     """
     began = time.perf_counter()
-    settings, forward, length = DistilOptions(**options), forward or called, read_length(length)
+    settings, length = DistilOptions(**options), read_length(length)
+    forward = forward or call_network
     batches, held_out = split_images(images, held_out, settings.batch_size)
     check_networks(student, teacher)
     _join_processes()
@@ -98,7 +99,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     training = Training(model, AugmentedBatches(batches, settings, model.device), settings)
     progress = None
     if work_dir is not None:
-        progress = Progress(Path(work_dir, PROGRESS), identify(
+        progress = Progress(Path(work_dir, FOLDER), identify(
             student, teacher, batches, held_out, forward, settings, logits=logits, length=length,
             processes=training.processes))
     state = training.share(progress and training.first and progress.read(STATE))
@@ -110,26 +111,35 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     _train(training, range(start, steps), settings, progress)
     result = copy.deepcopy(student)
     with torch.no_grad():
-        for value, best in zip(model.trained(result), training.best, strict=True):
+        for value, best in zip(model.parameters_to_train(result), training.best, strict=True):
             value.copy_(best)
     return DistilResult(result, steps, training.errors)
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-@kept_randomness()
+@keep_randomness()
 def check_length(teacher: nn.Module, images: Tensor | Sequence[Any], length: str | int,
                  forward: Forward | None = None, logits: bool = False, **options: Any) -> None:
     """Refuse before a compression images and a time that are too few to distil its result.
 
     A time must suffice for a step of the dense network, which a compressed one takes faster.
-    Arguments are those of :func:`distil`.
+
+    Args:
+        teacher (nn.Module): The dense network.
+        images (Tensor | Sequence): Images to learn from, and in their last tenth to compare on.
+        length (str | int): Number of steps, or a time.
+        forward (Callable, optional): Gives the outputs that are to agree. Defaults to None: the
+            network is called with a batch.
+        logits (bool): Whether the last output is class scores (B, C). Defaults to False.
+        **options: See :class:`DistilOptions`.
 
     Raises:
         ValueError: A single image or batch, or a time too short for a step.
     """
     began = time.perf_counter()
-    settings, forward, length = DistilOptions(**options), forward or called, read_length(length)
+    settings, length = DistilOptions(**options), read_length(length)
+    forward = forward or call_network
     batches, held_out = split_images(images, None, settings.batch_size)
     check_networks(copy.deepcopy(teacher).requires_grad_(True), teacher)
     if isinstance(length, float):
@@ -184,7 +194,7 @@ def _train(training: Training, steps: range, settings: DistilOptions,
            progress: Progress | None) -> None:
     """Take steps, compare, and keep the state; end with a warning where numbers are not finite."""
     compared = set(compared_steps(steps.stop, settings))
-    for step in shown(steps, 'Distillation', visible=settings.progress):
+    for step in show_progress(steps, 'Distillation', visible=settings.progress):
         loss = training.take_step(step, steps.stop)
         done = step + 1
         error = training.compare(done) if done in compared and math.isfinite(loss) else 0.

@@ -30,8 +30,8 @@ class Training:
     def __init__(self, model: DistilModel, batches: AugmentedBatches,
                  settings: DistilOptions) -> None:
         self._model, self._batches, self._settings = model, batches, settings
-        self._student = model.trained(model.student)
-        self._average = model.trained(model.average)
+        self._student = model.parameters_to_train(model.student)
+        self._average = model.parameters_to_train(model.average)
         joined = distributed.is_initialized()
         self._rank = distributed.get_rank() if joined else 0
         #: Number of processes.
@@ -57,7 +57,12 @@ class Training:
         return error
 
     def take_step(self, step: int, steps: int) -> float:
-        """Take a step; returns the loss. A step whose loss is not finite changes nothing."""
+        """Take a step; returns the loss. A step whose loss is not finite changes nothing.
+
+        Args:
+            step (int): Number of steps before this one.
+            steps (int): Number of steps of the run.
+        """
         rate = rate_at(step, steps, self._settings)
         for group in self._optimizer.param_groups:
             group['lr'] = rate * group['unit']
@@ -71,7 +76,11 @@ class Training:
         return loss
 
     def measure_step(self, seconds: float) -> float:
-        """Seconds that a step takes, within a small share of ``seconds``; it changes nothing."""
+        """Seconds that a step takes; steps are taken, and their effects undone.
+
+        Args:
+            seconds (float): Time of the whole run, of which the measurement takes a small share.
+        """
         before = [value.detach().clone() for value in self._student]
         took: list[float] = []
         self._add_gradients(0)  # what is made at the first call
@@ -86,7 +95,12 @@ class Training:
         return self.share(sum(took) / len(took))
 
     def state(self, step: int, steps: int) -> dict[str, Any]:
-        """All that a run needs that goes on behind a step of ``steps``."""
+        """All that a killed run needs to go on behind a step.
+
+        Args:
+            step (int): Number of steps that were taken.
+            steps (int): Number of steps of the run.
+        """
         return dict(step=step, steps=steps, errors=self.errors, best=self.best,
                     student=[value.detach() for value in self._student],
                     average=[value.detach() for value in self._average],
@@ -144,7 +158,13 @@ class Training:
 
 
 def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
-    """Learning rate in units of each tensor's: a warm-up, then half a cosine to 0, by steps."""
+    """Learning rate of a step: a warm-up, then half a cosine to 0.
+
+    Args:
+        step (int): Number of steps before this one.
+        steps (int): Number of steps of the run.
+        settings (DistilOptions): Options, with the highest rate, in units of each tensor.
+    """
     return settings.rate * 0.5 * (1 + math.cos(math.pi * step / steps)) * min(
         1., (step + 1) / max(1., settings.warm_up * steps))
 

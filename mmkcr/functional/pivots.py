@@ -90,6 +90,10 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: int = 1, rho: float = 
                          'units, found `nan` or `inf`')
     # (L, d) on the diagonals: C + rho diag(C)
     noisy.diagonal(dim1=-2, dim2=-1).add_(ridge(noisy, max(rho, MIN_RHO)))
+    # units of any scale: C / c and c G have the same errors, for powers of two to the last digit
+    scale = noisy.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    scale = scale / scale.frexp().mantissa
+    noisy, gram = noisy / scale, gram * scale
     extra = noisy.new_zeros(noisy.shape[-1] // groups) if extra is None else extra.to(noisy)
     units, changes = Sweep(noisy, gram, groups, extra).run()
     # the unit that was dropped last is the most important; error(k) sums the changes from k on

@@ -2,6 +2,7 @@
 # ruff: noqa: F401
 
 from mmkcr import registry  # before any host library
+from . import named
 from .dcs import information_bottleneck, metric, qk_mask
 from .dwconv import top_k
 from .kcr import kernel_complexity

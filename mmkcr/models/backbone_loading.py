@@ -1,10 +1,12 @@
 """Checkpoints of whole models as weights of a backbone: whole or not at all."""
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mmkcr.core import KEPT, Structure, check_finite_state, digest
@@ -74,9 +76,21 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
         update_init_info(backbone, f'loaded from {checkpoint}')
 
 
+def content_sha256(checkpoint: Mapping[str, Any]) -> str:
+    """SHA-256 of a checkpoint's weights and ``meta``, but for ``meta["sha256"]``."""
+    meta = {key: value for key, value in checkpoint['meta'].items() if key != 'sha256'}
+    sha = hashlib.sha256(json.dumps(meta, sort_keys=True, default=str).encode())
+    for name, value in sorted(checkpoint.get('state_dict', {}).items()):
+        sha.update(f'{name} {value.dtype} {tuple(value.shape)}'.encode())
+        sha.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return sha.hexdigest()
+
+
 def recorded_digests(module: nn.Module, checkpoint: Mapping[str, Any],
                      path: str) -> dict[str, Tensor]:
     """Compare the structure in a checkpoint's ``meta``, if there is one, with that of a module.
+
+    A sum in ``meta`` is compared too: whoever edited the file is told.
 
     Args:
         module (nn.Module): A task model or a backbone. Search spaces in it that were sliced are
@@ -92,7 +106,11 @@ def recorded_digests(module: nn.Module, checkpoint: Mapping[str, Any],
         ValueError: It keeps other units; the message names the site.
     """
     meta = checkpoint.get('meta')
-    recorded = meta.get('structure') if isinstance(meta, Mapping) else None
+    meta = meta if isinstance(meta, Mapping) else {}
+    if 'sha256' in meta and meta['sha256'] != content_sha256(checkpoint):
+        logging.getLogger('mmkcr').warning(
+            'Weights or `meta` of `%s` were edited since it was written.', path)
+    recorded = meta.get('structure')
     if not isinstance(recorded, Mapping):
         return {}
     theirs, digests = Structure.load(recorded), {}

@@ -82,6 +82,10 @@ def is_pure_python(path: str | Path) -> bool:
 def _resolve(path: str) -> str:
     if '::' not in path:
         return path
+    if path.startswith(('timm::', 'transformers::')):
+        raise ValueError('expected a config of mmpretrain, mmdet, mmseg or mmkcr '
+                         f'(`library::path`), found `{path}`: compress networks of timm and '
+                         "transformers in Python, `mmkcr.compress(model, images, '60%')`")
     try:
         return Config._get_cfg_path(path, '')[0]
     except (AssertionError, ImportError, FileNotFoundError, ValueError) as error:

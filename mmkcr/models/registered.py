@@ -3,18 +3,6 @@
 # ruff: noqa: F401
 from mmkcr import registry  # before any host library
 from .backbones.efficientvit import EfficientViT, EfficientViTClsHead
-from .backbones.named import (
-    DCSEfficientViT,
-    DCSMobileViT,
-    DWConvVisionTransformer,
-    KCRDWConvVisionTransformer,
-    KCREfficientViT,
-    KCRSwinTransformer,
-    KCRVisionTransformer,
-    OFBResNet,
-    OFBSwinTransformer,
-    OFBVisionTransformer,
-)
 from .backbones.register_vit import RegisterVisionTransformer
 from .losses import DistillationLoss, FeatureDistillationLoss
 from .search_space import SearchSpace

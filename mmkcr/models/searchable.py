@@ -74,6 +74,11 @@ class SearchableBackbone:
         """Arguments that the host does not have, if they differ from their defaults."""
         return {}
 
+    @classmethod
+    def masks_of(cls, backbone: Mapping[str, Any]) -> list[KindConfig]:
+        """Kinds of site, masks on queries and keys, of a backbone with this config; none here."""
+        return []
+
     def gates(self) -> dict[str, BaseGate]:
         """The gates of a supernet, by site."""
         return self.search_space.gates()

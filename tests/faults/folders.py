@@ -7,6 +7,7 @@ Another kind of folder is another entry of :data:`KINDS`.
 """
 
 import copy
+import functools
 import io
 import json
 import logging
@@ -100,9 +101,15 @@ def make_compressed(folder, seed):
         compress_files(task, task.options, folder)
 
 
+@functools.lru_cache(1)
+def built_model(folder, structure):
+    """The network of a folder's config; not built again while the structure is the same."""
+    return build_model(load_config(folder / 'config.py'))
+
+
 def read_compressed(folder):
     """The network of a folder's config and weights, as ``mmkcr test`` and ``export`` build it."""
-    model = build_model(load_config(folder / 'config.py'))
+    model = copy.deepcopy(built_model(folder, (folder / 'structure.json').read_bytes()))
     meta = load_weights(model, folder / 'subnet.pth')['meta']
     return dict(outputs=outputs(model, (3, 32, 32)), meta=meta,
                 structure=Structure.load(folder / 'structure.json').to_dict())
@@ -195,7 +202,7 @@ def mutate_safetensors(content, draw):
 
 
 def mutate_torch(content, draw):
-    """What is beside the weights is changed, with checksums that fit."""
+    """A weight or what is beside the weights is changed, with checksums that fit."""
     loaded = torch.load(io.BytesIO(content), weights_only=True)
     if 'state_dict' not in loaded:
         return mutate_progress(loaded, content, draw)
@@ -205,6 +212,8 @@ def mutate_torch(content, draw):
         state[digests[0]] = draw.choice((state[digests[0]] ^ 1, torch.zeros(2), torch.tensor(0.5)))
     elif draw.random() < 0.1:
         del state[digests[0]]
+    elif draw.random() < 0.5:
+        change_tensors(state, draw)
     else:
         edit(loaded['meta'], draw)
     buffer = io.BytesIO()

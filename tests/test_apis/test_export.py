@@ -19,7 +19,6 @@ from torch import nn
 
 from lab.kind_coverage import FAMILIES, randomise
 from long_form import few
-from mmkcr import models
 from mmkcr.apis import count_macs, slim
 from mmkcr.deploy import export
 from mmkcr.deploy.export import compare_onnx, export_onnx, export_program
@@ -27,6 +26,7 @@ from mmkcr.deploy.prepare import MASKED, attention_mask, traceable, window_rever
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.engine.build import build_model, load_config
+from mmkcr.methods import named
 from mmkcr.models.search_space import SearchSpace
 
 GATES, OPTIONS = dict(type='mmkcr.GumbelChannelGate', min_size=2), dict(type='mmkcr.BiMaskGate')
@@ -54,12 +54,12 @@ def subnet(cls, seed=0, target=0.8, shape=SHAPE, gates=GATES, **kwargs):
 
 
 @pytest.mark.parametrize('cls, kwargs, gates', [
-    (models.KCRVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), GATES),
-    (models.OFBVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), OPTIONS),
-    (models.KCRSwinTransformer, dict(SWIN, **PADDED), GATES),
-    (models.OFBSwinTransformer, dict(SWIN, **PADDED), OPTIONS), (models.OFBResNet, RESNET, OPTIONS),
-    (models.DCSMobileViT, MOBILE, GATES), (models.KCREfficientViT, EFFICIENT, GATES),
-    (models.DCSEfficientViT, dict(EFFICIENT, local=True), GATES)])
+    (named.KCRVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), GATES),
+    (named.OFBVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), OPTIONS),
+    (named.KCRSwinTransformer, dict(SWIN, **PADDED), GATES),
+    (named.OFBSwinTransformer, dict(SWIN, **PADDED), OPTIONS), (named.OFBResNet, RESNET, OPTIONS),
+    (named.DCSMobileViT, MOBILE, GATES), (named.KCREfficientViT, EFFICIENT, GATES),
+    (named.DCSEfficientViT, dict(EFFICIENT, local=True), GATES)])
 def test_batch_height_and_width_are_dynamic(cls, kwargs, gates, tmp_path):
     shape = SHAPE if kwargs.get('patch_size') == 8 else (3, 56, 56)
     model = subnet(cls, target=None, shape=shape, gates=gates, **kwargs)
@@ -109,7 +109,7 @@ def test_backbone_and_neck_of_a_detector(tmp_path):
 
 
 def test_a_compiled_model_is_exported_as_it_was_before(tmp_path):
-    model = subnet(models.KCRVisionTransformer, **VIT)
+    model = subnet(named.KCRVisionTransformer, **VIT)
     report = export_onnx(torch.compile(model), tmp_path / 'model.onnx', SHAPE, False)
     assert max(report.errors.values()) < 1e-5
     assert max(compare_onnx(TensorModel(model), report.path, [(2, *SHAPE)]).values()) < 1e-5
@@ -117,7 +117,7 @@ def test_a_compiled_model_is_exported_as_it_was_before(tmp_path):
 
 def test_sizes_are_fixed_where_the_backbone_decides_by_them(tmp_path):
     """Without pad_small_map Swin does not shift windows that span the map."""
-    model = subnet(models.KCRSwinTransformer, shape=SHAPE, **SWIN, out_indices=[1])
+    model = subnet(named.KCRSwinTransformer, shape=SHAPE, **SWIN, out_indices=[1])
     report = export_onnx(model, tmp_path / 'model.onnx', SHAPE)
     assert not report.dynamic_size and 'at another size the file does not give' in report.notice
     assert 'height and width are fixed at ' in report.notice
@@ -207,7 +207,7 @@ def test_every_module_has_its_own_mode_afterwards(tmp_path):
 
 @pytest.mark.parametrize('wrong', [1e-3, float('inf'), float('nan')])
 def test_a_file_that_differs_is_not_left_behind(wrong, tmp_path, monkeypatch):
-    model = subnet(models.KCRVisionTransformer, **VIT)
+    model = subnet(named.KCRVisionTransformer, **VIT)
     path = tmp_path / 'model.onnx'
     path.write_bytes(b'before')
     monkeypatch.setattr(export, 'compare_onnx', lambda model, path, shapes, runtime: {
@@ -220,9 +220,9 @@ def test_a_file_that_differs_is_not_left_behind(wrong, tmp_path, monkeypatch):
 
 def test_comparison_sees_other_weights_and_shapes(tmp_path):
     kwargs = dict(VIT, out_type='featmap')
-    model = subnet(models.KCRVisionTransformer, **kwargs)
+    model = subnet(named.KCRVisionTransformer, **kwargs)
     report = export_onnx(model, tmp_path / 'model.onnx', SHAPE, dynamic_size=False)
-    other = TensorModel(subnet(models.KCRVisionTransformer, seed=1, **kwargs))
+    other = TensorModel(subnet(named.KCRVisionTransformer, seed=1, **kwargs))
     errors = compare_onnx(other, report.path, [(1, *SHAPE), (1, 3, 48, 48)])
     assert errors[1, 3, 32, 32] > 1e-2 and errors[1, 3, 48, 48] == float('inf')
 
@@ -285,8 +285,8 @@ def test_traceable_layers_are_those_of_the_host(layers, tolerance, data, height,
 
 
 @pytest.mark.parametrize('cls, kwargs, size, replaced', [
-    (models.KCRSwinTransformer, dict(SWIN, **PADDED), (50, 61), 'stages.0.blocks.0.attn'),
-    *((models.DCSMobileViT, MOBILE, size, 'layers.1.1') for size in ((32, 48), (33, 50)))])
+    (named.KCRSwinTransformer, dict(SWIN, **PADDED), (50, 61), 'stages.0.blocks.0.attn'),
+    *((named.DCSMobileViT, MOBILE, size, 'layers.1.1') for size in ((32, 48), (33, 50)))])
 def test_backbones_give_the_same_while_traceable(cls, kwargs, size, replaced):
     model = randomise(cls(**kwargs))
     model.train(False)
@@ -311,7 +311,7 @@ def test_swin_of_another_host_at_any_batch(library, tmp_path):
 
 def test_swin_tiny_is_traced_where_every_map_is_padded():
     """Even maps at a merging would leave its padding out of the graph."""
-    swin = models.KCRSwinTransformer(arch='tiny', pad_small_map=True)
+    swin = named.KCRSwinTransformer(arch='tiny', pad_small_map=True)
     for side in export.padded_shape(swin, (3, 224, 224))[1:]:
         for stride in (4, 2, 2, 2):
             assert side % stride
@@ -397,7 +397,7 @@ def test_heads_with_a_scale_of_their_own(tmp_path):
 
 def test_embedding_of_window_attention(tmp_path):
     torch.manual_seed(0)
-    model = models.KCRSwinTransformer(**SWIN, out_indices=(1, ))
+    model = named.KCRSwinTransformer(**SWIN, out_indices=(1, ))
     space = SearchSpace(model, ['embedding'])
     space.slice_to(space.structure_for({
         name: torch.arange(total // 2) for name, total in space.totals().items()}))

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lab.random_subnets import random_subnet
-from mmkcr import models
 from mmkcr.apis import count_macs
 from mmkcr.deploy.export import export_onnx, recorded
 from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES, open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.methods import named
 from mmkcr.models.search_space import SearchSpace
 
 VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64),
@@ -107,8 +107,8 @@ def test_refusals(kwargs, message):
 @pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
 def test_models_and_their_files_run_in_a_runtime(runtime, tmp_path):
     pytest.importorskip(runtime)
-    subnet, structure = random_subnet(models.KCRVisionTransformer(**VIT), 0.8, SHAPE, divisor=1)
-    sides = models.KCRVisionTransformer(**VIT), subnet
+    subnet, structure = random_subnet(named.KCRVisionTransformer(**VIT), 0.8, SHAPE, divisor=1)
+    sides = named.KCRVisionTransformer(**VIT), subnet
     inputs = torch.randn(2, *SHAPE)
     timing = measure_pair(*sides, inputs, 2, 0, runtime, 1)
     assert len(timing.ratios) == 2 and min(timing.ratios) > 0
@@ -166,7 +166,7 @@ def test_the_clock_is_that_of_the_process_where_it_does_the_work():
 def test_files_run_on_the_device_that_was_asked_for(tmp_path):
     """ONNX Runtime goes on with the processor after a warning, OpenVINO without one."""
     onnxruntime = pytest.importorskip('onnxruntime')
-    model = models.KCRVisionTransformer(**VIT)
+    model = named.KCRVisionTransformer(**VIT)
     path = export_onnx(model, tmp_path / 'model.onnx', SHAPE, False).path
     if 'CUDAExecutionProvider' not in onnxruntime.get_available_providers():
         with pytest.raises(ImportError, match='ONNX Runtime with `CUDAExecutionProvider`, found'):
@@ -179,7 +179,7 @@ def test_files_run_on_the_device_that_was_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize('cls, kwargs', [
-    (models.KCRVisionTransformer, VIT), (models.KCRSwinTransformer, SWIN)])
+    (named.KCRVisionTransformer, VIT), (named.KCRSwinTransformer, SWIN)])
 def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs):
     _, structure = random_subnet(cls(**kwargs), 0.75, SHAPE, divisor=1)
     assert structure.macs['dense'] == count_macs(cls(**kwargs), SHAPE)
@@ -194,7 +194,7 @@ def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs):
 @pytest.mark.parametrize('group', [1, 4])
 def test_random_subnets_of_groups(group):
     """Whole groups of neighbours, of every head equally many."""
-    model = models.KCRVisionTransformer(**VIT)
+    model = named.KCRVisionTransformer(**VIT)
     SearchSpace(model, ['mlp_channels', 'head_channels'])
     _, structure = random_subnet(model, 0.75, SHAPE, divisor=1, group=group)
     for site in structure.sites.values():
@@ -204,9 +204,9 @@ def test_random_subnets_of_groups(group):
         assert not (blocks[:, 0] % group).any()
 
 
-FAMILIES = ((models.KCRVisionTransformer, VIT), (models.KCRSwinTransformer, SWIN),
-            (models.OFBVisionTransformer, VIT), (models.DCSMobileViT, MOBILEVIT),
-            (models.DCSEfficientViT, dict(EFFICIENTVIT, local=True)))
+FAMILIES = ((named.KCRVisionTransformer, VIT), (named.KCRSwinTransformer, SWIN),
+            (named.OFBVisionTransformer, VIT), (named.DCSMobileViT, MOBILEVIT),
+            (named.DCSEfficientViT, dict(EFFICIENTVIT, local=True)))
 
 
 @settings(max_examples=8, deadline=None)
@@ -234,7 +234,7 @@ def test_random_subnets_cost_what_they_say_and_at_most_their_target(family, gate
 def test_a_subnet_with_masks_compiles_to_one_graph():
     """Subnets of every kind do, too: test_plain.test_export_and_compile_without_a_break."""
     model = TensorModel(random_subnet(
-        models.DCSMobileViT(**MOBILEVIT), 0.95, SHAPE, divisor=1)[0])
+        named.DCSMobileViT(**MOBILEVIT), 0.95, SHAPE, divisor=1)[0])
     model.eval()
     images = torch.randn(2, *SHAPE)
     torch._dynamo.reset()

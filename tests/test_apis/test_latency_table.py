@@ -11,7 +11,7 @@ from mmkcr.closed_form.compression import compress
 from mmkcr.core import LatencyModel, LatencyTable, MacsModel, load_table
 from mmkcr.deploy import latency_table
 from mmkcr.deploy.latency_table import check_prediction, measure_table, searchable
-from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.methods.named import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.tasks import task_forward
 
 SHAPE = (3, 32, 32)

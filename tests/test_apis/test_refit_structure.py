@@ -12,7 +12,8 @@ from mmkcr.closed_form.compression import refit_structure
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure
 from mmkcr.methods.dcs.qk_mask import QKMask
-from mmkcr.models import DCSMobileViT, Searchable
+from mmkcr.methods.named import DCSMobileViT
+from mmkcr.models import Searchable
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 OPTIONS = dict(input_shape=(3, 32, 32), progress=False)

@@ -88,7 +88,7 @@ def test_weights_without_a_record_are_named(pair, tmp_path, caplog):
     result, other = pair
     write(result, tmp_path)
     content = torch.load(tmp_path / 'subnet.pth', weights_only=True)
-    del content['state_dict'][f'backbone.{KEPT}']
+    del content['state_dict'][f'backbone.{KEPT}'], content['meta']['sha256']
     torch.save(content, tmp_path / 'subnet.pth')
     with caplog.at_level(logging.WARNING, 'mmkcr'):
         read(tmp_path)  # of an earlier version: its structure is compared
@@ -117,6 +117,20 @@ def test_an_edited_structure_is_named(pair, tmp_path, caplog, change):
     with caplog.at_level(logging.WARNING, 'mmkcr'):
         read(tmp_path)
     assert 'was edited since' in caplog.text
+
+
+def test_edited_weights_are_named(pair, tmp_path, caplog):
+    write(pair[0], tmp_path)
+    read(tmp_path)
+    assert not caplog.records
+    content = torch.load(tmp_path / 'subnet.pth', weights_only=True)
+    for part, key, value in (('meta', 'epoch', 7), ('state_dict', 'head.layers.head.bias',
+                                                    torch.zeros(4))):
+        changed = {**content, part: {**content[part], key: value}}
+        torch.save(changed, tmp_path / 'subnet.pth')
+        caplog.clear()
+        read(tmp_path)
+        assert 'subnet.pth` were edited since' in caplog.text
 
 
 @pytest.mark.parametrize('last', ['config.py', 'structure.json', 'subnet.pth', None])

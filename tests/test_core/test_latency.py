@@ -17,7 +17,7 @@ from mmkcr.core import (
     solve_budget,
 )
 from mmkcr.core.latency import interpolate
-from mmkcr.models import KCRVisionTransformer
+from mmkcr.methods.named import KCRVisionTransformer
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.tasks import task_forward
 

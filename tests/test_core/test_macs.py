@@ -14,7 +14,8 @@ from torch import nn
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import count_macs, macs_report
 from mmkcr.core import MacsModel, count_forward_macs, count_params
-from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer, Searchable
+from mmkcr.methods.named import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models import Searchable
 from mmkcr.models.slicing import apply_decisions
 
 VIT = dict(arch=dict(embed_dims=24, num_layers=3, num_heads=2, feedforward_channels=40),

@@ -22,15 +22,11 @@ from mmkcr.core import (
     select_units,
 )
 from mmkcr.engine.build import state_bytes
+from mmkcr.methods.named import DWConvVisionTransformer, KCRVisionTransformer, OFBVisionTransformer
 from mmkcr.methods.ofb.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.methods.ofb.progressive_pruning import ProgressivePruningHook
 from mmkcr.methods.search.price import MacsPrice
-from mmkcr.models import (
-    DWConvVisionTransformer,
-    KCRVisionTransformer,
-    OFBVisionTransformer,
-    Searchable,
-)
+from mmkcr.models import Searchable
 from mmkcr.models.counting import cost_model
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, why_not

@@ -14,7 +14,7 @@ from mmkcr.apis import slim
 from mmkcr.core.forward import flat_tensors
 from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, prepare
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.methods.named import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.selection import Put, Take
 from mmkcr.models.search_space import SearchSpace

@@ -140,6 +140,20 @@ def test_degenerate_problems_have_an_order():
         assert torch.isfinite(order.errors).all()
 
 
+@pytest.mark.parametrize('groups', [1, 2, 4])
+@pytest.mark.parametrize('scale', [2.**-33, 2.**-66, 2.**-126, 2.**66])
+def test_units_of_any_scale(draw_rows, groups, scale):
+    """As of a network with tiny weights; with powers of two to the last digit."""
+    covariances = torch.stack([moments_of(draw_rows(40, 16, 16, seed)).covariance
+                               for seed in range(3)])
+    gram = torch.stack([gram_matrix(draw_rows(8, 16, 8, seed)) for seed in range(3, 6)])
+    expected = pivot_order(covariances, gram, groups)
+    scales = torch.tensor([scale**2, 1., scale], dtype=torch.float64)[:, None, None]
+    scaled = pivot_order(covariances * scales, gram / scales, groups)
+    assert torch.equal(scaled.order, expected.order)
+    assert torch.equal(scaled.errors, expected.errors)
+
+
 def test_variances_of_very_different_sizes(draw_rows):
     """Massive activations: one unit with 1e6 times the others' variance."""
     rows = draw_rows(400, 24, 24, 0)

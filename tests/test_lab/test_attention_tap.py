@@ -7,7 +7,7 @@ from mmpretrain.models.utils import MultiheadAttention
 from torch import nn
 
 from lab.attention_tap import AttentionTap
-from mmkcr.models import DCSEfficientViT, DCSMobileViT
+from mmkcr.methods.named import DCSEfficientViT, DCSMobileViT
 from mmkcr.models.searchable import Searchable
 from mmkcr.models.sites import QKMaskSite
 

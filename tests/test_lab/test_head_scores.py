@@ -18,7 +18,7 @@ from lab.head_scores import (
     head_scores,
     window_grid,
 )
-from mmkcr.models import DWConvVisionTransformer
+from mmkcr.methods.named import DWConvVisionTransformer
 
 VIT = dict(arch=dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48),
            img_size=32, patch_size=8)

@@ -9,7 +9,7 @@ from torch import nn
 
 from mmkcr.apis import slim
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models import KCRSwinTransformer
+from mmkcr.methods.named import KCRSwinTransformer
 from mmkcr.models.backbone_loading import split_pretrained
 from mmkcr.models.loading import load_start, load_task
 from mmkcr.models.tasks import find_task

@@ -211,8 +211,9 @@ def _odd_layer(module: nn.Module, path: str, form: str) -> ValueError:
 
 def _check_owned(host: nn.Module, view: Any) -> None:
     """Refuse a view with a layer of another kind than the adapter takes it for."""
-    if is_patched(host.get_submodule(view.path)):
-        raise _odd_layer(host.get_submodule(view.path), view.path, 'with another `forward`')
+    own = getattr(view, 'path', view)  # linear attention layers are their own paths
+    if is_patched(host.get_submodule(own)):
+        raise _odd_layer(host.get_submodule(own), own, 'with another `forward`')
     for name in ('inputs', 'projections', 'writers', 'output'):
         paths = getattr(view, name, ())
         for path in filter(None, (paths, ) if isinstance(paths, str) else paths):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mmkcr.apis import slim
-from mmkcr.models import (
+from mmkcr.methods.named import (
     DCSEfficientViT,
     DCSMobileViT,
     DWConvVisionTransformer,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmkcr.core import MacsModel
-from mmkcr.models import DCSEfficientViT, DCSMobileViT
+from mmkcr.methods.named import DCSEfficientViT, DCSMobileViT
 from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.tasks import task_forward

@@ -18,7 +18,7 @@ from mmkcr.apis import count_macs, slim
 from mmkcr.core import Structure
 from mmkcr.core.sites import holders
 from mmkcr.deploy.export import export_onnx
-from mmkcr.models import (
+from mmkcr.methods.named import (
     DWConvVisionTransformer,
     KCRDWConvVisionTransformer,
     KCRVisionTransformer,

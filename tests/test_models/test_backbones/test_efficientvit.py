@@ -10,7 +10,8 @@ from lab.commands import load_tool
 from lab.model_zoo import uninitialized
 from mmkcr.apis import count_macs
 from mmkcr.core import count_params
-from mmkcr.models import EfficientViT, EfficientViTClsHead, KCREfficientViT
+from mmkcr.methods.named import KCREfficientViT
+from mmkcr.models import EfficientViT, EfficientViTClsHead
 from .law import randomise
 
 HEADS = dict(b0=(1024, 1280), b1=(1536, 1600), b2=(2304, 2560), b3=(2304, 2560))

@@ -8,7 +8,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
 from lab.commands import load_tool
-from mmkcr.models import DWConvVisionTransformer
+from mmkcr.methods.named import DWConvVisionTransformer
 
 D, DEPTH, HEADS, PATCHES = 24, 3, 2, 16
 OURS = dict(arch=dict(embed_dims=D, num_layers=DEPTH, num_heads=HEADS, feedforward_channels=4 * D),

@@ -16,7 +16,8 @@ from mmkcr.apis import count_macs, slim
 from mmkcr.core import MacsModel, Structure, count_params
 from mmkcr.core.products import added_layers
 from mmkcr.core.sites import holders
-from mmkcr.models import EfficientViT, KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.methods.named import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models import EfficientViT
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.selection import Put
 from mmkcr.models.tasks import task_forward

@@ -10,7 +10,7 @@ import torch
 
 from mmkcr.apis import count_macs, slim
 from mmkcr.core import MacsModel
-from mmkcr.models import OFBVisionTransformer
+from mmkcr.methods.named import OFBVisionTransformer
 from mmkcr.models.slicing import apply_decisions, copy_decisions, slice_site
 from .law import NETWORKS, OFB_VIT, assert_same, outputs, randomise, scene, supernet
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mmpretrain.models import SwinTransformer, VisionTransformer
 
-from mmkcr.models import (
+from mmkcr.methods.named import (
     DWConvVisionTransformer,
     KCRSwinTransformer,
     KCRVisionTransformer,

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from mmpretrain.models.utils import MultiheadAttention
 
 from mmkcr.core import MacsModel
+from mmkcr.methods.named import OFBVisionTransformer
 from mmkcr.methods.ofb.adaptive_one_hot import one_hot_terms
-from mmkcr.models import OFBVisionTransformer, Searchable
+from mmkcr.models import Searchable
 from mmkcr.registry import MODELS
 
 VIT = dict(arch=dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32),

@@ -12,9 +12,9 @@ import torch
 from mmkcr.apis import slim
 from mmkcr.core import LatencyModel, LatencyTable, MacsModel
 from mmkcr.core.machine import this_machine
+from mmkcr.methods.named import KCRVisionTransformer, OFBVisionTransformer
 from mmkcr.methods.ofb.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.methods.search.price import MacsPrice
-from mmkcr.models import KCRVisionTransformer, OFBVisionTransformer
 from mmkcr.models.tasks import task_forward
 
 SHAPE = (3, 16, 16)

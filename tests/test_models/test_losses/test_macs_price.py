@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mmkcr.core import MacsModel
+from mmkcr.methods.named import KCRVisionTransformer
 from mmkcr.methods.search.price import MacsPrice
-from mmkcr.models import KCRVisionTransformer
 from mmkcr.models.tasks import task_forward
 
 SHAPE = (3, 16, 16)

@@ -16,7 +16,8 @@ from timm.models.swin_transformer_v2 import WindowAttention
 from torch import nn
 
 from lab.kind_coverage import GATES, Family, _mm, law_error
-from mmkcr.models import DWConvVisionTransformer, Searchable
+from mmkcr.methods.named import DWConvVisionTransformer
+from mmkcr.models import Searchable
 from mmkcr.models.adapters import attention_views
 from mmkcr.models.layers.window_attention import SizedWindowAttentionV2
 from mmkcr.models.search_space import SearchSpace

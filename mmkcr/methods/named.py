@@ -9,10 +9,11 @@ from typing import Any
 from mmpretrain.models import MobileViT, ResNet, SwinTransformer, VisionTransformer
 from torch import Tensor, nn
 
+from mmkcr.models.backbones.efficientvit import EfficientViT
+from mmkcr.models.backbones.register_vit import RegisterVisionTransformer
 from mmkcr.models.searchable import SearchableBackbone
+from mmkcr.models.sites.base import KindConfig
 from mmkcr.registry import MODELS
-from .efficientvit import EfficientViT
-from .register_vit import RegisterVisionTransformer
 
 
 class ViTKeys:
@@ -108,9 +109,15 @@ class DCSBackbone(SearchableBackbone):
                  qk_mask: Mapping[str, Any] | None = dict(type='mmkcr.QKMask'),
                  outputs: bool = True, **kwargs: Any) -> None:
         self.qk_mask, self.outputs = None if qk_mask is None else dict(qk_mask), outputs
-        masks = [] if qk_mask is None else [dict(qk_mask, kind='qk_mask')]
+        masks = self.masks_of(dict(qk_mask=qk_mask))
         self.kinds = [*masks, *(self.kinds if outputs else ())]
         super().__init__(*args, **kwargs)
+
+    @classmethod
+    def masks_of(cls, backbone: Mapping[str, Any]) -> list[KindConfig]:
+        """The mask of a backbone with this config, unless its ``qk_mask`` is None."""
+        mask = backbone.get('qk_mask', cls.own['qk_mask'])
+        return [] if mask is None else [dict(mask, kind='qk_mask')]
 
     def _own_arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name, default in self.own.items()

@@ -1,0 +1,165 @@
+"""Each pair of options of ``mmkcr compress`` works, or is refused before an image is read."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+from mmkcr.apis import compress
+from mmkcr.cli import compress as command
+from mmkcr.core import LatencyTable
+from mmkcr.core.machine import this_machine
+from mmkcr.engine.build import build_model, load_config
+from mmkcr.models import Searchable
+from .test_compress_tool import DIGITS, REPO
+
+SCENES = str(REPO / 'configs/kcr/segmentation/'
+             'kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py')
+#: The words of every option; ``{folder}`` has the files that they name.
+OPTIONS = {
+    'macs': ['--target-macs', '70%'],
+    'several': ['--target-macs', '80%', '70%'],
+    'params': ['--target-params', '70%'],
+    'latency': ['--target-latency', '90%', '--latency-table', '{folder}/table.json'],
+    'structure': ['--structure', '{folder}/structure.json'],
+    'scope': ['--scope', 'model'],
+    'part': ['--part', 'backbone'],
+    'sites': ['--sites', 'mlp_hidden'],
+    'divisor': ['--divisor', '4'],
+    'uniform': ['--uniform'],
+    'rho': ['--rho', '0.01'],
+    'memory': ['--memory', '2'],
+    'profiles': ['--profiles', '{folder}/earlier'],
+    'distil': ['--distil', '2'],
+    'int8': ['--int8', 'onnxruntime'],
+    'finetune': ['--finetune', '1'],
+    'evaluate': ['--evaluate']}
+TARGETS = ('macs', 'several', 'params', 'latency', 'structure')
+#: Pairs that contradict each other, and what is said of them.
+REFUSED = {
+    **dict.fromkeys(itertools.combinations(TARGETS, 2), 'not allowed with argument'),
+    # one option, of which the last counts
+    **{('structure', name): f'expected `--{name}` with a budget, found it with `--structure`'
+       for name in ('scope', 'sites', 'divisor', 'uniform', 'profiles')},
+    ('latency', 'scope'): 'expected another target to compress a whole model, found a time',
+    ('scope', 'part'): "expected a budget over the whole model for the scope 'model'"}
+del REFUSED['macs', 'several']
+PAIRS = [pair for pair in itertools.combinations(OPTIONS, 2) if pair != ('macs', 'several')]
+
+
+load_config = functools.lru_cache(load_config)
+
+
+@pytest.fixture
+def words(tmp_path):
+    """``words(pair)``: of a call in a folder with all files that options name."""
+    for name in ('dense.pth', 'structure.json'):
+        (tmp_path / name).write_text('')
+    LatencyTable(this_machine(), dict(runtime='eager', threads=1, batch=1, part=None,
+                                      input_shape=[3, 32, 32]), 1000).save(tmp_path / 'table.json')
+
+    def listed(pair):
+        target = [] if set(pair) & set(TARGETS) else OPTIONS['macs']
+        options = [word.format(folder=tmp_path) for name in pair for word in OPTIONS[name]]
+        return [DIGITS, str(tmp_path / 'dense.pth'), '--out', str(tmp_path / 'out'),
+                *target, *options]
+
+    return listed
+
+
+class ImagesReached(Exception):
+    """A call went as far as to build networks and to read images."""
+
+
+@pytest.mark.parametrize('pair', PAIRS, ids='-'.join)
+def test_pairs_are_checked_before_an_image_is_read(pair, words, monkeypatch, capsys):
+    def reach(options):
+        raise ImagesReached
+
+    monkeypatch.setattr(command, 'build_task', reach)
+    monkeypatch.setattr(command, 'check_data_folders', lambda *args: None)
+    config = load_config(DIGITS)  # read once for all pairs
+    monkeypatch.setattr(command, 'load_config', lambda *args: config)
+    monkeypatch.setattr(command, 'require_quantizer', lambda runtime: None)
+    if pair not in REFUSED:
+        with pytest.raises(ImagesReached):
+            command.main(words(pair))
+        return
+    with pytest.raises(SystemExit):
+        command.main(words(pair))
+    said = capsys.readouterr().err
+    assert REFUSED[pair] in said and said.startswith('error: ') and said.count('\n') == 1
+
+
+#: Options of the closed form, under their names in Python.
+CLOSED = dict(divisor=4, uniform=True, rho=0.01, memory=2**31,
+              cost='params', part='model')
+
+
+@pytest.mark.parametrize('pair', list(itertools.combinations(CLOSED, 2)), ids='-'.join)
+def test_accepted_pairs_of_the_closed_form_work(pair):
+    torch.manual_seed(0)
+    model = build_model(load_config(DIGITS)).backbone
+    images = torch.rand(2, 3, 32, 32)
+    result = compress(model, images, '80%', ['mlp_hidden'], progress=False, probe_images=0, **{
+        name: CLOSED[name] for name in pair})
+    sizes = result.structure.params if 'cost' in pair else result.structure.macs
+    assert sizes['subnet'] <= 0.8 * sizes['dense']
+
+
+@pytest.mark.parametrize('change, message', [
+    (['--target-macs', '60%', '60%'], 'expected targets that differ, found `60%` and `60%`'),
+    (['--target-macs', '60%', '0.6'], 'expected targets that differ, found `60%` and `0.6`'),
+    (['--target-macs', '100%'], 'expected a target below the dense network, found `100%`'),
+    (['--target-macs', '-60%'], 'expected an amount above 0, found `-60%`'),
+    (['--target-macs=-60%'], 'expected a target of MACs such as'),
+    (['--target-macs', '60%', '--sites', 'mlp'], 'did you mean `mlp_hidden`?'),
+    (['--target-macs', '60%', '--device', 'gpu'], 'expected a device'),
+    (['--target-macs', '60%', '--scope', 'backbones'], 'did you mean `backbone`?')])
+def test_one_sentence_each(change, message, words, capsys):
+    with pytest.raises(SystemExit):
+        command.main([*words(())[:4], *change])
+    said = capsys.readouterr().err
+    assert message in said and said.startswith('error: ') and said.count('\n') == 1
+
+
+@pytest.mark.parametrize('place, value, message', [
+    (1, '{folder}', 'expected a checkpoint at `{folder}`, found a folder'),
+    (0, 'timm::vit_tiny_patch16_224', 'expected a config of mmpretrain, mmdet, mmseg or mmkcr '
+     '(`library::path`), found `timm::vit_tiny_patch16_224`')])
+def test_what_is_compressed_in_one_sentence(place, value, message, words, capsys, tmp_path):
+    call = words(())
+    call[place] = value.format(folder=tmp_path)
+    with pytest.raises(SystemExit):
+        command.main(call)
+    said = capsys.readouterr().err
+    assert message.format(folder=tmp_path) in said and said.count('\n') == 1
+
+
+def test_a_divisor_above_every_width():
+    model = build_model(load_config(DIGITS)).backbone
+    with pytest.raises(ValueError, match=r'expected a `divisor` .* at most the \d+ units of the '
+                                         'widest site, found 4096'):
+        compress(model, torch.rand(4, 3, 32, 32), '80%', divisor=4096, progress=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('pair', [pair for pair in PAIRS if pair not in REFUSED and not {
+    'latency', 'profiles'} & set(pair)], ids='-'.join)
+def test_accepted_pairs_work_in_full(pair, data, load_tool, tmp_path):
+    """On a tiny segmentor, which has a neck and heads to cut."""
+    torch.manual_seed(0)
+    config = load_config(SCENES)
+    model = build_model(config)
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'dense.pth')
+    space = Searchable(model.backbone, sites=['mlp_hidden']).search_space
+    space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
+                        ).save(tmp_path / 'structure.json')
+    target = [] if set(pair) & set(TARGETS) else OPTIONS['macs']
+    options = [word.format(folder=tmp_path) for name in pair for word in OPTIONS[name]]
+    scenes = [f'{word}/scenes' if '.data_root=' in word else word for word in data]
+    load_tool('compress').main([
+        SCENES, str(tmp_path / 'dense.pth'), '--images', '4', '--out', str(tmp_path / 'out'),
+        '--shape', '64', *target, *options, *scenes])
+    assert list((tmp_path / 'out').rglob('subnet.pth'))
