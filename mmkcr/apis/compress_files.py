@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,9 @@ from mmkcr.apis.slim_files import (
     write_subnet,
 )
 from mmkcr.closed_form.compression import CompressResult, compress_network, refit_structure
-from mmkcr.closed_form.given import Survey, survey
 from mmkcr.closed_form.images import CalibrationImages, calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
-from mmkcr.closed_form.progress import CompressProgress, kept_profiles
+from mmkcr.closed_form.progress import CompressProgress, open_profiles
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
@@ -41,8 +40,8 @@ from mmkcr.lazy import is_of
 from mmkcr.models import tasks
 from mmkcr.version import __version__
 
-#: Maximum number of calibration images by default.
-MOST_IMAGES = 512
+#: Maximum number of images that int8 files are calibrated and compared on.
+INT8_IMAGES = 256
 SENSITIVITY, PROGRESS = 'sensitivity.json', '.progress'
 
 
@@ -65,8 +64,8 @@ class FileOptions(CompressOptions):
             to None.
         calibration (str, optional): Folder of images without labels, at any depth. Defaults to
             None: the training set of the config.
-        images (int, optional): Calibration images at most. Defaults to None: as many as refits
-            need, 32 to 512.
+        images (int, optional): Images at most, a tenth of which only compares outputs. Defaults to
+            None: as many as leave 2048 (``least_images``) to calibrate on.
         profiles (str | Path, optional): Folder of an earlier compression of this checkpoint, with
             these images and sites; its calibration is used. Defaults to None: that in ``out``, if
             it fits.
@@ -149,11 +148,8 @@ def build_task(options: FileOptions) -> CompressTask:
         options = dataclasses.replace(options, latency=usable_table(
             options.latency_table, conditions, options.force_table))
     batches = calibration_images(config, model, options.calibration,
-                                 options.images or MOST_IMAGES, options.seed)
-    if options.images is None:
-        surveyed = survey(model.eval(), batches, task_outputs, False)
-        host = model if options.scope == 'model' else model.backbone
-        batches = batches[:enough_images(surveyed, host.modules())]
+                                 options.images or math.ceil(options.least_images / 0.9),
+                                 options.seed)
     source = dict(provenance(config, options.config, options.checkpoint, content), calibration=dict(
         images=batches.images, folder=options.calibration is not None, seed=options.seed))
     if given_shape is None:
@@ -183,7 +179,7 @@ def compress_files(task: CompressTask, options: FileOptions, folder: Path,
     """Compress to the target of some options; write structure, weights, config and sensitivity.
 
     A call that was killed goes on if it is repeated. The sites' profiles stay in the folder for
-    later calls, see :func:`~mmkcr.closed_form.progress.kept_profiles`.
+    later calls, see :func:`~mmkcr.closed_form.progress.open_profiles`.
 
     Args:
         task (CompressTask): The network and its images.
@@ -196,7 +192,7 @@ def compress_files(task: CompressTask, options: FileOptions, folder: Path,
         ValueError: See :func:`~mmkcr.closed_form.compression.compress`; or a table of latencies
             for another network, or profiles of other images or sites.
     """
-    kept = kept_profiles(folder, dict(task.key, digest=task.batches.digest()), options,
+    kept = open_profiles(folder, dict(task.key, digest=task.batches.digest()), options,
                          options.profiles)
     known = kept.profiles()
     run = partial(compress_network, task.model, task.batches, options,
@@ -318,7 +314,7 @@ def int8_files(task: CompressTask, slim: nn.Module, folder: Path,
     """Write fp32 and int8 files of both networks, see :func:`~mmkcr.deploy.int8.deploy_int8`.
 
     They take images of the size that MACs are counted for, to which others are resized. They are
-    calibrated on the task's images except the last tenth, which compares outputs.
+    calibrated on :data:`INT8_IMAGES` of the task's except the last tenth, which compares outputs.
 
     Args:
         task (CompressTask): The dense network and its images.
@@ -326,27 +322,13 @@ def int8_files(task: CompressTask, slim: nn.Module, folder: Path,
         folder (Path): Where files are written.
         runtime (str): One of :data:`~mmkcr.deploy.int8.QUANTIZERS`.
     """
-    images = [batch['inputs'].cpu() for batch in task.batches]
+    images = [batch['inputs'].cpu() for batch in task.batches[:INT8_IMAGES]]
     size = tuple(task.options.input_shape[-2:])
     images = [(one if one.shape[-2:] == size else F.interpolate(one, size, mode='bilinear')).numpy()
               for one in images]
     count = max(1, len(images) // 10)
     return deploy_int8(copy.deepcopy(task.model).cpu(), slim.cpu(), images[:-count] or images,
                        images[-count:], folder, runtime)
-
-
-def enough_images(surveyed: Survey, layers: Iterable[nn.Module]) -> int:
-    """Number of calibration images that refits need, with the tenth that is held out.
-
-    They have 12 positions for each input of every layer with more than one an image, and as many
-    pixels as 256 images of 224 x 224; there are at least 32 and at most 512 of them.
-    """
-    wide = [layer for layer in layers if surveyed.rows.get(layer, 0) > 1
-            and getattr(layer, 'groups', 1) == 1]
-    pixels = max((math.prod(size[-2:]) for size in surveyed.sizes), default=224**2)
-    least = min(max(256 * 224**2 // pixels, 32), 256)
-    needed = surveyed.needed(wide, max(CompressOptions.per_unit), least)
-    return min(math.ceil(needed / 0.9), MOST_IMAGES)
 
 
 def write_sensitivity(profiles: Mapping[str, SiteProfile], path: Path) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mmkcr.closed_form.batches import batch_digest, single_images
 from mmkcr.closed_form.compression import compress_network
-from mmkcr.closed_form.given import copied
+from mmkcr.closed_form.given import copy_network
 from mmkcr.closed_form.options import CompressOptions, Forward
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.report import agreement
@@ -192,7 +192,7 @@ class _Bench:
 
     def __init__(self, model: nn.Module, images: Any, options: FrontierOptions, out: Path,
                  forward: Forward | None, evaluate: Evaluate | None) -> None:
-        self.model, self.dense = model, copied(model).float().cpu()
+        self.model, self.dense = model, copy_network(model).float().cpu()
         self.dense.eval()  # that of mmpretrain's backbones returns None
         batches = single_images(images)
         if len(batches) < 2:

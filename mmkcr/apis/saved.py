@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mmkcr.closed_form.compression import CompressResult
-from mmkcr.closed_form.given import copied
+from mmkcr.closed_form.given import copy_network
 from mmkcr.core import KEPT, Structure, atomic_folder, digest, eval_mode
 from mmkcr.core.io import file_sha256
 from mmkcr.core.products import state_bytes
@@ -254,7 +254,7 @@ def _built(path: Path, model: nn.Module | None) -> nn.Module:
     _require(path, (STRUCTURE, WEIGHTS))
     structure, state = Structure.load(path / STRUCTURE), read_checkpoint(path / WEIGHTS)
     if model is not None:
-        model = copied(model)
+        model = copy_network(model)
     else:
         model = _dense(path)
         if (path / REPORT).is_file():

@@ -86,6 +86,7 @@ class CompressJob(Timed, FileOptions):
         config=dict(positional=True), checkpoint=dict(positional=True),
         sites=dict(nargs='+', type=str, metavar='KIND'), scope=dict(choices=SCOPES),
         part=dict(choices=('model', 'backbone')), calibration=dict(metavar='FOLDER'), images={},
+        augment={},
         profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={},
         rho=dict(type=read_ridge, metavar='RHO'),
         memory=dict(type=read_gigabytes, metavar='GB'), seed={}, device={},

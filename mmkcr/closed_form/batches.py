@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmkcr.core.forward import flat_tensors
 
 #: Groups of images that a ridge is chosen by.
 GROUPS = 5
+#: Least share of an image's area that a crop has.
+LEAST_AREA = 0.25
 
 
 class ImageBatches(Sequence):
@@ -69,6 +72,54 @@ class ImageBatches(Sequence):
 def of_size(batches: Sequence[Any], size: int) -> Sequence[Any]:
     """The same images in batches of another size; batches that were given as such stay."""
     return batches.of_size(size) if hasattr(batches, 'of_size') else batches
+
+
+class AugmentedImages(ImageBatches):
+    """Images, and then random crops of them, until there are so many.
+
+    A crop has a quarter of the area at least, half of them are mirrored, and all are resized to the
+    size of the image.
+
+    Args:
+        base (ImageBatches): The images.
+        count (int): Number of images and crops together.
+        seed (int): Of the crops.
+        size (int): Images of a batch. Defaults to 1.
+    """
+
+    def __init__(self, base: ImageBatches, count: int, seed: int, size: int = 1) -> None:
+        self._base, self._seed = base, seed
+        #: Place in the base, and 0 for the image itself or the number of its crop.
+        turns = -(-count // base.images)
+        places = [(place, turn) for turn in range(turns) for place in range(base.images)]
+        super().__init__(places[:max(count, base.images)], size)
+
+    def sources(self) -> list[Any]:
+        """A crop has the source of its image."""
+        known = self._base.sources()
+        return [known[place] for place, _ in self._images]
+
+    def _kind(self, image: tuple[int, int]) -> Any:
+        return self._base._kind(self._base._images[image[0]])
+
+    def _batch(self, images: list[tuple[int, int]]) -> Any:
+        batch = self._base._batch([self._base._images[place] for place, _ in images])
+        inputs = batch['inputs'] if isinstance(batch, Mapping) else batch
+        crops = torch.stack([self._crop(one, *image) if image[1] else one
+                             for one, image in zip(inputs, images)])
+        return dict(batch, inputs=crops) if isinstance(batch, Mapping) else crops
+
+    def _crop(self, image: Tensor, place: int, turn: int) -> Tensor:
+        """A random crop of an image (C, H, W)."""
+        draw = torch.Generator().manual_seed(self._seed + place + turn * self._base.images)
+        area, across, down, mirrored = torch.rand(4, generator=draw).tolist()
+        height, width = image.shape[-2:]
+        share = (LEAST_AREA + (1 - LEAST_AREA) * area)**0.5
+        rows, columns = max(round(share * height), 1), max(round(share * width), 1)
+        top, left = round(down * (height - rows)), round(across * (width - columns))
+        crop = image[None, :, top:top + rows, left:left + columns]
+        crop = F.interpolate(crop, (height, width), mode='bilinear', align_corners=False)[0]
+        return crop.flip(-1) if mirrored < 0.5 else crop
 
 
 def source_groups(batches: Sequence[Any]) -> list[int]:
@@ -163,7 +214,7 @@ def last_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
     return batches[-max(-(-count // images_of(batches[0])), 1):]
 
 
-def numbered(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
+def number_batches(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
     """Batches with the numbers of their images among all."""
     first = 0
     for batch in batches:
@@ -204,7 +255,40 @@ def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[A
     if len(batches) < 2:
         return batches, batches
     count = max(1, len(batches) // 10)  # the last tenth
-    return batches[:-count], batches[-count:]
+    if not hasattr(batches, 'pick'):
+        return batches[:-count], batches[-count:]
+    first, last = _split_sources(batches.sources(), count)
+    return batches.pick(first, 1), batches.pick(last, 1)
+
+
+def _split_sources(sources: Sequence[Any], count: int) -> tuple[list[int], list[int]]:
+    """Places of images to calibrate on, and of the last ``count`` or more, of other sources.
+
+    Of a single source they are the last ones, too.
+    """
+    sizes = Counter(sources)
+    held: set[Any] = set()
+    for source in reversed(sizes):
+        if sum(sizes[one] for one in held) >= count or len(held) + 1 == len(sizes):
+            break
+        held.add(source)
+    places = [*range(len(sources))]
+    if not held:
+        return places[:-count], places[-count:]
+    return ([place for place in places if sources[place] not in held],
+            [place for place in places if sources[place] in held])
+
+
+def augment_images(batches: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
+    """Images and crops of them, ``count`` in all if there are fewer.
+
+    Raises:
+        ValueError: They are batches of a user's own, which are not known to be images.
+    """
+    if not hasattr(batches, 'pick'):
+        raise ValueError('expected images as a tensor (N, 3, H, W), or those of a config, to '
+                         'augment, found batches of another form: augment them yourself')
+    return AugmentedImages(batches, count, seed) if batches.images < count else batches
 
 
 def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
 from mmkcr.functional.moments import Moments
-from .batches import numbered
+from .batches import number_batches
 from .options import Forward
 from .readers import Rows, count_rows, input_rows, output_rows, pick, weight_matrix
 
@@ -87,7 +87,7 @@ def passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
         stack.enter_context(gradients_of_activations(model, [layer for layer, _ in hooks]))
         for layer, hook in hooks:
             stack.enter_context(layer.register_forward_hook(partial(once, hook)))
-        for batch, images in numbered(batches):
+        for batch, images in number_batches(batches):
             sensed = images.start < backward
             with torch.set_grad_enabled(sensed):
                 outputs = flat_tensors(forward(model, batch))
@@ -144,7 +144,8 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
         kept = [x]  # let go with the layer's gradient, not with the whole graph
 
         def take(gradient: Tensor) -> None:
-            moved[name] = moved.get(name, 0.) + _moved(change, kept.pop(), gradient, images)
+            change_here = _changes_of_images(change, kept.pop(), gradient, images)
+            moved[name] = moved.get(name, 0.) + change_here
 
         out.register_hook(take)
 
@@ -158,7 +159,8 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     return {name: total / max(count, 1) for name, total in sums.items()}
 
 
-def _moved(change: WeightChange, x: Tensor, gradient: Tensor, images: Sequence[int]) -> Tensor:
+def _changes_of_images(change: WeightChange, x: Tensor, gradient: Tensor,
+                       images: Sequence[int]) -> Tensor:
     """``<delta, S>`` of a call for every image and try, (images, tries), fp64.
 
     Rows that do not divide evenly into images (such as regions) count as one image.

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ from mmkcr.models.tasks import (
     search_space,
     task_forward,
 )
-from .given import Calibration, look_at, taken
+from .batches import first_images
+from .given import Calibration, look_at, prepare_calibration
 from .heads import take_weights
-from .options import CompressOptions, Forward, Pair, SiteProfile, check_divisor, searched
+from .options import CompressOptions, Forward, Pair, SiteProfile, check_divisor, open_search_space
 from .profiles import count_groups, profile_sites, shared_sizes, size_options, uniform_sizes
 from .progress import CompressProgress
 from .readers import readers
@@ -55,7 +57,8 @@ class CompressResult:
         model (nn.Module): The subnet, a copy of the given model.
         structure (Structure): The kept units.
         profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
-        agreement (dict[str, float]): On held-out images, see :func:`agreement`.
+        agreement (dict[str, float]): On held-out images, see :func:`agreement`; ``refit_error`` is
+            the error on as many of the refits' own.
     """
 
     model: nn.Module
@@ -145,8 +148,8 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     Raises:
         ValueError: See :func:`compress`.
     """
-    forward = forward or (whole_outputs if options.scope == 'model' else called)
-    calibration = taken(model, images, held_out, forward, done, options)
+    forward = forward or (whole_outputs if options.scope == 'model' else call_network)
+    calibration = prepare_calibration(model, images, held_out, forward, done, options)
     dense, settings = calibration.dense, calibration.settings
     if settings.scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
@@ -157,11 +160,12 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     if settings.progress:  # before anything that takes seconds for large images
         print(f'Calibration: looking at a {type(dense).__name__} and the first images',
               file=sys.stderr, flush=True)
-    spaces = Pair(*(searched(network, settings.sites, settings.scope) for network in networks))
+    spaces = Pair(*(open_search_space(network, settings.sites, settings.scope)
+                    for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
     check_divisor(spaces.slim, settings.divisor)
     look_at(calibration)
-    shape, origin = calibration.counted_shape()
+    shape, origin = calibration.find_input_shape()
     macs = macs_model(networks.slim, spaces.slim, shape, settings.part)
     budget = cost_model(settings.cost, macs, settings.latency)
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
@@ -199,18 +203,18 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     refit_along(networks, structure, calibration)
     check_built(promises, promised, shape)
     structure.provenance.update(dict(input_shape=origin) if origin else {})
-    return finished(networks, structure, macs, shape, calibration, profiles)
+    return make_result(networks, structure, macs, shape, calibration, profiles)
 
 
 def _asked(options: CompressOptions) -> dict[str, Any]:
     """What a structure records of the options."""
-    names = 'cost', 'sites', 'scope', 'part', 'divisor', 'uniform', 'rho'
+    names = 'cost', 'sites', 'scope', 'part', 'divisor', 'uniform', 'rho', 'augment'
     asked = {name: getattr(options, name) for name in names}
     return asked if options.latency is None else dict(asked, cost='latency')
 
 
-def finished(networks: Pair, structure: Structure, macs: MacsModel, shape: Sequence[int],
-             calibration: Calibration, profiles: Mapping[str, SiteProfile]) -> CompressResult:
+def make_result(networks: Pair, structure: Structure, macs: MacsModel, shape: Sequence[int],
+                calibration: Calibration, profiles: Mapping[str, SiteProfile]) -> CompressResult:
     """The result of a compression: sizes are noted in the structure, and outputs are compared.
 
     Args:
@@ -228,9 +232,12 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, shape: Seque
     if hasattr(slim, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
         note_backbone_macs(structure, slim, settings.part)
     structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
-    return CompressResult(slim, structure, dict(profiles), agreement(
-        dense, slim, calibration.held_out, calibration.forward, settings.logits,
-        calibration.size, calibration.seen))
+    compare = partial(agreement, dense, slim, forward=calibration.forward, size=calibration.size)
+    agreed = compare(calibration.held_out, logits=settings.logits, seen=calibration.seen)
+    if calibration.seen < agreed['images']:  # the same on images that the refits had
+        some = first_images(calibration.batches, agreed['images'])
+        agreed['refit_error'] = compare(some)['error']
+    return CompressResult(slim, structure, dict(profiles), agreed)
 
 
 def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> None:
@@ -255,7 +262,7 @@ def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     return structure
 
 
-def called(network: nn.Module, batch: Any) -> Any:
+def call_network(network: nn.Module, batch: Any) -> Any:
     """Call a network with a batch; images come in the type and to the device of its weights."""
     if isinstance(batch, Tensor) and batch.is_floating_point():
         batch = batch.to(next(network.parameters()))
@@ -296,21 +303,22 @@ def refit_structure(model: nn.Module,
             ``compress`` that keeps channels of rotated bases.
     """
     wanted = Structure.load(structure)
-    calibration = taken(model, images, held_out, forward or called, done, options)
+    calibration = prepare_calibration(
+        model, images, held_out, forward or call_network, done, options)
     look_at(calibration)
     networks = Pair(calibration.dense, copy.deepcopy(calibration.dense))
     kinds, masks = _kinds(wanted)
     with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
         torch.manual_seed(calibration.settings.seed)
-        space = searched(networks.slim, kinds, masks=masks)
+        space = open_search_space(networks.slim, kinds, masks=masks)
     check_ties(networks.slim, space.sites)
-    searched(networks.dense, kinds)
+    open_search_space(networks.dense, kinds)
     wanted.validate(space.totals())
     if rotated := wanted.provenance.get('rotated'):
         raise ValueError('expected a structure of a search, found one of `compress` in which units '
                          f'of `{rotated[0]}` are channels of a rotated basis, which the file does '
                          'not have: compress again with the same target')
-    shape, origin = calibration.counted_shape()
+    shape, origin = calibration.find_input_shape()
     macs = macs_model(networks.slim, space, shape, calibration.settings.part)
     # described anew, as the given structure may name another class for the same backbone
     described = space.structure_for({name: torch.tensor(site.kept)
@@ -321,7 +329,7 @@ def refit_structure(model: nn.Module,
     check_recorded(sliced.host, wanted)  # before the images are run
     refit_along(networks, described, calibration)
     described.provenance.update(dict(input_shape=origin) if origin else {})
-    return finished(networks, described, macs, shape, calibration, {})
+    return make_result(networks, described, macs, shape, calibration, {})
 
 
 def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:

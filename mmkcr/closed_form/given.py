@@ -21,9 +21,9 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.models.sites.base import check_layers
 from mmkcr.models.tasks import unwrap
-from .batches import count_seen, image_shapes, numbered, split_batches
+from .batches import augment_images, count_seen, image_shapes, number_batches, split_batches
 from .calibration import gradients_of_activations, output_scales
-from .options import CompressOptions, Forward
+from .options import ACTIVATIONS, CompressOptions, Forward
 from .progress import CompressProgress
 from .readers import count_rows, weight_matrix
 
@@ -31,8 +31,6 @@ from .readers import count_rows, weight_matrix
 IMAGES = 4
 #: Maximum number of images in a batch: more are no faster.
 BATCH = 16
-#: Share of the memory that the activations of a batch may take.
-ACTIVATIONS = 1 / 4
 
 
 class Survey(NamedTuple):
@@ -74,13 +72,12 @@ class Survey(NamedTuple):
         return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
 
 
-def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
-           backward: bool = True) -> Survey:
-    """Run the first images in eval mode; a pass backward is measured only with ``backward``."""
+def survey(model: nn.Module, batches: Sequence[Any], forward: Forward) -> Survey:
+    """Run the first images in eval mode, the very first backward, too."""
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     rows, squares, sizes = dict.fromkeys(layers, 0.), [], []
-    first_batches = list(numbered(batches[:IMAGES]))
+    first_batches = list(number_batches(batches[:IMAGES]))
 
     def count(layer: nn.Module, args: tuple, out: Tensor) -> None:
         rows[layer] += count_rows(layer, args[0], out)
@@ -97,7 +94,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
                             for scale in output_scales(outputs, len(images))])
     scales = [(sum(of_output) / images.stop)**0.5 for of_output in zip(*squares)]
     first, numbers = first_batches[0]
-    taken, later = _backward(model, layers, first, forward) if backward else (0, 0.)
+    taken, later = _backward(model, layers, first, forward)
     return Survey({layer: value / images.stop for layer, value in rows.items()}, scales,
                   taken // len(numbers), (spent, later / len(numbers)), list(dict.fromkeys(sizes)))
 
@@ -151,7 +148,7 @@ class Calibration:
         """What the first images tell of the network."""
         return survey(self.dense, self.batches, self.forward)
 
-    def counted_shape(self) -> tuple[Sequence[int], str]:
+    def find_input_shape(self) -> tuple[Sequence[int], str]:
         """(C, H, W) that MACs are for, and its origin in words; none where a user gave it.
 
         It is the size of the images, of several sizes the largest, where options have none.
@@ -162,7 +159,7 @@ class Calibration:
         if not shapes:
             raise ValueError('expected `input_shape` (C, H, W), which MACs are counted for, beside '
                              f'batches whose first tensor is no images (N, C, H, W), found '
-                             f'{_told(self.batches[0])} and none')
+                             f'{_describe(self.batches[0])} and none')
         return max(sorted(shapes), key=math.prod), \
             'the largest of the images' if len(shapes) > 1 else 'the size of the images'
 
@@ -172,7 +169,7 @@ class Calibration:
         return self.survey.batch(self.settings.memory)
 
 
-def copied(model: nn.Module) -> nn.Module:
+def copy_network(model: nn.Module) -> nn.Module:
     """A deep copy of the network inside wrappers (parallel, compiled), in the same mode."""
     if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
         raise ValueError('expected a network with weights, an `nn.Module`, found a '
@@ -199,18 +196,20 @@ def _uncopied(model: nn.Module) -> str:
     return type(model).__name__
 
 
-def taken(model: nn.Module, images: Any, held_out: Any, forward: Forward,
-          done: CompressProgress | None, settings: CompressOptions) -> Calibration:
+def prepare_calibration(model: nn.Module, images: Any, held_out: Any, forward: Forward,
+                        done: CompressProgress | None, settings: CompressOptions) -> Calibration:
     """A user's network, copied, with batches of images and held-out batches."""
-    dense = copied(model)
+    dense = copy_network(model)
     dense.eval()  # that of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
     if settings.memory is None:
         free = free_memory(next(dense.parameters()).device)
         settings = dataclasses.replace(settings, memory=free // 2)
-    return Calibration(dense, batches, held_out, forward, settings, done,
-                       count_seen(batches, held_out))
+    seen = count_seen(batches, held_out)
+    if settings.augment:
+        batches = augment_images(batches, settings.least_images, settings.seed)
+    return Calibration(dense, batches, held_out, forward, settings, done, seen)
 
 
 @torch.no_grad()
@@ -222,14 +221,14 @@ def look_at(calibration: Calibration) -> None:
             outputs = calibration.forward(model, batch)
         except Exception as error:
             raise ValueError(
-                f'expected a `{type(model).__name__}` that takes the first batch, {_told(batch)}, '
-                f'found that it raised {type(error).__name__} '
+                f'expected a `{type(model).__name__}` that takes the first batch, '
+                f'{_describe(batch)}, found that it raised {type(error).__name__} '
                 f'({" ".join(str(error).split()):.300}): {_part_to_take(calibration, batch)}give '
                 'images (N, 3, H, W), such as `[images for images, *_ in loader]`, or a `forward` '
                 'that takes such a batch') from error
         if not any(tensor.numel() for tensor in flat_tensors(outputs)):
             raise ValueError('expected outputs with tensors of floating point, found '
-                             f'{_told(outputs)}: give `forward=lambda model, batch: ...` that '
+                             f'{_describe(outputs)}: give `forward=lambda model, batch: ...` that '
                              'returns those that matter')
 
 
@@ -250,13 +249,13 @@ def _part_to_take(calibration: Calibration, batch: Any) -> str:
     return ''
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     """A batch or output in words: types and shapes."""
     if isinstance(value, Tensor):
         return f'a tensor {tuple(value.shape)}'
     if isinstance(value, Mapping):
         return f'a `{type(value).__name__}` with {", ".join(f"`{key}`" for key in list(value)[:4])}'
     if isinstance(value, (list, tuple)):
-        return f'a {type(value).__name__} of ' + ', '.join(map(_told, value[:3])) \
+        return f'a {type(value).__name__} of ' + ', '.join(map(_describe, value[:3])) \
             if len(value) else f'an empty {type(value).__name__}'
     return f'a `{type(value).__name__}`'

@@ -97,7 +97,7 @@ class NarrowHeads(Units):
         order, errors, values = self.rotate()
         output = self.moments[self.site.view.output]
         output.inputs = output.inputs.mixed(values)
-        covariances, grams, _ = self.seen_by_readers()
+        covariances, grams, _ = self.reader_statistics()
         # the loss without any of the units: tr(C G)
         loss = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
         return SiteProfile(order, loss * errors,
@@ -118,7 +118,7 @@ class NarrowHeads(Units):
         for part, basis in zip((query, key), bases):
             self._fold(part, basis)
         values, lost = self._rotate_values()
-        errors = _lost_share(tails(logits.square())) + _lost_share(lost)
+        errors = _energy_share(tails(logits.square())) + _energy_share(lost)
         # exact where all heads have the same width, linear in between
         widths = np.arange(site.view.width + 1) * site.view.heads
         errors = np.interp(np.arange(site.total + 1), widths, errors.cpu().numpy() / 2)
@@ -216,7 +216,7 @@ class RotaryHeads(NarrowHeads):
         values, lost = self._rotate_values(
             rotary_pairs(view.width, view.rotary)[order].flatten())  # best pair first
         # a pair is two channels: every second of the d + 1 energies of the values
-        errors = _lost_share(ranked.errors[None]) + _lost_share(lost[:, ::2])
+        errors = _energy_share(ranked.errors[None]) + _energy_share(lost[:, ::2])
         return order, errors.cpu() / 2, values
 
     def _channels(self, units: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class RotaryHeads(NarrowHeads):
         return (torch.arange(view.heads)[:, None] * view.width + pairs).flatten()
 
 
-def _lost_share(lost: Tensor) -> Tensor:
+def _energy_share(lost: Tensor) -> Tensor:
     """Share of all heads' energy that is lost, (n + 1,), from that of each, (H, n + 1)."""
     return lost.sum(0) / lost[:, 0].sum().clamp(min=1e-30)
 

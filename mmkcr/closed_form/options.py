@@ -75,6 +75,8 @@ class CompressOptions:
         least_images (int): Images that are used, if there are as many, even where fewer have enough
             positions: neighbours within an image are much alike. Defaults to 2048: a DINOv2-S whose
             refit saw 2048 crops of photographs, not 256, is closer to the dense one on others.
+        augment (bool): Where there are fewer images than that, add crops of them, half of them
+            mirrored, until there are as many. Defaults to False.
         backward_images (int): Images that are also run backward in any case, for the orders.
             Defaults to 128: readers have fewer outputs than inputs, so fewer rows do.
         probe_images (int): Images on which the losses of some sizes are measured. With 0 losses
@@ -106,6 +108,7 @@ class CompressOptions:
     rows: int = 256
     per_unit: tuple[int, int] = (4, 12)
     least_images: int = 2048
+    augment: bool = False
     backward_images: int = 128
     probe_images: int = 64
     logits: bool = False
@@ -140,10 +143,13 @@ class CompressOptions:
                 for field in dataclasses.fields(CompressOptions)}
 
 
-#: Shares of the memory: statistics of the sites that are profiled together with the changed weights
-#: that are tried, and each kind of activations that a refit keeps of all images. The rest is for
-#: the activations of a batch and for what is computed from statistics.
-STATISTICS, ACTIVATIONS = 3 / 8, 1 / 8
+#: Share of the memory for the statistics of the sites that are profiled together, and for the
+#: changed weights that are tried on them.
+STATISTICS = 3 / 8
+#: Share of the memory for each kind of activations that a refit records of all images.
+RECORDS = 1 / 8
+#: Share of the memory for the activations of one batch.
+ACTIVATIONS = 1 / 4
 
 
 @dataclasses.dataclass
@@ -181,8 +187,8 @@ HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA', 'Swin', 'Se
                'DepthAnything', 'ViTDet', 'SAM', 'RT-DETR')
 
 
-def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,
-             scope: str = 'backbone', masks: Sequence[KindConfig] = ()) -> SearchSpace:
+def open_search_space(model: nn.Module, sites: Sequence[KindConfig] | None = None,
+                      scope: str = 'backbone', masks: Sequence[KindConfig] = ()) -> SearchSpace:
     """The search space of a model's backbone or of the whole model, created if there is none.
 
     The backbone, or in the scope ``'model'`` the model itself, gets the attribute ``search_space``.

@@ -99,8 +99,8 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
     parts = (of_size(part, calibration.size)
              for part in (batches[:edge], batches[edge:]) if len(part))
     # one pass: orders and bases of heads use the same activations
-    bar = shown_images(itertools.chain.from_iterable(parts), f'Orders of units{part}', settings,
-                       count_images(batches))
+    bar = show_images(itertools.chain.from_iterable(parts), f'Orders of units{part}', settings,
+                      count_images(batches))
     observers = [observer for one in group for observer in one.observers(rows)]
     for _ in passes(dense, bar, calibration.forward, observers, settings.logits, settings.seed,
                     surveyed.scales, backward):
@@ -113,7 +113,7 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
     if changes:
         probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
         measured = output_changes(
-            dense, shown_images(probes, 'Losses of sizes', settings), calibration.forward, changes,
+            dense, show_images(probes, 'Losses of sizes', settings), calibration.forward, changes,
             settings.logits, settings.seed, surveyed.scales)
         for one in group:
             if one.site.name in measured:
@@ -138,8 +138,8 @@ def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tens
     profile.losses = scaled.flip(0).cummax(0).values.flip(0)
 
 
-def shown_images(batches: Iterable[Any], what: str, settings: CompressOptions,
-                 count: int | None = None) -> Iterable[Any]:
+def show_images(batches: Iterable[Any], what: str, settings: CompressOptions,
+                count: int | None = None) -> Iterable[Any]:
     """Batches, with a bar that counts their images if the options want one; all by default."""
     count = count_images(batches) if count is None else count
     return shown(batches, f'{what}, images', count, visible=settings.progress, size=images_of)
@@ -156,7 +156,7 @@ def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
     return [size * site.rows for size in sizes]
 
 
-def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
+def _total_loss(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
     return sum(float(losses[name][size]) for name, size in sizes.items())
 
 
@@ -195,7 +195,7 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
         chosen = fitted_sizes(chosen, offered, losses, macs, target)
-        lost = _lost(chosen, losses)
+        lost = _total_loss(chosen, losses)
         if lost >= least and chosen == sizes:
             break
         if lost < least and macs(chosen) <= target:
@@ -226,7 +226,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                     steps.append((loss / cost * step, name, options[place]))
         return steps
 
-    def grown(sizes: Mapping[str, int], without: str | None = None) -> dict[str, int]:
+    def fill_budget(sizes: Mapping[str, int], without: str | None = None) -> dict[str, int]:
         while True:
             steps = [move for move in moves(sizes, 1) if move[1] != without]
             if not steps:
@@ -238,16 +238,17 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
     while macs(sizes) > target and moves(sizes, -1):
         _, name, size = max(moves(sizes, -1))
         sizes[name] = size
-    sizes = grown(sizes)
+    sizes = fill_budget(sizes)
     # each round one site gives way and all others grow; rounds are as many as sites at most
     for _ in offered:
         if macs(sizes) >= FILLED * target:
             break
-        others = [grown({**sizes, name: size}, name) for _, name, size in moves(sizes, -1)]
+        others = [fill_budget({**sizes, name: size}, name) for _, name, size in moves(sizes, -1)]
         fuller = [other for other in others if macs(other) > macs(sizes)]
         if not fuller:
             break
-        sizes = min(fuller, key=lambda other: (macs(other) < FILLED * target, _lost(other, losses)))
+        sizes = min(fuller, key=lambda other: (
+            macs(other) < FILLED * target, _total_loss(other, losses)))
     return sizes
 
 

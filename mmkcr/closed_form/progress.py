@@ -32,7 +32,7 @@ class CompressProgress(Progress):
     Args:
         folder (str | Path): Folder of these files alone, see :class:`~mmkcr.core.Progress`.
         key (Mapping): Identity of the compression: config, checkpoint, images, options.
-        shared (CompressProgress, optional): Holds the profiles, see :func:`kept_profiles`. Defaults
+        shared (CompressProgress, optional): Holds the profiles, see :func:`open_profiles`. Defaults
             to None: they are in this folder.
     """
 
@@ -76,7 +76,7 @@ class CompressProgress(Progress):
         self.save(f'{step}.begun', {})
 
 
-def kept_profiles(folder: str | Path, key: Mapping[str, Any], options: CompressOptions,
+def open_profiles(folder: str | Path, key: Mapping[str, Any], options: CompressOptions,
                   given: str | Path | None = None) -> CompressProgress:
     """The place of a compression's profiles, which hold for every target and way of sharing it out.
 

@@ -14,7 +14,7 @@ from mmkcr.models.tasks import search_space
 from mmkcr.visualization import shown
 from .batches import GroupedBatches, count_images, first_images, in_groups
 from .given import Calibration
-from .options import ACTIVATIONS, AUTO, RHO, STATISTICS, CompressOptions, Pair
+from .options import AUTO, RECORDS, RHO, STATISTICS, CompressOptions, Pair
 from .readers import (
     Rows,
     count_rows,
@@ -26,7 +26,7 @@ from .readers import (
     set_weights,
     weight_matrix,
 )
-from .replay import ResumableForward, added_last, block_rows, caught, norms_behind
+from .replay import ResumableForward, added_last, block_rows, catch_calls, norms_behind
 from .report import LEAST_PER_INPUT
 
 
@@ -45,7 +45,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
             blocks.setdefault(block_of(site.path), []).append(site)
     grouped, rows = _enough(spaces.dense, structure, calibration)
     runs = Pair(*(ResumableForward(network, space.host, grouped.batches, calibration.forward,
-                                   int(ACTIVATIONS * settings.memory))
+                                   int(RECORDS * settings.memory))
                   for network, space in zip(networks, spaces)))
     try:
         refits = Refits(runs, settings, rows, grouped.groups, [
@@ -182,7 +182,7 @@ class Refits:
         moments = self._new_moments(layers)
         for batch, images in enumerate(self.runs.dense.images):
             wanted = self.runs.dense.outputs_of(batch, paths if scale is None else [block])
-            calls = caught(self.runs.slim, batch, paths if scale is None else [*paths, block])
+            calls = catch_calls(self.runs.slim, batch, paths if scale is None else [*paths, block])
             for path, layer in layers.items():
                 for (x, stream), out in zip(calls[path], wanted[path if scale is None else block]):
                     groups = moments[path]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core.forward import Reached, flat_tensors, stop_after
-from .batches import numbered
+from .batches import number_batches
 from .options import Forward
 from .readers import output_rows
 
@@ -54,7 +54,7 @@ class ResumableForward:
     @cached_property
     def images(self) -> list[range]:
         """Numbers of each batch's images among all."""
-        return [images for _, images in numbered(self.batches)]
+        return [images for _, images in number_batches(self.batches)]
 
     def run(self, batch: int, last: nn.Module | None = None) -> Any:
         """Run one batch without gradients, up to the last call of ``last``."""
@@ -63,12 +63,12 @@ class ResumableForward:
             if self._inputs is not None:
                 block = self.host.get_submodule(self._block)
                 if any(module is last for module in block.modules()):
-                    args, named = _copied(self._inputs[batch])
+                    args, named = _copy_tensors(self._inputs[batch])
                     return block(*args, **named)
             if not self._known or self._all_compute:
                 return self.forward(self.model, self.batches[batch])
             if batch not in self._shapes:
-                self._shapes[batch] = _unknown(self.batches[batch])
+                self._shapes[batch] = _hide_values(self.batches[batch])
             return self.forward(self.model, self._shapes[batch])
 
     def enter(self, block: str) -> None:
@@ -100,7 +100,7 @@ class ResumableForward:
         if all(known.get(path) for path in paths):
             return known
         return {path: [out for _, out in calls]
-                for path, calls in caught(self, batch, paths).items()}
+                for path, calls in catch_calls(self, batch, paths).items()}
 
     def record(self, paths: Sequence[str]) -> None:
         """Keep :meth:`outputs_of` all batches, as the weights are now, if they fit in memory."""
@@ -116,7 +116,7 @@ class ResumableForward:
             self.close()
             return
         for last in [*self._known][-1:]:  # read by no one now; the shapes are enough
-            self._known[last] = _unknown(self._known[last])
+            self._known[last] = _hide_values(self._known[last])
         block = self.host.get_submodule(path)
         compute = block.forward
         self._known[block] = [outputs[path][0] for outputs in self._outputs]
@@ -125,7 +125,7 @@ class ResumableForward:
         def give(*args: Any, **named: Any) -> Any:
             if self._all_compute:
                 return compute(*args, **named)
-            return _copied(self._known[block][self._batch])
+            return _copy_tensors(self._known[block][self._batch])
 
         block.forward = give
 
@@ -156,7 +156,7 @@ class ResumableForward:
         block, inputs = self.host.get_submodule(path), []
 
         def catch(_: nn.Module, *given: Any) -> None:
-            inputs.extend(_copied(given))
+            inputs.extend(_copy_tensors(given))
             raise Reached
 
         with block.register_forward_pre_hook(catch, with_kwargs=True):
@@ -179,7 +179,7 @@ class ResumableForward:
         if not others:
             return True
         block, expected = self.host.get_submodule(path), self.outputs_of(0, [path])[path][0]
-        args, named = _copied(inputs[0])
+        args, named = _copy_tensors(inputs[0])
         self.run(others[0], block)
         with torch.no_grad():
             return _equal(block(*args, **named), expected)
@@ -205,7 +205,7 @@ def map_tensors(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return out
 
 
-def _copied(out: Any) -> Any:
+def _copy_tensors(out: Any) -> Any:
     """Copies, because many hosts run an activation in place behind a layer."""
     return map_tensors(out, lambda tensor: tensor.detach().clone())
 
@@ -216,7 +216,7 @@ def _equal(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-def _unknown(out: Any) -> Any:
+def _hide_values(out: Any) -> Any:
     """NaN in place of all floating point values; one element in memory, whatever the shape.
 
     Masks, indices and sizes stay: hosts hand them on to all blocks.
@@ -225,7 +225,7 @@ def _unknown(out: Any) -> Any:
                        if tensor.is_floating_point() else tensor)
 
 
-def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, list[tuple]]:
+def catch_calls(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, list[tuple]]:
     """Inputs and outputs of some modules in one forward up to the last of them, a pair per call.
 
     Only the first positional input is recorded. All tensors are copies.
@@ -235,7 +235,7 @@ def caught(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str,
         for path in paths:
             stack.enter_context(run.host.get_submodule(path).register_forward_hook(
                 lambda _, args, out, path=path: calls[path].append(
-                    _copied((args[0] if args else None, out)))))
+                    _copy_tensors((args[0] if args else None, out)))))
         run.run(batch, run.host.get_submodule(paths[-1]))
     return calls
 
@@ -283,14 +283,14 @@ def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
     layer = run.host.get_submodule(path)
     if path == block or isinstance(layer, nn.ConvTranspose2d):
         return None
-    before = caught(run, 0, [path, block])
+    before = catch_calls(run, 0, [path, block])
     if [len(calls) for calls in before.values()] != [1, 1]:
         return None  # a layer that is shared, or not reached
     rows, out = block_rows(layer, before[block][0][1]), before[path][0][1]
     # as large as the outputs themselves, so that rounding does not matter
     step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
     with layer.register_forward_hook(lambda _, __, out: out + step):
-        moved = caught(run, 0, [block])[block][0][1]
+        moved = catch_calls(run, 0, [block])[block][0][1]
     step = output_rows(layer, step)
     if rows.shape != step.shape:
         return None

@@ -12,7 +12,7 @@ from mmkcr.core import Structure
 from mmkcr.core.forward import flat_tensors
 from mmkcr.models.tasks import is_segmentor
 from mmkcr.visualization import format_table
-from .batches import count_images, numbered, of_size
+from .batches import count_images, number_batches, of_size
 from .calibration import images_in
 from .given import Calibration
 from .options import Forward
@@ -57,13 +57,10 @@ def sentences(structure: Structure, agreement: Mapping[str, float] | None) -> li
     if few := structure.provenance.get('few_rows'):
         path = max(few, key=lambda name: few[name]['inputs'] / few[name]['rows'])
         worst = few[path]
-        # a tenth of them is held out
-        enough = -(-worst['images'] * LEAST_PER_INPUT * worst['inputs'] * 10 // worst['rows'] // 9)
         lines.append(
             f'Few images: {len(few)} layers were refitted on less than {LEAST_PER_INPUT} tokens or '
             f'positions for each of their inputs, at worst `{path}` on {worst["rows"]} for '
-            f'{worst["inputs"]} inputs. {worst["images"]} images were used; about {enough} '
-            '(`--images`) are enough.')
+            f'{worst["inputs"]} inputs, of {worst["images"]} images. Give more images that differ.')
     height, width = structure.macs['input_shape'][1:]
     origin = structure.provenance.get('input_shape')
     lines.append(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x '
@@ -79,7 +76,11 @@ def _agreement(agreement: Mapping[str, float]) -> str:
         'the refit saw,' if seen < count else f'the {images} of the refit itself, not on others,'
     same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
         ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
-    text = f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.'
+    error, own = agreement['error'], agreement.get('refit_error')
+    gap = '' if own is None else f', on images that it saw by {own:.1%}'
+    text = f'Outputs on {which} differ by {error:.1%} of their size{gap}{same}.'
+    if own is not None and error**2 > 2 * own**2:  # most of the loss is on what was not seen
+        text += ' More images that differ would help more than a larger budget.'
     if agreement['spread'] < LEAST_SPREAD and count > 1:
         text += (f' These {images} are all alike: their outputs agree up to '
                  f'{agreement["spread"]:.1g} of their energy. So this says nothing about other '
@@ -121,11 +122,9 @@ def plan(calibration: Calibration, layers: Sequence[nn.Module], groups: int, fit
     seconds = groups * profile + refit + comparison
     sizes = ' x '.join(map(str, surveyed.sizes[0])) if surveyed.sizes else 'their own size'
     sizes += ' and others' * (len(surveyed.sizes) > 1)
-    enough = min(surveyed.needed(layers, max(settings.per_unit), 32), there)
     time = f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'
-    more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
     return (f'Calibration: {used} of {there} images of {sizes}, {calibration.size} at a time, '
-            f'{held} for the comparison; passes take about {time}, statistics come on top{more}.')
+            f'{held} for the comparison; passes take about {time}, statistics come on top.')
 
 
 @torch.no_grad()
@@ -142,7 +141,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
     """
     lost = energy = apart = same = total = alike = vectors = 0.
     first, count, maps = None, 0, is_segmentor(dense)
-    for batch, images in numbered(of_size(batches, size)):
+    for batch, images in number_batches(of_size(batches, size)):
         # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
         for a, b in zip(ours, theirs):

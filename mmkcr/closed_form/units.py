@@ -50,7 +50,7 @@ class Units:
 
     def profile(self) -> SiteProfile:
         """The order of the units, and the loss at every number of them."""
-        covariances, grams, groups = self.seen_by_readers()
+        covariances, grams, groups = self.reader_statistics()
         extra = None
         for path in self.site.lost_outputs():  # the unit's output is lost, too: diagonal terms
             moments = self.moments[path]
@@ -60,7 +60,7 @@ class Units:
         return SiteProfile(*pivot_order(torch.stack(covariances), torch.stack(grams), groups,
                                         self.settings.order_rho, extra))
 
-    def seen_by_readers(self) -> tuple[list[Tensor], list[Tensor], int]:
+    def reader_statistics(self) -> tuple[list[Tensor], list[Tensor], int]:
         """The covariance C of every reader's inputs, and the Gram matrix G of its columns.
 
         An error e of the inputs causes a loss of about ``e^T G e`` with ``G = W^T S W``, where S
@@ -73,7 +73,8 @@ class Units:
             columns = reader.columns(torch.arange(self.site.total))
             self.check_reached(moments)
             weight = weight_matrix(reader.layer)[:, columns].double()
-            covariances.append(_spread(reader.layer, moments.inputs)[0][columns[:, None], columns])
+            covariance, _ = _centred_moment(reader.layer, moments.inputs)
+            covariances.append(covariance[columns[:, None], columns])
             grams.append(weight.T @ moments.sensitivity.to(weight) @ weight)
         return covariances, grams, all_readers[0].each
 
@@ -101,7 +102,7 @@ class Units:
             weight, deltas = weight_matrix(reader.layer), []
             columns = reader.columns(torch.arange(self.site.total))
             places = torch.arange(len(columns)).view(-1, reader.each)  # in `columns`, by unit
-            covariance, mean = _spread(reader.layer, self.moments[reader.path].inputs)
+            covariance, mean = _centred_moment(reader.layer, self.moments[reader.path].inputs)
             covariance = covariance[columns[:, None], columns]
             for count in self.probed():
                 kept = places[order[:count].sort().values.cpu()].flatten()
@@ -115,7 +116,7 @@ class Units:
         return changes
 
 
-def _spread(layer: nn.Module, inputs: Moments) -> tuple[Tensor, Tensor]:
+def _centred_moment(layer: nn.Module, inputs: Moments) -> tuple[Tensor, Tensor]:
     """Second moment of a layer's inputs about what its bias can take, and that: the mean, or 0.
 
     A convolution without a bias has a norm behind it and counts as if it had one: EfficientViT-mini

@@ -56,7 +56,7 @@ class DistilModel:
             common_blocks(self.student, self.teacher, settings.between))
         self._variances = self._output_variances()
 
-    def trained_parameters(self, network: nn.Module) -> list[Tensor]:
+    def parameters_to_train(self, network: nn.Module) -> list[Tensor]:
         """The parameters of a network that are not frozen in the student.
 
         Args:

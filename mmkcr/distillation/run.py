@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from mmkcr.closed_form.compression import called
+from mmkcr.closed_form.compression import call_network
 from mmkcr.closed_form.options import Forward
 from mmkcr.core import Progress
 from mmkcr.models.tasks import kept_randomness
@@ -90,7 +90,8 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
             trained or have outputs of other shapes, or a time too short for a step.
     """
     began = time.perf_counter()
-    settings, forward, length = DistilOptions(**options), forward or called, read_length(length)
+    settings, length = DistilOptions(**options), read_length(length)
+    forward = forward or call_network
     batches, held_out = split_images(images, held_out, settings.batch_size)
     check_networks(student, teacher)
     _join_processes()
@@ -110,7 +111,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     _train(training, range(start, steps), settings, progress)
     result = copy.deepcopy(student)
     with torch.no_grad():
-        for value, best in zip(model.trained_parameters(result), training.best, strict=True):
+        for value, best in zip(model.parameters_to_train(result), training.best, strict=True):
             value.copy_(best)
     return DistilResult(result, steps, training.errors)
 
@@ -137,7 +138,8 @@ def check_length(teacher: nn.Module, images: Tensor | Sequence[Any], length: str
         ValueError: A single image or batch, or a time too short for a step.
     """
     began = time.perf_counter()
-    settings, forward, length = DistilOptions(**options), forward or called, read_length(length)
+    settings, length = DistilOptions(**options), read_length(length)
+    forward = forward or call_network
     batches, held_out = split_images(images, None, settings.batch_size)
     check_networks(copy.deepcopy(teacher).requires_grad_(True), teacher)
     if isinstance(length, float):

@@ -30,8 +30,8 @@ class Training:
     def __init__(self, model: DistilModel, batches: AugmentedBatches,
                  settings: DistilOptions) -> None:
         self._model, self._batches, self._settings = model, batches, settings
-        self._student = model.trained_parameters(model.student)
-        self._average = model.trained_parameters(model.average)
+        self._student = model.parameters_to_train(model.student)
+        self._average = model.parameters_to_train(model.average)
         joined = distributed.is_initialized()
         self._rank = distributed.get_rank() if joined else 0
         #: Number of processes.

@@ -21,7 +21,7 @@ from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.batches import split_batches
 from mmkcr.closed_form.compression import compress_network, macs_model, refit_structure
 from mmkcr.closed_form.heads import width_order
-from mmkcr.closed_form.options import CompressOptions, searched
+from mmkcr.closed_form.options import CompressOptions, open_search_space
 from mmkcr.closed_form.profiles import size_options
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.readers import input_rows, output_rows, weight_matrix
@@ -78,7 +78,7 @@ def network(build):
 def reduced(model, images, kinds, divisor=2):
     """Compressed to a part of the units of every site, without a ridge."""
     shape, copied = images.shape[1:], copy.deepcopy(model)
-    space = searched(copied, kinds)
+    space = open_search_space(copied, kinds)
     sizes = {name: total // divisor for name, total in space.totals().items()}
     target = int(macs_model(copied, space, shape, None)(sizes))
     return compress(model, images, target, kinds, uniform=True, rho=1e-10, order_rho=1e-10,
@@ -261,7 +261,7 @@ def test_controls_of_equal_sizes_are_further_away(build, kind, target, controls)
                         **control)
 
     def chosen(choose, **control):
-        space = searched(copy.deepcopy(model), [kind])
+        space = open_search_space(copy.deepcopy(model), [kind])
         structure = space.structure_for({
             name: choose(site)[:len(results[0].structure.sites[name].kept)].sort().values
             for name, site in space.sites.items()})

@@ -8,7 +8,6 @@ import torch
 from mmpretrain.models import SwinTransformer
 from torch import nn
 
-from mmkcr.apis.compress_files import enough_images
 from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.given import BATCH, Survey, survey
 
@@ -133,15 +132,6 @@ def test_layers_without_variance_are_said():
     nn.init.zeros_(model.blocks[0].mlp.fc1.weight)
     result = compress(model, IMAGES, '80%', ['mlp_hidden'], **OPTIONS)
     assert '1 layers see the same at all positions of all images, as `blocks.0' in str(result)
-
-
-def test_few_large_images_are_enough():
-    def looked(rows, side):
-        return Survey({layer: rows}, [], 0, (0., 0.), [(3, side, side)])
-
-    layer = nn.Linear(1536, 384)
-    assert [enough_images(looked(rows, side), [layer]) for rows, side in (
-        (197, 224), (1370, 518), (16384, 1024), (49, 224), (1, 224))] == [285, 53, 36, 419, 285]
 
 
 @pytest.mark.parametrize('message', ["DefaultCPUAllocator: can't allocate memory: you tried to",

@@ -6,7 +6,7 @@ from torch import nn
 
 import mmkcr
 from mmkcr.apis import compress, count_macs
-from mmkcr.closed_form.compression import called, refit_structure
+from mmkcr.closed_form.compression import call_network, refit_structure
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.distillation import distil
 
@@ -110,5 +110,5 @@ def test_a_lesson_takes_images_of_another_type_too():
 
 
 def test_images_come_to_the_device_of_the_weights():
-    assert called(nn.Linear(2, 2, device='meta'), torch.zeros(1, 2)).device.type == 'meta'
-    assert called(nn.Linear(2, 2).double(), torch.zeros(1, 2)).dtype == torch.float64
+    assert call_network(nn.Linear(2, 2, device='meta'), torch.zeros(1, 2)).device.type == 'meta'
+    assert call_network(nn.Linear(2, 2).double(), torch.zeros(1, 2)).dtype == torch.float64

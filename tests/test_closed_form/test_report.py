@@ -1,58 +1,67 @@
-"""What is told of a compression before it begins."""
+"""What is told of images that the refit had, and of others."""
 
-import re
-
-import pytest
-import timm
 import torch
+from mmpretrain.models import VisionTransformer
 from torch import nn
 
-from mmkcr.closed_form import given
-from mmkcr.closed_form.compression import compress
-from mmkcr.closed_form.profiles import STATISTICS
+from mmkcr.apis import compress
 
-IMAGES = torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-
-
-class Counter(nn.Module):
-    """Counts images that pass, in all copies of a network."""
-
-    images = 0
-
-    def forward(self, x):
-        Counter.images += len(x)
-        return x
+SHAPE = (3, 32, 32)
+OPTIONS = dict(input_shape=SHAPE, progress=False, divisor=1, uniform=True)
+HINT = 'More images that differ would help more than a larger budget.'
 
 
-@pytest.mark.parametrize('groups', [1, 8])
-def test_the_estimate_counts_all_passes(groups, monkeypatch, capsys):
-    """With a second for an image forward, it is the images that run through a block."""
+def images(count, seed):
+    return torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def vit():
     torch.manual_seed(0)
-    model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=32,
-                              depth=4, num_heads=4, num_classes=5).eval()
-    for block in model.blocks:
-        block.mlp.drop1 = Counter()
-    surveyed = given.survey
-    monkeypatch.setattr(given, 'survey', lambda *args: surveyed(*args)._replace(
-        seconds=(1., 0.)))
-    if groups > 1:  # so little memory that each site is profiled alone
-        monkeypatch.setattr('mmkcr.closed_form.profiles.STATISTICS', STATISTICS * 1e-12)
-    Counter.images = 0
-    compress(model, IMAGES, '60%', None, (3, 32, 32))
-    told, unit = re.search(r'passes take about (\d+) (s|min)', capsys.readouterr().err).groups()
-    seconds = int(told) * (60 if unit == 'min' else 1)
-    assert seconds == pytest.approx(Counter.images / 4, rel=0.2)
+    model = VisionTransformer(
+        arch=dict(embed_dims=24, num_layers=2, num_heads=4, feedforward_channels=48), img_size=32,
+        patch_size=8, out_type='featmap')
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.2)
+    model.eval()
+    return model
 
 
-def test_something_is_said_before_an_image_is_run(capsys):
-    """The first passes of a large network take minutes."""
-    said = []
+def distance(model, found, images):
+    """Relative distance of the outputs of two networks."""
+    with torch.no_grad():
+        wanted, got = (network(images)[-1] for network in (model, found))
+    return float((got - wanted).norm() / wanted.norm())
 
-    def forward(network, batch):
-        said.append(capsys.readouterr().err)
-        return network(batch)
 
-    model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=32,
-                              depth=1, num_heads=4, num_classes=5).eval()
-    compress(model, IMAGES[:4], '80%', None, (3, 32, 32), forward=forward)
-    assert said[0] == 'Calibration: looking at a VisionTransformer and the first images\n'
+def test_errors_are_those_on_images_that_were_seen_and_on_others():
+    model, calibrated, others = vit(), images(8, 0), images(5, 1)
+    result = compress(model, calibrated, '75%', held_out=others, **OPTIONS)
+    own, error = result.agreement['refit_error'], result.agreement['error']
+    assert abs(own - distance(model, result.model, calibrated[:5])) < 1e-4 * own
+    assert abs(error - distance(model, result.model, others)) < 1e-4 * error
+    assert f'differ by {error:.1%} of their size, on images that it saw by {own:.1%}' in str(result)
+
+
+def test_the_gap_asks_for_other_images():
+    """Where most of the squared loss is on images that the refit did not see."""
+    few = compress(vit(), images(2, 0), '75%', rho=0., held_out=images(6, 1), **OPTIONS)
+    assert HINT in str(few) and few.agreement['error'] > 1.42 * few.agreement['refit_error']
+    many = compress(vit(), images(60, 0), '75%', held_out=images(6, 1), **OPTIONS)
+    assert HINT not in str(many)
+
+
+def test_no_number_of_images_is_called_enough(capsys):
+    """It would count positions, of which neighbours are much alike."""
+    result = compress(vit(), images(2, 0), '75%', **dict(OPTIONS, progress=True))
+    assert 'Give more images that differ.' in str(result)
+    assert 'enough' not in str(result) + capsys.readouterr().err
+
+
+def test_few_images_are_augmented_if_asked():
+    plain, more = (compress(vit(), images(6, 0), '75%', held_out=images(40, 1), least_images=60,
+                            augment=augment, **OPTIONS) for augment in (False, True))
+    assert plain.structure.provenance['asked']['augment'] is False
+    assert more.structure.provenance['asked']['augment'] is True
+    for one, two in zip(plain.model(images(2, 2)), more.model(images(2, 2))):
+        assert not torch.equal(one, two)

@@ -31,6 +31,7 @@ import threading
 from pathlib import Path
 
 import mmkcr.registry  # noqa: F401  isort: skip  (before any host library)
+mmkcr.prepare_hosts()  # beside transformers 5 mmpretrain does not import without it
 
 import mmkcr.engine.registered  # noqa: F401
 import mmpretrain.datasets  # noqa: F401

@@ -8,7 +8,7 @@ from torch import nn
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress
-from mmkcr.closed_form.replay import ResumableForward, caught
+from mmkcr.closed_form.replay import ResumableForward, catch_calls
 
 
 def test_an_activation_in_place_is_not_seen():
@@ -16,7 +16,7 @@ def test_an_activation_in_place_is_not_seen():
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
     batches = [torch.randn(5, 6)]
     run = ResumableForward(model, model, batches, lambda network, batch: network(batch))
-    found = caught(run, 0, ['0', '2'])
+    found = catch_calls(run, 0, ['0', '2'])
     (inputs, outputs), = found['0']
     assert torch.equal(outputs, model[0](batches[0])) and float(outputs.detach().min()) < 0
     assert torch.equal(inputs, batches[0])

@@ -83,7 +83,7 @@ WRITES = {
     'dataset_converters/vqa_answers': '--out',
     'dataset_converters/photographs': '--out data/photographs train/*.jpg',
     'demo/before_after': '--out work_dirs/demo *.png',
-    'deployment/export_onnx': '--out {run}/{stem}.onnx',
+    'deployment/export_onnx': '--out {files}/{stem}.onnx',
     'model_converters/efficientvit_timm': '1',
     'model_converters/flava': '1',
     'model_converters/foundation_vit': '1',
@@ -223,6 +223,7 @@ def written(text):
     how, stage = (words[words.index(name) + 1] if name in words else default
                   for name, default in (('--method', 'kcr'), ('--stage', 'search')))
     values = dict(first=first, stem=Path(first).stem, run=run_of(first),
+                  files=run_of(first).removesuffix('/train'),
                   stage=stage if stage == 'compress' else f'{how}-{stage}')
     out = words[words.index(option) + 1] if option in words else known[0].format(**values)
     if tool.endswith('channel_masks') and words[0] == '--structure':

@@ -158,7 +158,8 @@ def test_accepted_pairs_work_in_full(pair, data, load_tool, tmp_path):
                         ).save(tmp_path / 'structure.json')
     target = [] if set(pair) & set(TARGETS) else OPTIONS['macs']
     options = [word.format(folder=tmp_path) for name in pair for word in OPTIONS[name]]
+    scenes = [f'{word}/scenes' if '.data_root=' in word else word for word in data]
     load_tool('compress').main([
         SCENES, str(tmp_path / 'dense.pth'), '--images', '4', '--out', str(tmp_path / 'out'),
-        '--shape', '64', *target, *options, *data])
+        '--shape', '64', *target, *options, *scenes])
     assert list((tmp_path / 'out').rglob('subnet.pth'))

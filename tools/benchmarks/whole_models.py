@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.model_zoo import uninitialized
 from lab.random_subnets import random_subnet
 from mmkcr.cli.command import Parser, command, quiet_hosts
-from mmkcr.closed_form.options import searched
+from mmkcr.closed_form.options import open_search_space
 from mmkcr.core import count_params
 from mmkcr.core.checks import image_shape
 from mmkcr.engine.build import build_model, default_shape, load_config
@@ -57,7 +57,7 @@ def measure(model: Any, target: str, shape: Sequence[int], dense: dict[str, int]
         divisor (int): Of the sizes.
     """
     model = copy.deepcopy(model)
-    space = searched(model, None, 'model')
+    space = open_search_space(model, None, 'model')
     subnet, structure = random_subnet(model, target, shape, 'model', divisor)
     slim = count_parts(subnet, shape)
     macs, sites = sum(slim.values()), [site.path for site in space.sites.values()]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mmkcr.closed_form.options import searched
+from mmkcr.closed_form.options import open_search_space
 from mmkcr.closed_form.readers import readers
 from mmkcr.core import Structure
 from mmkcr.models.sites.base import HostSite
@@ -49,7 +49,7 @@ def same_sizes(model: nn.Module, like: Structure, choose: Choose) -> Structure:
     """
     model = copy.deepcopy(model)
     model.eval()
-    space = searched(model, like.backbone['sites'])
+    space = open_search_space(model, like.backbone['sites'])
     kept = {}
     for name, site in space.sites.items():
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))

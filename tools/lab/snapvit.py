@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.closed_form.compression import macs_model
-from mmkcr.closed_form.options import searched
+from mmkcr.closed_form.options import open_search_space
 from mmkcr.core import Structure, parse_target
 
 KINDS = ('mlp_hidden', 'heads')
@@ -44,7 +44,7 @@ def snapvit_structure(model: nn.Module, images: Tensor, target: str) -> Structur
     """
     scores = _scores(copy.deepcopy(model).eval(), images)
     counted = copy.deepcopy(model).eval()
-    space = searched(counted, KINDS)
+    space = open_search_space(counted, KINDS)
     macs = macs_model(counted, space, images.shape[1:], None)
     limit = parse_target(target, macs.dense)
     named = {}

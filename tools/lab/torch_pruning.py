@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.compression import macs_model
-from mmkcr.closed_form.options import searched
+from mmkcr.closed_form.options import open_search_space
 from mmkcr.core import Structure, parse_target
 from mmkcr.models.search_space import SearchSpace
 
@@ -60,7 +60,7 @@ def torch_pruning_structure(model: nn.Module, sites: Sequence[str],
         raise ValueError('expected a ViT of timm for Torch-Pruning, found a '
                          f'`{type(model.backbone).__name__}`')
     gradients = _gradients(model, batches) if importance == 'taylor' else []
-    space = searched(counted := copy.deepcopy(model), sites)
+    space = open_search_space(counted := copy.deepcopy(model), sites)
     macs = macs_model(counted, space, batches[0]['inputs'].shape[1:], None)
     limit = parse_target(target, macs.dense)
     low, high, best = 0., 1., None

@@ -14,7 +14,7 @@ from mmkcr.apis import slim as slim_supernet
 from mmkcr.apis.compress_files import FileOptions, build_task, compress_files, distil_files
 from mmkcr.cli.init import init_config
 from mmkcr.closed_form.compression import agreement, compress, macs_model
-from mmkcr.closed_form.options import searched
+from mmkcr.closed_form.options import open_search_space
 from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
 from mmkcr.distillation import distil
 from mmkcr.engine.build import build_model, dense_config, load_config, load_weights, set_structure
@@ -67,7 +67,7 @@ def test_channels_that_are_twins_cost_nothing(name):
                     values[len(values) // 2:] = values[:len(values) // 2]
     found = batches(model, 2, dtype=torch.float64)
     copied = copy.deepcopy(model)
-    space = searched(copied, ['channels'], 'model')
+    space = open_search_space(copied, ['channels'], 'model')
     half = {name: total // 2 for name, total in space.totals().items()}
     target = int(macs_model(copied, space, SHAPE, 'model')(half))
     result = slim(model, target, found, sites=['channels'], uniform=True, rho=1e-10,
