@@ -18,11 +18,11 @@ Item = TypeVar('Item')
 PERIOD = 30
 #: Columns of a table.
 WIDTH = 160
-#: Whether :func:`shown` shows a loop now.
+#: Whether :func:`show_progress` shows a loop now.
 _showing = False
 
 
-def shown(items: Iterable[Item], what: str, total: int | None = None,
+def show_progress(items: Iterable[Item], what: str, total: int | None = None,
           refresh: bool = True, visible: bool = True,
           size: Callable[[Item], int] | None = None) -> Iterator[Item]:
     """Yield items, with a bar and the remaining time on standard error.

@@ -38,7 +38,7 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import is_detector, is_segmentor
 from mmkcr.version import __version__
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 from .saved import load
 
 #: Most images that agreement is measured on, that ranges of int8 are chosen from, and that the
@@ -146,7 +146,7 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
         steps += [(cost, lambda *what: rows.append(bench.row(*what)), (combined, runtime, count))
                   for count in options.threads]
     total = sum(step[0] for step in steps)
-    for _, step, what in shown(steps, 'Frontier', total, False, size=lambda step: step[0]):
+    for _, step, what in show_progress(steps, 'Frontier', total, False, size=lambda step: step[0]):
         step(*what)
     return bench.finish(rows)
 

@@ -31,7 +31,7 @@ from mmkcr.models.counting import check_recorded, dense_counts
 from mmkcr.models.drop_rates import read_drop_rates, set_drop_rates
 from mmkcr.models.loading import load_task
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
-from mmkcr.models.tasks import kept_randomness
+from mmkcr.models.tasks import keep_randomness
 from mmkcr.safe_load import read_checkpoint
 from mmkcr.version import __version__
 
@@ -44,7 +44,7 @@ DENSE, CONFIG = 'config.json', 'config.py'
 READ = STRUCTURE, WEIGHTS, DENSE, CONFIG
 
 
-@kept_randomness()
+@keep_randomness()
 def save(result: CompressResult, folder: str | Path, export: bool = False) -> None:
     """Write a compressed network into a folder that :func:`load` reads.
 
@@ -208,7 +208,7 @@ def _warn_of_other_rates(built: dict[str, float], expected: dict[str, float]) ->
                       'rates differ: set them before the loaded network is trained', stacklevel=6)
 
 
-@kept_randomness()
+@keep_randomness()
 def load(folder: str | Path, model: nn.Module | None = None,
          device: str | torch.device = 'cpu') -> nn.Module:
     """Build the network of a folder that ``save`` or ``mmkcr compress`` wrote, with its weights.

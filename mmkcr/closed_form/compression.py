@@ -33,7 +33,7 @@ from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
 from mmkcr.models.tasks import (
     counted_part,
     is_detector,
-    kept_randomness,
+    keep_randomness,
     search_space,
     task_forward,
 )
@@ -125,7 +125,7 @@ def compress(model: nn.Module,
 
 
 @torch.inference_mode(False)  # losses of units need gradients, wherever it is called
-@kept_randomness()  # layers that are made for the subnet draw weights
+@keep_randomness()  # layers that are made for the subnet draw weights
 @naming_remedy('give a lower `memory` (`--memory`), or smaller images')
 def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: CompressOptions,
                      forward: Forward | None = None,

@@ -14,7 +14,7 @@ from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.heads import HeadChannels, RotaryPairs
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 from .batches import count_images, first_images, images_of, last_images, of_size
 from .calibration import output_changes, passes
 from .given import Calibration
@@ -142,7 +142,8 @@ def show_images(batches: Iterable[Any], what: str, settings: CompressOptions,
                 count: int | None = None) -> Iterable[Any]:
     """Batches, with a bar that counts their images if the options want one; all by default."""
     count = count_images(batches) if count is None else count
-    return shown(batches, f'{what}, images', count, visible=settings.progress, size=images_of)
+    return show_progress(batches, f'{what}, images', count, visible=settings.progress,
+                         size=images_of)
 
 
 def size_options(site: HostSite, settings: CompressOptions) -> list[int]:

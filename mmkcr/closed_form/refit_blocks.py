@@ -11,7 +11,7 @@ from mmkcr.functional.refit import choose_ridge, refit_output
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.tasks import search_space
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 from .batches import GroupedBatches, count_images, first_images, in_groups
 from .given import Calibration
 from .options import AUTO, RECORDS, RHO, STATISTICS, CompressOptions, Pair
@@ -51,7 +51,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
         refits = Refits(runs, settings, rows, grouped.groups, [
             path for sites in blocks.values() for site in sites for path in refitted(site)])
         title = f'Refit of blocks, {count_images(grouped.batches)} images each'
-        for block, sites in shown(blocks.items(), title, visible=settings.progress):
+        for block, sites in show_progress(blocks.items(), title, visible=settings.progress):
             # finished before the call was killed: slice in the same way, load the weights
             known = done.read_block(block) if done else None
             fitted = settings.refit != 'none' and known is None

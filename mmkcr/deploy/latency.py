@@ -18,7 +18,7 @@ from mmkcr.core import eval_mode
 from mmkcr.deploy.export import export_onnx, recorded
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 Side = nn.Module | str | Path
@@ -122,7 +122,7 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
                   clock: Clock = time.perf_counter) -> tuple[list[float], list[float]]:
     """Seconds of two calls, made in turns and in alternating order; see :func:`measure_pair`."""
     seconds: tuple[list[float], list[float]] = ([], [])
-    for index in shown(range(-warmup, repeats), 'Pairs', refresh=False):  # drawn between pairs
+    for index in show_progress(range(-warmup, repeats), 'Pairs', refresh=False):
         for side, call in ((0, first), (1, second)) if index % 2 else ((1, second), (0, first)):
             start = clock()
             call()

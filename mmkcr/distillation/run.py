@@ -16,8 +16,8 @@ from torch import Tensor, distributed, nn
 from mmkcr.closed_form.compression import call_network
 from mmkcr.closed_form.options import Forward
 from mmkcr.core import Progress
-from mmkcr.models.tasks import kept_randomness
-from mmkcr.visualization import shown
+from mmkcr.models.tasks import keep_randomness
+from mmkcr.visualization import show_progress
 from .augmentation import AugmentedBatches
 from .given import check_networks, identify, split_images
 from .model import DistilModel
@@ -56,7 +56,7 @@ class DistilResult:
 
 @torch.inference_mode(False)  # a training needs gradients, wherever it is called
 @torch.enable_grad()
-@kept_randomness()
+@keep_randomness()
 def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any],
            length: str | int, forward: Forward | None = None,
            held_out: Tensor | Sequence[Any] | None = None, logits: bool = False,
@@ -118,7 +118,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-@kept_randomness()
+@keep_randomness()
 def check_length(teacher: nn.Module, images: Tensor | Sequence[Any], length: str | int,
                  forward: Forward | None = None, logits: bool = False, **options: Any) -> None:
     """Refuse before a compression images and a time that are too few to distil its result.
@@ -194,7 +194,7 @@ def _train(training: Training, steps: range, settings: DistilOptions,
            progress: Progress | None) -> None:
     """Take steps, compare, and keep the state; end with a warning where numbers are not finite."""
     compared = set(compared_steps(steps.stop, settings))
-    for step in shown(steps, 'Distillation', visible=settings.progress):
+    for step in show_progress(steps, 'Distillation', visible=settings.progress):
         loss = training.take_step(step, steps.stop)
         done = step + 1
         error = training.compare(done) if done in compared and math.isfinite(loss) else 0.

@@ -15,7 +15,7 @@ from mmkcr.core import eval_mode
 from mmkcr.core.forward import stop_after
 from mmkcr.datasets.part import inner_sets, mixes_images
 from mmkcr.models.feature_tap import FeatureTap, find_layer
-from mmkcr.models.tasks import find_task, is_self_supervised, kept_randomness, unwrap
+from mmkcr.models.tasks import find_task, is_self_supervised, keep_randomness, unwrap
 
 
 def find_pipeline(dataset: Any) -> Any:
@@ -130,7 +130,7 @@ def feature_layer_of(model: nn.Module) -> str:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode inside; afterwards all modules' modes and all random states are restored."""
-    with kept_randomness(), eval_mode(model):
+    with keep_randomness(), eval_mode(model):
         yield
 
 

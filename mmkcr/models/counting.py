@@ -25,7 +25,7 @@ from .tasks import (
     counted_part,
     find_task,
     is_dense_task,
-    kept_randomness,
+    keep_randomness,
     momentum_copies,
     online_params,
     search_space,
@@ -206,7 +206,7 @@ def dense_counts(host: nn.Module, structure: StructureLike) -> tuple[int | None,
     if structure is None or is_choice(structure):
         return None
     shape = Structure.load(structure).macs.get('input_shape')
-    with suppress(ValueError), kept_randomness():
+    with suppress(ValueError), keep_randomness():
         return shape and count_macs(host, shape), count_params(host)
     return None, count_params(host)
 
@@ -249,7 +249,7 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
 
     def counted(module: nn.Module) -> int | None:
         try:
-            with kept_randomness():
+            with keep_randomness():
                 return count_macs(module, shape)
         except ValueError as error:
             if {'part', 'backbone'} & {*macs}:
@@ -294,7 +294,7 @@ def tell_other_sizes(model: nn.Module) -> None:
     (structure, ) = structures
     counts = dict(parameters=(structure.params.get('subnet'), online_params(task)))
     if 'backbone' in structure.macs:
-        with kept_randomness():
+        with keep_randomness():
             count = count_macs(task, structure.macs['input_shape'])
         counts['MACs'] = structure.macs['subnet'], count
     for what, (recorded, count) in counts.items():

@@ -32,7 +32,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def kept_randomness() -> Iterator[None]:
+def keep_randomness() -> Iterator[None]:
     """Afterwards the random states of PyTorch, NumPy and Python are as before."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     # without this argument `fork_rng` visits all devices, and so starts CUDA

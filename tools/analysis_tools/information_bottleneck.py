@@ -25,7 +25,7 @@ from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.methods.dcs.information_bottleneck import information_statistics
 from mmkcr.models.tasks import find_task
-from mmkcr.visualization import format_table, shown
+from mmkcr.visualization import format_table, show_progress
 
 COLUMNS = ('loss', 'top1', 'i_inputs', 'i_labels', 'ib', 'ibb')
 
@@ -50,7 +50,7 @@ def measure(name: str, config: str, checkpoints: Sequence[str], args: Any) -> li
     """One row a checkpoint, in the order of the training."""
     settings = load_config(config)
     model, rows, metas, loaders = build_model(settings).to(args.device), [], [], None
-    for path in shown(checkpoints, name):
+    for path in show_progress(checkpoints, name):
         metas.append(load_weights(model, path).get('meta') or {})
         # after the first weights, which are refused in no time
         loaders = loaders or [split_loader(settings, name) for name in (args.split, 'val')]

@@ -38,7 +38,7 @@ from mmkcr.engine.build import build_model, default_shape, load_config, load_wei
 from mmkcr.models.counting import count_macs
 from mmkcr.models.sites import why_not
 from mmkcr.models.tasks import is_dense_task
-from mmkcr.visualization import format_table, shown
+from mmkcr.visualization import format_table, show_progress
 
 COLUMNS = ('model', 'image', 'params (M)', 'MACs (G)', 'kept', 'seconds', 'of processors',
            'peak GB', 'law')
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.configs:  # before the first takes its minutes
         load_config(name)
     rows = [measure(name if '::' in name else str(Path(name).resolve()), args.images,
-                    args.target_macs) for name in shown(args.configs, 'Models')]
+                    args.target_macs) for name in show_progress(args.configs, 'Models')]
     machine = machine_info()
     print(format_table(COLUMNS, rows))
     print(f'{machine["cpu"]}, {machine["cores"]} cores, load {machine["load_average"]}, torch '

@@ -32,7 +32,7 @@ from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.models.tasks import is_dense_task
-from mmkcr.visualization import format_table, shown
+from mmkcr.visualization import format_table, show_progress
 
 #: By name: config, and height and width of its photographs.
 NETWORKS = {
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps(run(args.networks[0], args.images, args.memory, args.target)))
         return
     rows = []
-    for name in shown(args.networks, 'Networks'):
+    for name in show_progress(args.networks, 'Networks'):
         words = ['tools/benchmarks/memory.py', '--networks', name, '--images', str(args.images),
                  '--memory', f'{args.memory:g}', '--target', args.target]
         done = subprocess.run([sys.executable, str(Path(__file__).resolve()), *words[1:], '--here'],

@@ -36,7 +36,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.models.tasks import find_task
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 
 SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')
 SIDE = 512  # an image is enlarged until just not longer
@@ -116,7 +116,7 @@ def draw(built: Any, images: Sequence[Path], score_thr: float = 0.3,
     if not isinstance(meta.get('palette'), (list, tuple)):
         meta['palette'] = palette(len(meta['classes']))
     built.visualizer.dataset_meta = meta
-    for path in shown(images, 'Images'):
+    for path in show_progress(images, 'Images'):
         np.random.seed(0)  # mmdet varies the colors of masks
         found = built(str(path), return_datasamples=True)
         sample, = found['predictions'] if isinstance(found, dict) else [found]

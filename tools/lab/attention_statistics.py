@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.models.tasks import unwrap
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 from .attention_tap import Attention, AttentionTap
 
 
@@ -84,7 +84,7 @@ def attention_statistics(model: nn.Module, loader: DataLoader, images: int | Non
     model, seen = unwrap(model), 0
     with undisturbed(model), AttentionTap(model) as tap:
         found = {name: AttentionStatistics(bins) for name in tap.layers}
-        for batch in shown(loader, 'Attention'):
+        for batch in show_progress(loader, 'Attention'):
             data = model.data_preprocessor(batch, False)
             left = None if images is None else images - seen
             inputs = data['inputs'][:left]

@@ -17,7 +17,7 @@ from mmkcr.core.forward import stop_after
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.models.layers.operator_attention import TokenGrid
 from mmkcr.models.tasks import find_task, unwrap
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 
 REDUCTIONS = ('sum', 'mean', 'relative')
 
@@ -248,7 +248,7 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
         while rest:
             part = dict(list(rest.items())[:together])
             with HeadStatistics(part, some.grid, window) as statistics:
-                for batch in shown(batches, 'Head scores'):
+                for batch in show_progress(batches, 'Head scores'):
                     model.test_step(batch)
             scores.update((statistics.reduce() if distributed else statistics).scores(reduction))
             rest = {name: layer for name, layer in rest.items() if name not in part}

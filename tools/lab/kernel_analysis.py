@@ -23,7 +23,7 @@ from mmkcr.evaluation.features import (
 from mmkcr.functional.kernel import DEFAULT_LANDMARKS
 from mmkcr.methods.kcr.metric import KernelComplexityMetric
 from mmkcr.models.feature_tap import features_on_samples
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 from .figures import saved_figure
 from .palette import SERIES
 
@@ -83,7 +83,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str | None = 
     layer = feature_layer_of(model) if layer is None else layer
     # as in a validation, but without a Runner
     metric = KernelComplexityMetric(prefix='kernel', **kwargs)
-    batches = shown(loader, 'Kernel complexity') if progress else loader
+    batches = show_progress(loader, 'Kernel complexity') if progress else loader
     with undisturbed(model), features_on_samples(model, layer):
         for batch in batches:
             samples = model.test_step(batch)

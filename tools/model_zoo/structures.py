@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.structures import wanted, write_structure
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.engine.build import load_config
-from mmkcr.visualization import shown
+from mmkcr.visualization import show_progress
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'configs' / 'structures'
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f'expected text of a name of a structure as `--only`, found `{args.only}`')
     stale = []
     with tempfile.TemporaryDirectory() as folder:
-        for want in shown(found, 'Structures'):
+        for want in show_progress(found, 'Structures'):
             config = load_config(ROOT / want.config)
             made = write_structure(want, config, Path(folder) if args.check else args.out)
             there = args.out / made.name

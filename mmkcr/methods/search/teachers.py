@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mmkcr.core.forward import flat_tensors
 from mmkcr.engine.build import HOSTS, build_model, load_weights, read_config
-from mmkcr.models.tasks import find_task, kept_randomness
+from mmkcr.models.tasks import find_task, keep_randomness
 from mmkcr.registry import MODELS
 
 
@@ -53,7 +53,7 @@ class Teacher:
             raise ValueError('expected the config of a network as it is for a teacher, found '
                              f'`{self.config}` with `compression`')
         # in the first forward of the student: a resumed run builds it at another iteration
-        with kept_randomness(), DefaultScope.overwrite_default_scope(
+        with keep_randomness(), DefaultScope.overwrite_default_scope(
                 config.get('default_scope', 'mmengine')):
             model = build_model(config).requires_grad_(False)
             if self.checkpoint is not None:
