@@ -15,16 +15,16 @@ from torch import nn
 from mmkcr.apis.file_names import CONFIG, FINETUNE, STRUCTURE, SUBNET, TEACHER
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
+from mmkcr.core.io import file_sha256
+from mmkcr.core.products import state_bytes
 from mmkcr.deploy.latency_table import check_prediction, usable_table
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
     default_shape,
-    file_sha256,
     load_config,
     load_weights,
     run_folder,
-    state_bytes,
 )
 from mmkcr.engine.compressed_config import run_length, scoped, task_config, with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule

@@ -22,9 +22,10 @@ import torch
 from mmengine.config import Config, DictAction
 
 from mmkcr.cli.command import CFG_OPTIONS, TARGETS, TRUST, Parser, command, quiet_hosts
+from mmkcr.core.checks import image_shape
 from mmkcr.deploy.latency_table import CONDITIONS
 from mmkcr.deploy.runtimes import RUNTIMES
-from mmkcr.engine.build import image_shape, run_folder
+from mmkcr.engine.build import run_folder
 
 _WHICH = 'of --target-latency; default: that of the given table, else'
 

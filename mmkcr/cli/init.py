@@ -25,9 +25,15 @@ from mmkcr.apis.file_names import STRUCTURE, SUBNET
 from mmkcr.cli.fields import argument, runs
 from mmkcr.closed_form.options import DEFAULT_SITES, default_kinds
 from mmkcr.core import atomic_write, select_units
-from mmkcr.engine.build import build_model, default_shape, load_config, read_config, run_folder
+from mmkcr.engine.build import (
+    build_model,
+    default_shape,
+    is_pure_python,
+    load_config,
+    read_config,
+    run_folder,
+)
 from mmkcr.engine.compressed_config import run_length
-from mmkcr.models.building import is_pure_python
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.tasks import is_dense_task
 

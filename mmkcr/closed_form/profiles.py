@@ -32,9 +32,16 @@ _FORMS = {HeadChannels: NarrowHeads, RotaryPairs: RotaryHeads}
 def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward for a group of sites.
 
-    Heads that may become narrower are then rotated to other bases, in place, which does not change
-    the network's function. Progress gives the profiles of an earlier call, and gets each group's.
-    Outputs that depend on no site, and sites that are not reached, are refused.
+    Profiling rotates heads that may become narrower to other bases, in place, in the dense network;
+    its function stays. A profile holds the rotated weights. Progress gives the profiles of an
+    earlier call, and gets each group's.
+
+    Args:
+        calibration (Calibration): The dense network, images and options.
+        space (SearchSpace): The sites of the dense network.
+
+    Raises:
+        ValueError: The outputs depend on no site, or no image reaches a site.
     """
     done = calibration.done
     profiles = {} if done is None else done.profiles()
@@ -55,7 +62,7 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
 
 
 def count_groups(calibration: Calibration, space: SearchSpace) -> int:
-    """Number of groups of sites that :func:`profile_sites` profiles one after the other."""
+    """Number of groups of sites that :func:`profile_sites` profiles in turn."""
     done = calibration.done
     return len(_groups_left(calibration, space, {} if done is None else done.profiles()))
 
@@ -124,7 +131,12 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
 def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
     """Scale a site's losses, in place, to the measured change of the outputs at some sizes.
 
-    Between two measured sizes the loss rises as that of the moments does, from one to the other.
+    Between two measured sizes the loss is interpolated, in the shape of the moments' loss.
+
+    Args:
+        profile (SiteProfile): Profile of the site; it gets other losses.
+        places (Sequence[int]): Sizes that were measured, ascending.
+        measured (Tensor): Their measured losses.
     """
     losses, last = profile.losses, len(profile.losses) - 1
     # the loss of all units is 0; measured ones never grow with the size
@@ -140,14 +152,26 @@ def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tens
 
 def show_images(batches: Iterable[Any], what: str, settings: CompressOptions,
                 count: int | None = None) -> Iterable[Any]:
-    """Batches, with a bar that counts their images if the options want one; all by default."""
+    """Batches behind a progress bar, if the options want one.
+
+    Args:
+        batches (Iterable): Batches of images.
+        what (str): Text before the bar.
+        settings (CompressOptions): Options, of which ``progress`` counts.
+        count (int, optional): Number of images in all. Defaults to None: they are counted.
+    """
     count = count_images(batches) if count is None else count
     return show_progress(batches, f'{what}, images', count, visible=settings.progress,
                          size=images_of)
 
 
 def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
-    """Sizes that a site may have, ascending; for channels of heads, equally many in every head."""
+    """Sizes that a site may have, ascending; for channels of heads, equally many in every head.
+
+    Args:
+        site (HostSite): The site.
+        settings (CompressOptions): Options, of which ``divisor`` and ``min_share`` count.
+    """
     total, divisor = site.total // site.rows, settings.divisor
     while total < 4 * divisor and divisor > 8 and divisor % 2 == 0:
         divisor //= 2
@@ -158,12 +182,16 @@ def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
 
 
 def _total_loss(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
+    """Sum of the sites' losses at some sizes."""
     return sum(float(losses[name][size]) for name, size in sizes.items())
 
 
 def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                    losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
-    """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest."""
+    """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest.
+
+    Arguments are those of :func:`fitted_sizes`.
+    """
     curves, now = {}, int(macs(sizes))
     left = target - now  # the sum of changes that the budget allows
     for name, options in offered.items():
@@ -183,7 +211,13 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
     """Sizes on offer with the least sum of losses within a budget that can be met.
 
     The costs of a site are taken at the other sites' sizes of the previous round, until nothing
-    changes. Arguments are those of :func:`fitted_sizes`.
+    changes.
+
+    Args:
+        offered (Mapping[str, list[int]]): Sizes on offer by site, ascending.
+        losses (Mapping[str, Tensor]): By site, its loss with k units, k = 0 … total.
+        macs (CostModel): Cost of a network as a function of its sizes.
+        target (int): The budget, in the unit of ``macs``.
     """
     # steps from one size to the next would stop at one that is slower than the sizes around it
     offered = useful_options(macs, offered)
@@ -209,11 +243,16 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                  losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Adjust sizes to a budget: interacting costs make a first solution miss it.
 
-    Sites shrink until the budget is met, at each step the one with the least loss per saving. Then
-    they grow while there is room, at each step the one with the largest gain per cost. If the steps
-    are too coarse to use the rest of the budget, one site makes room for others.
+    Sites shrink until the budget is met, at each step the site with the least loss per saving. Then
+    they grow while there is room, at each step the site with the largest gain per cost. If the
+    steps are too coarse to use the rest of the budget, a site makes room for others.
 
-    By site, ``offered`` are its sizes, ascending, and ``losses`` those with k units, k = 0 … total.
+    Args:
+        sizes (Mapping[str, int]): Sizes to begin with, by site.
+        offered (Mapping[str, list[int]]): Sizes on offer by site, ascending.
+        losses (Mapping[str, Tensor]): By site, its loss with k units, k = 0 … total.
+        macs (CostModel): Cost of a network as a function of its sizes.
+        target (int): The budget, in the unit of ``macs``.
     """
     def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
         now, steps = macs(sizes), []
@@ -254,7 +293,13 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
 
 
 def uniform_sizes(offered: Mapping[str, list[int]], macs: CostModel, target: int) -> dict[str, int]:
-    """The largest common share for all sites within the budget."""
+    """The largest common share of all sites within the budget.
+
+    Args:
+        offered (Mapping[str, list[int]]): Sizes on offer by site, ascending.
+        macs (CostModel): Cost of a network as a function of its sizes.
+        target (int): The budget, in the unit of ``macs``.
+    """
     def at(share: float) -> dict[str, int]:
         return {name: max([size for size in options if size <= share * options[-1] + 1e-9]
                           or options[:1]) for name, options in offered.items()}

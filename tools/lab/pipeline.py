@@ -17,14 +17,8 @@ from mmkcr.apis.file_names import STRUCTURE, SUBNET
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.cli.launch import one_run, resume_latest
 from mmkcr.core import count_params
-from mmkcr.engine.build import (
-    build_model,
-    default_shape,
-    file_sha256,
-    load_config,
-    load_weights,
-    set_structure,
-)
+from mmkcr.core.io import file_sha256
+from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, set_structure
 from mmkcr.models.counting import count_macs
 from mmkcr.models.tasks import search_space
 from .jobs import Say

@@ -21,13 +21,13 @@ from mmkcr.apis.slim_files import config_text, subnet_name
 from mmkcr.cli.launch import latest_checkpoint
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure, atomic_write
+from mmkcr.core.io import file_sha256
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
     default_shape,
     dense_config,
-    file_sha256,
     load_config,
     set_structure,
 )
