@@ -13,7 +13,6 @@ from mmkcr.core.budget import Curve, allocate, allowed_sizes
 from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
-from mmkcr.models.sites.heads import HeadChannels, RotaryPairs
 from mmkcr.visualization import show_progress
 from .batches import count_images, first_images, images_of, last_images, of_size
 from .calibration import output_changes, passes
@@ -25,8 +24,8 @@ from .units import Units
 
 #: Least share of a budget that an allocation uses if the sites' sizes allow it.
 FILLED = 0.97
-#: Kinds of site whose units are in bases of their own.
-_FORMS = {HeadChannels: NarrowHeads, RotaryPairs: RotaryHeads}
+#: Classes that profile the units of a site, by :attr:`HostSite.bases`.
+_FORMS = {None: Units, 'channels': NarrowHeads, 'pairs': RotaryHeads}
 
 
 def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, SiteProfile]:
@@ -71,9 +70,13 @@ def _groups_left(calibration: Calibration, space: SearchSpace,
                  known: Mapping[str, SiteProfile]) -> list[list[Units]]:
     """Sites without a known profile, in groups whose statistics fit into the memory."""
     settings = calibration.settings
-    return _groups([_FORMS.get(type(site), Units)(site, settings)
-                    for name, site in space.sites.items() if name not in known],
-                   int(STATISTICS * settings.memory))
+    left = [units_of(site, settings) for name, site in space.sites.items() if name not in known]
+    return _groups(left, int(STATISTICS * settings.memory))
+
+
+def units_of(site: HostSite, settings: CompressOptions) -> Units:
+    """The units of a site, to be profiled in the bases that the site may be moved to."""
+    return _FORMS[site.bases](site, settings)
 
 
 def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:

@@ -1,4 +1,4 @@
-"""Slicing a dense network block by block, and refitting what reads the kept units."""
+"""Slicing a dense network block by block, and refitting the readers of the kept units."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,6 +35,11 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
 
     A reader is refitted with the inputs that it gets in the network compressed so far, so it also
     corrects earlier errors. Both networks run only from the current block on.
+
+    Args:
+        networks (Pair): The dense network, and its copy that is sliced in place.
+        structure (Structure): Units that every site keeps; its provenance gets notes on the refit.
+        calibration (Calibration): Images and options, and the progress of an earlier call.
     """
     spaces = Pair(*map(search_space, networks))
     settings, done = calibration.settings, calibration.done
@@ -43,7 +48,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
     for name, site in spaces.slim.sites.items():
         if len(structure.sites[name].kept) < site.total:
             blocks.setdefault(block_of(site.path), []).append(site)
-    grouped, rows = _enough(spaces.dense, structure, calibration)
+    grouped, rows = _choose_batches(spaces.dense, structure, calibration)
     runs = Pair(*(ResumableForward(network, space.host, grouped.batches, calibration.forward,
                                    int(RECORDS * settings.memory))
                   for network, space in zip(networks, spaces)))
@@ -86,12 +91,12 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
         structure.provenance['ridges'] = refits.ridges
 
 
-def _enough(space: SearchSpace, structure: Structure,
-            calibration: Calibration) -> tuple[GroupedBatches, Rows]:
-    """Batches with as many images as the refits need, and how many rows of each are used.
+def _choose_batches(space: SearchSpace, structure: Structure,
+                    calibration: Calibration) -> tuple[GroupedBatches, Rows]:
+    """Choose batches with as many images as the refits need, and the number of rows of an image.
 
-    If even all images are few, the structure's provenance records it (``few_rows``): such a refit
-    fits these images more than images in general.
+    If even all images are few, the structure's provenance gets ``few_rows``, in place: the refit
+    then fits these images more than images in general.
     """
     settings, surveyed = calibration.settings, calibration.survey
     needed, few, enough = settings.least_images, {}, settings.per_unit[1]
@@ -114,7 +119,7 @@ class Refits:
     """Refits layers of a slim network to the dense network, in the block that both have entered.
 
     Args:
-        runs (Pair): Both networks, over the same batches.
+        runs (Pair): Runs of both networks over common batches.
         settings (CompressOptions): Options, with a number for ``memory``.
         rows (Rows): How many rows of an image enter the moments.
         groups (Sequence[int]): The group of images of every batch, 0 and up.
@@ -136,7 +141,12 @@ class Refits:
             norms_behind(runs.dense, dict.fromkeys(paths))
 
     def enter(self, block: str, sites: Sequence[HostSite]) -> None:
-        """Go on to a block with some sites: from here on runs cost no more than this block."""
+        """Go on to a block with some sites: runs now cost no more than the block.
+
+        Args:
+            block (str): Path of the block.
+            sites (Sequence[HostSite]): Its sites that are refitted.
+        """
         self._block = block
         for run in self.runs:
             run.enter(block)
@@ -145,7 +155,7 @@ class Refits:
         self.runs.dense.record([*paths, block])
 
     def note_outputs(self, site: HostSite, kept: Tensor) -> None:
-        """Note which outputs the layers of a site keep if it keeps some units."""
+        """Note the outputs that the layers of a site keep with the ``kept`` units, (n,)."""
         paths = {module: path for path, module in site.host.named_modules()}
         self._kept.update({
             paths[axis.module]: axis.entries(kept) for axis in site.axes()
@@ -168,10 +178,10 @@ class Refits:
     def _fit(self, paths: Sequence[str]) -> None:
         """Refit some layers from one pass of both networks.
 
-        A layer is fitted to the outputs of the dense network's layer, or to those that are kept. If
-        its outputs are the last term of its block's sum, it is fitted so that the *block's* output
-        matches the dense network's: then it also corrects errors of earlier blocks. What a layer
-        has no bias for is taken by the batch norm behind it.
+        A layer is fitted to the kept outputs of the dense network's layer. If its outputs are the
+        last term of its block's sum, it is fitted so that the *block's* output matches the dense
+        network's: then it also corrects errors of earlier blocks. For a layer without a bias, the
+        batch norm behind it takes the bias of the fit.
         """
         block, scale = self._block, None
         layers = {path: self.runs.slim.host.get_submodule(path) for path in paths}
