@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import nn
 
+from mmkcr.apis.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.apis.slim_files import (
-    CONFIG,
-    STRUCTURE,
-    WEIGHTS,
     SubnetFiles,
     provenance,
     write_config,
@@ -278,7 +276,7 @@ def distil_files(task: CompressTask, folder: str | Path, length: str | int,
     """
     folder = Path(folder)
     student = build_model(load_config(folder / CONFIG))
-    meta = load_weights(student, folder / WEIGHTS).get('meta') or {}
+    meta = load_weights(student, folder / SUBNET).get('meta') or {}
     structure = Structure.load(folder / STRUCTURE)
     scope = structure.provenance.get('asked', {}).get('scope', 'backbone')
     batches, forward = _lessons(task, scope)
