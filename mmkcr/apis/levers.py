@@ -78,13 +78,13 @@ class FrontierOptions(CompressOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not re.fullmatch(r'\d*\.?\d+%?', str(self.keep)) or not 0 < self.kept <= 1:
+        if not re.fullmatch(r'\d*\.?\d+%?', str(self.keep)) or not 0 < self.share_to_keep <= 1:
             raise ValueError(f"expected `keep` such as '95%' or 0.95, found {self.keep!r}")
         for name in self.runtime or ():
             require_quantizer(name)
 
     @property
-    def kept(self) -> float:
+    def share_to_keep(self) -> float:
         """The share that must stay, as a number."""
         share, percent, _ = str(self.keep).partition('%')
         return float(share) / (100 if percent else 1)
@@ -216,7 +216,8 @@ class _Bench:
         #: Any runtimes, threads and levers go on with what others left.
         self.progress = Progress(out / '.progress', dict(
             self.options.compression(), version=__version__, torch=torch.__version__,
-            keep=options.kept, weights=batch_digest(list(self.dense.state_dict().values())).hex(),
+            keep=options.share_to_keep,
+            weights=batch_digest(list(self.dense.state_dict().values())).hex(),
             images=batch_digest([*self.ranges, *pictures]).hex(), count=len(batches),
             evaluated=evaluate is not None))
         self.progress.save('begun', {})  # files of other work go
@@ -294,8 +295,8 @@ class _Bench:
 
         with atomic_write(path) as file:
             quantize_onnx(source, file, ranges, runtime)
-            if judge(file)[1] < self.options.kept:
-                blocks = sensitive_nodes(file, judge, self.options.kept)
+            if judge(file)[1] < self.options.share_to_keep:
+                blocks = sensitive_nodes(file, judge, self.options.share_to_keep)
                 stay = f'{", ".join(blocks)} stay in fp32' if blocks else \
                     'keeping half of its blocks in fp32 is not enough'
                 self.progress.save(f'{path.stem}.note', dict(note=stay))
@@ -374,7 +375,8 @@ class _Bench:
         if not has_int8():
             about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
                          'here than on one that has them.')
-        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.kept, about, self.out)
+        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.share_to_keep, about,
+                                self.out)
         result.write()
         self.progress.remove()
         return result

@@ -154,7 +154,7 @@ class GroupedBatches(NamedTuple):
     groups: list[int]
 
 
-def in_groups(batches: Sequence[Any], size: int) -> GroupedBatches:
+def group_batches(batches: Sequence[Any], size: int) -> GroupedBatches:
     """All images in batches of another size, group by group; a user's own batches stay."""
     groups = source_groups(batches)
     if not hasattr(batches, 'pick'):
@@ -302,10 +302,15 @@ def _split_sources(sources: Sequence[Any], count: int) -> tuple[list[int], list[
 
 
 def augment_images(batches: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
-    """Images and crops of them, ``count`` in all if there are fewer.
+    """Images and crops of them.
+
+    Args:
+        batches (Sequence): Batches of images.
+        count (int): Number of images and crops together; of more images all stay, without crops.
+        seed (int): Seed of the crops.
 
     Raises:
-        ValueError: They are batches of a user's own, which are not known to be images.
+        ValueError: They are batches of a user's own, not known to be images.
     """
     if not hasattr(batches, 'pick'):
         raise ValueError('expected images as a tensor (N, 3, H, W), or those of a config, to '

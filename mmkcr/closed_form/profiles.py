@@ -13,7 +13,6 @@ from mmkcr.core.budget import Curve, allocate, allowed_sizes
 from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
-from mmkcr.models.sites.heads import HeadChannels, RotaryPairs
 from mmkcr.visualization import show_progress
 from .batches import count_images, first_images, images_of, last_images, of_size
 from .calibration import output_changes, passes
@@ -25,8 +24,8 @@ from .units import Units
 
 #: Least share of a budget that an allocation uses if the sites' sizes allow it.
 FILLED = 0.97
-#: Kinds of site whose units are in bases of their own.
-_FORMS = {HeadChannels: NarrowHeads, RotaryPairs: RotaryHeads}
+#: Classes that profile the units of a site, by :attr:`HostSite.bases`.
+_FORMS = {None: Units, 'channels': NarrowHeads, 'pairs': RotaryHeads}
 
 
 def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, SiteProfile]:
@@ -71,9 +70,13 @@ def _groups_left(calibration: Calibration, space: SearchSpace,
                  known: Mapping[str, SiteProfile]) -> list[list[Units]]:
     """Sites without a known profile, in groups whose statistics fit into the memory."""
     settings = calibration.settings
-    return _groups([_FORMS.get(type(site), Units)(site, settings)
-                    for name, site in space.sites.items() if name not in known],
-                   int(STATISTICS * settings.memory))
+    left = [units_of(site, settings) for name, site in space.sites.items() if name not in known]
+    return _groups(left, int(STATISTICS * settings.memory))
+
+
+def units_of(site: HostSite, settings: CompressOptions) -> Units:
+    """The units of a site, to be profiled in the bases that the site may be moved to."""
+    return _FORMS[site.bases](site, settings)
 
 
 def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:
@@ -92,6 +95,19 @@ def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:
 def _profile_group(calibration: Calibration, group: Sequence[Units],
                    part: str) -> dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
+    _observe(calibration, group, part)
+    # here the network's heads are rotated
+    profiles = {one.site.name: one.profile() for one in group}
+    if calibration.settings.probe_images:
+        _measure_losses(calibration, group, profiles)
+    return profiles
+
+
+def _observe(calibration: Calibration, group: Sequence[Units], part: str) -> None:
+    """Run images forward and backward, and fill the moments of a group of sites.
+
+    One pass serves orders and bases of heads, as both use its activations.
+    """
     dense, surveyed, settings = calibration.dense, calibration.survey, calibration.settings
     layers = [(one.site.module(path), sensitive) for one in group
               for path, sensitive in one.layers().items()]
@@ -105,27 +121,31 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
     edge = len(first_images(batches, backward))
     parts = (of_size(part, calibration.size)
              for part in (batches[:edge], batches[edge:]) if len(part))
-    # one pass: orders and bases of heads use the same activations
     bar = show_images(itertools.chain.from_iterable(parts), f'Orders of units{part}', settings,
                       count_images(batches))
     observers = [observer for one in group for observer in one.observers(rows)]
     for _ in passes(dense, bar, calibration.forward, observers, settings.logits, settings.seed,
                     surveyed.scales, backward):
         pass
-    # here the network's heads are rotated
-    profiles = {one.site.name: one.profile() for one in group}
-    # so far positions count as independent; probes measure the real loss at some sizes
-    changes = {one.site.name: one.changes(profiles[one.site.name].order) for one in group
-               if one.site.total > 1 and settings.probe_images}
-    if changes:
-        probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
-        measured = output_changes(
-            dense, show_images(probes, 'Losses of sizes', settings), calibration.forward, changes,
-            settings.logits, settings.seed, surveyed.scales)
-        for one in group:
-            if one.site.name in measured:
-                _fit_to_measured(profiles[one.site.name], one.probed(), measured[one.site.name])
-    return profiles
+
+
+def _measure_losses(calibration: Calibration, group: Sequence[Units],
+                    profiles: Mapping[str, SiteProfile]) -> None:
+    """Measure the losses of some sizes on a few images, and scale the profiles to them, in place.
+
+    In losses from moments positions count as independent.
+    """
+    settings = calibration.settings
+    several = {one.site.name: one for one in group if one.site.total > 1}
+    changes = {name: one.changes(profiles[name].order) for name, one in several.items()}
+    if not changes:
+        return
+    probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
+    measured = output_changes(
+        calibration.dense, show_images(probes, 'Losses of sizes', settings), calibration.forward,
+        changes, settings.logits, settings.seed, calibration.survey.scales)
+    for name, one in several.items():
+        _fit_to_measured(profiles[name], one.probe_sizes(), measured[name])
 
 
 def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
@@ -157,7 +177,7 @@ def show_images(batches: Iterable[Any], what: str, settings: CompressOptions,
     Args:
         batches (Iterable): Batches of images.
         what (str): Text before the bar.
-        settings (CompressOptions): Options, of which ``progress`` counts.
+        settings (CompressOptions): Options; ``progress`` counts.
         count (int, optional): Number of images in all. Defaults to None: they are counted.
     """
     count = count_images(batches) if count is None else count
@@ -170,7 +190,7 @@ def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
 
     Args:
         site (HostSite): The site.
-        settings (CompressOptions): Options, of which ``divisor`` and ``min_share`` count.
+        settings (CompressOptions): Options; ``divisor`` and ``min_share`` count.
     """
     total, divisor = site.total // site.rows, settings.divisor
     while total < 4 * divisor and divisor > 8 and divisor % 2 == 0:
@@ -190,7 +210,7 @@ def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                    losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest.
 
-    Arguments are those of :func:`fitted_sizes`.
+    Arguments are those of :func:`fit_sizes`.
     """
     curves, now = {}, int(macs(sizes))
     left = target - now  # the sum of changes that the budget allows
@@ -206,7 +226,7 @@ def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
     return allocate(curves, max(left, 0))
 
 
-def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,
+def share_budget(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,
                  target: int) -> dict[str, int]:
     """Sizes on offer with the least sum of losses within a budget that can be met.
 
@@ -229,7 +249,7 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
         # a fixed point: its costs are those that it was chosen by
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
-        chosen = fitted_sizes(chosen, offered, losses, macs, target)
+        chosen = fit_sizes(chosen, offered, losses, macs, target)
         lost = _total_loss(chosen, losses)
         if lost >= least and chosen == sizes:
             break
@@ -239,7 +259,7 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
     return best
 
 
-def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
+def fit_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                  losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Adjust sizes to a budget: interacting costs make a first solution miss it.
 

@@ -147,7 +147,7 @@ def test_keep_is_a_share(keep):
 
 @pytest.mark.parametrize(('keep', 'share'), [('95%', 0.95), (0.9, 0.9), ('.5', 0.5), (1, 1)])
 def test_kept_share(keep, share):
-    assert FrontierOptions(keep=keep).kept == share
+    assert FrontierOptions(keep=keep).share_to_keep == share
 
 
 def test_a_smaller_input_gives_maps_of_the_usual_size():

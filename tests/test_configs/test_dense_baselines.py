@@ -15,7 +15,7 @@ from lab.model_zoo import uninitialized
 from mmkcr.engine.build import load_config
 from mmkcr.engine.compressed_config import CompressionRunner, scoped
 from mmkcr.methods.dcs.qk_mask import QKMask
-from mmkcr.models import DistillationLoss
+from mmkcr.methods.search.teachers import DistillationLoss
 from mmkcr.models.counting import macs_report
 from mmkcr.models.tasks import find_task
 from mmkcr.registry import MODELS

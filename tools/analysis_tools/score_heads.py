@@ -40,11 +40,11 @@ from lab.replace_heads import replaceable_heads, score_heads, unfolded, write_re
 from mmkcr.apis.slim_files import provenance
 from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure, atomic_write
+from mmkcr.core.checks import image_shape
 from mmkcr.datasets import check_data_folders
 from mmkcr.engine.build import (
     build_model,
     default_shape,
-    image_shape,
     load_config,
     load_weights,
     run_folder,

@@ -23,7 +23,8 @@ from lab.random_subnets import random_subnet
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.closed_form.options import open_search_space
 from mmkcr.core import count_params
-from mmkcr.engine.build import build_model, default_shape, image_shape, load_config
+from mmkcr.core.checks import image_shape
+from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.models.counting import count_parts, counted_proposals, part_rows
 from mmkcr.models.tasks import is_dense_task
 from mmkcr.visualization import format_table
