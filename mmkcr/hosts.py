@@ -56,7 +56,7 @@ def prepare_hosts() -> None:
     register_references()
     name_unreadable_images()
     restrict_checkpoints()
-    transformers = _installed('transformers')
+    transformers = _find_version('transformers')
     if transformers and int(transformers.partition('.')[0]) >= 5 and find_spec('mmpretrain'):
         leave_multimodal_models_out(transformers)
 
@@ -81,7 +81,7 @@ def ensure_torchvision() -> bool:
     return True
 
 
-def _installed(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     """Version of an installed distribution, or None."""
     try:
         return version(name)
@@ -91,8 +91,8 @@ def _installed(name: str) -> str | None:
 
 def refuse_mixed_families() -> None:
     """Refuse the original OpenMMLab packages beside their forks, with the commands that mend it."""
-    beside = [(name, f'{fork}=={_installed(fork)}') for fork, names in ORIGINALS.items()
-              for name in names if _installed(fork) and _installed(name)]
+    beside = [(name, f'{fork}=={_find_version(fork)}') for fork, names in ORIGINALS.items()
+              for name in names if _find_version(fork) and _find_version(name)]
     if beside:
         originals, forks = (list(dict.fromkeys(names)) for names in zip(*beside))
         raise ImportError(

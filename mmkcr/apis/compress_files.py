@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import nn
 
+from mmkcr.apis.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.apis.slim_files import (
-    CONFIG,
-    STRUCTURE,
-    WEIGHTS,
     SubnetFiles,
     provenance,
     write_config,
@@ -27,7 +25,12 @@ from mmkcr.apis.slim_files import (
 )
 from mmkcr.closed_form.compression import CompressResult, compress_network, refit_structure
 from mmkcr.closed_form.images import CalibrationImages, calibration_images
-from mmkcr.closed_form.options import CompressOptions, SiteProfile
+from mmkcr.closed_form.options import (
+    CompressOptions,
+    SiteProfile,
+    check_divisor,
+    open_search_space,
+)
 from mmkcr.closed_form.progress import CompressProgress, open_profiles
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
@@ -130,7 +133,7 @@ def build_task(options: FileOptions) -> CompressTask:
 
     Raises:
         ValueError: The config is not of a task model with a backbone, the checkpoint belongs to
-            another network, or there are no images.
+            another network, the divisor is above the width of every site, or there are no images.
     """
     config = load_config(options.config, options.cfg_options)
     model = build_model(config)
@@ -147,6 +150,9 @@ def build_task(options: FileOptions) -> CompressTask:
         conditions = dict(input_shape=list(options.input_shape), part=options.part)
         options = dataclasses.replace(options, latency=usable_table(
             options.latency_table, conditions, options.force_table))
+    if options.divisor > FileOptions.divisor:  # the default suits every network
+        space = open_search_space(copy.deepcopy(model), options.sites, options.scope)
+        check_divisor(space, options.divisor)
     batches = calibration_images(config, model, options.calibration,
                                  options.images or math.ceil(options.least_images / 0.9),
                                  options.seed)
@@ -270,7 +276,7 @@ def distil_files(task: CompressTask, folder: str | Path, length: str | int,
     """
     folder = Path(folder)
     student = build_model(load_config(folder / CONFIG))
-    meta = load_weights(student, folder / WEIGHTS).get('meta') or {}
+    meta = load_weights(student, folder / SUBNET).get('meta') or {}
     structure = Structure.load(folder / STRUCTURE)
     scope = structure.provenance.get('asked', {}).get('scope', 'backbone')
     batches, forward = _lessons(task, scope)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmkcr.apis.slim_files import CONFIG, FINETUNE, provenance, relative, subnet_name
+from mmkcr.apis.file_names import CONFIG, FINETUNE
+from mmkcr.apis.slim_files import provenance, relative, subnet_name
 from mmkcr.core import atomic_write, count_params
 from mmkcr.engine.build import build_model, find_weights, load_config, load_weights
 from mmkcr.models.loading import load_task, weights_of

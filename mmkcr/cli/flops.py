@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 
 from mmkcr.apis import macs_report
-from mmkcr.cli.fields import Configured, Shaped, argument, given_shape, runs
+from mmkcr.cli.fields import Configured, Shaped, argument, read_shape, runs
 from mmkcr.core import count_params
 from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.models.counting import describe_proposals, macs_by_part
@@ -38,7 +38,7 @@ def main(args: FlopsJob) -> None:
     config = load_config(args.config, args.cfg_options)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
-        shape = default_shape(config, model, given_shape(args))
+        shape = default_shape(config, model, read_shape(args))
         report = macs_report(model, shape)
     parts, params = macs_by_part(report, model), count_params(model)
     if args.json:

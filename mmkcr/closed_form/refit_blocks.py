@@ -12,7 +12,7 @@ from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.tasks import search_space
 from mmkcr.visualization import show_progress
-from .batches import GroupedBatches, count_images, first_images, in_groups
+from .batches import GroupedBatches, count_images, first_images, group_batches
 from .given import Calibration
 from .options import AUTO, RECORDS, RHO, STATISTICS, CompressOptions, Pair
 from .readers import (
@@ -22,11 +22,11 @@ from .readers import (
     output_rows,
     pick,
     readers,
-    refitted,
+    refit_paths,
     set_weights,
     weight_matrix,
 )
-from .replay import ResumableForward, added_last, block_rows, catch_calls, norms_behind
+from .replay import ResumableForward, block_rows, catch_calls, norms_behind, output_factors
 from .report import LEAST_PER_INPUT
 
 
@@ -54,7 +54,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
                   for network, space in zip(networks, spaces)))
     try:
         refits = Refits(runs, settings, rows, grouped.groups, [
-            path for sites in blocks.values() for site in sites for path in refitted(site)])
+            path for sites in blocks.values() for site in sites for path in refit_paths(site)])
         title = f'Refit of blocks, {count_images(grouped.batches)} images each'
         for block, sites in show_progress(blocks.items(), title, visible=settings.progress):
             # finished before the call was killed: slice in the same way, load the weights
@@ -70,7 +70,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
                 site.slice_to(kept)
                 if fitted:
                     refits.refit(site)
-            changed = refits.changed(sites)
+            changed = refits.changed_layers(sites)
             if fitted and done:
                 done.save_block(block, changed, refits.ridges)
             if known is not None:
@@ -111,7 +111,7 @@ def _choose_batches(space: SearchSpace, structure: Structure,
     if few:
         structure.provenance['few_rows'] = few
     batches = first_images(calibration.batches, needed)
-    return (in_groups(batches, calibration.size),
+    return (group_batches(batches, calibration.size),
             Rows(settings.rows, enough, count_images(batches)))
 
 
@@ -150,7 +150,7 @@ class Refits:
         self._block = block
         for run in self.runs:
             run.enter(block)
-        paths = dict.fromkeys(path for site in sites for path in refitted(site))
+        paths = dict.fromkeys(path for site in sites for path in refit_paths(site))
         paths.pop(block, None)
         self.runs.dense.record([*paths, block])
 
@@ -162,9 +162,9 @@ class Refits:
             if axis.name == 'weight' and axis.dim == 0 and
             isinstance(axis.module, (nn.Linear, nn.Conv2d))})
 
-    def changed(self, sites: Sequence[HostSite]) -> dict[str, nn.Module]:
+    def changed_layers(self, sites: Sequence[HostSite]) -> dict[str, nn.Module]:
         """Layers of some sites that get new weights, and norms that take their means, by path."""
-        paths = [path for site in sites for path in refitted(site)]
+        paths = [path for site in sites for path in refit_paths(site)]
         paths += [self._norms[path] for path in paths if path in self._norms]
         return {path: sites[0].module(path) for path in paths}
 
@@ -187,7 +187,7 @@ class Refits:
         layers = {path: self.runs.slim.host.get_submodule(path) for path in paths}
         if len(paths) == 1:
             # None if the layer's outputs are not simply added: then it has targets of its own
-            scale = added_last(self.runs.dense, block, paths[0])
+            scale = output_factors(self.runs.dense, block, paths[0])
             scale = None if scale is None else self._columns(scale[None], paths[0])[0]
         moments = self._new_moments(layers)
         for batch, images in enumerate(self.runs.dense.images):

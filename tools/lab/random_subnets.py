@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mmkcr.closed_form.profiles import FILLED, fitted_sizes, uniform_sizes
+from mmkcr.closed_form.profiles import FILLED, fit_sizes, uniform_sizes
 from mmkcr.core import MacsModel, Structure
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
@@ -48,7 +48,7 @@ def random_subnet(model: nn.Module, target: str | int | float,
         # a convex loss for all sites: it fills the budget and keeps the ratios close
         even = {name: (1 - torch.linspace(0., 1., site.total + 1))**2
                 for name, site in space.sites.items()}
-        sizes = fitted_sizes(sizes, offered, even, macs, wanted)
+        sizes = fit_sizes(sizes, offered, even, macs, wanted)
     structure = space.structure_for({name: random_units(space.sites[name], size, generator, group)
                                      for name, size in sizes.items()})
     space.slice_to(structure)

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.take_over import is_patched
 
+#: Package of mmpretrain's backbones.
+BACKBONES = 'mmpretrain.models.backbones'
 #: Words in a view that are no paths.
 _NO_PATHS = ('why_no_channels', 'why_no_width', 'why_uncalled', 'width', 'rotary')
 #: A reason of `why_uncalled`.
