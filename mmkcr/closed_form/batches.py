@@ -251,10 +251,16 @@ def single_images(given: Any) -> Sequence[Any]:
     return given
 
 
-def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+def split_batches(images: Any, held_out: Any,
+                  count: int | None = None) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split images into calibration batches and held-out batches, see :func:`single_images`.
 
     A single image serves for both.
+
+    Args:
+        images (Any): Images, or batches.
+        held_out (Any): Held-out images or batches; None: the last images, of other sources.
+        count (int, optional): Images that are held out at least. Defaults to None: a tenth.
 
     Raises:
         ValueError: There are no images, or none that are held out.
@@ -270,7 +276,7 @@ def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[A
         return batches, held_out
     if len(batches) < 2:
         return batches, batches
-    count = max(1, len(batches) // 10)  # the last tenth
+    count = count or max(1, len(batches) // 10)
     if not hasattr(batches, 'pick'):
         return batches[:-count], batches[-count:]
     first, last = _split_sources(batches.sources(), count)

@@ -31,9 +31,9 @@ from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
 from mmkcr.models.tasks import (
-    counted_part,
     is_detector,
     keep_randomness,
+    part_to_count,
     search_space,
     task_forward,
 )
@@ -325,7 +325,7 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
             the default part of its task.
     """
     task = hasattr(model, 'data_preprocessor')
-    counted = counted_part(model, part) if task else model
+    counted = part_to_count(model, part) if task else model
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
 
 
