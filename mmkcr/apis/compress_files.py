@@ -25,7 +25,12 @@ from mmkcr.apis.slim_files import (
 )
 from mmkcr.closed_form.compression import CompressResult, compress_network, refit_structure
 from mmkcr.closed_form.images import CalibrationImages, calibration_images
-from mmkcr.closed_form.options import CompressOptions, SiteProfile
+from mmkcr.closed_form.options import (
+    CompressOptions,
+    SiteProfile,
+    check_divisor,
+    open_search_space,
+)
 from mmkcr.closed_form.progress import CompressProgress, open_profiles
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
@@ -128,7 +133,7 @@ def build_task(options: FileOptions) -> CompressTask:
 
     Raises:
         ValueError: The config is not of a task model with a backbone, the checkpoint belongs to
-            another network, or there are no images.
+            another network, the divisor is above the width of every site, or there are no images.
     """
     config = load_config(options.config, options.cfg_options)
     model = build_model(config)
@@ -145,6 +150,9 @@ def build_task(options: FileOptions) -> CompressTask:
         conditions = dict(input_shape=list(options.input_shape), part=options.part)
         options = dataclasses.replace(options, latency=usable_table(
             options.latency_table, conditions, options.force_table))
+    if options.divisor > FileOptions.divisor:  # the default suits every network
+        space = open_search_space(copy.deepcopy(model), options.sites, options.scope)
+        check_divisor(space, options.divisor)
     batches = calibration_images(config, model, options.calibration,
                                  options.images or math.ceil(options.least_images / 0.9),
                                  options.seed)

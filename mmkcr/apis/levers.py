@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.closed_form.batches import batch_digest, single_images
+from mmkcr.closed_form.batches import batch_digest, single_images, split_batches
 from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.given import copy_network
 from mmkcr.closed_form.options import CompressOptions, Forward
@@ -108,8 +108,8 @@ def frontier(model: nn.Module, images: Tensor | Sequence[Any], out: str | Path =
 
     Args:
         model (nn.Module): Dense network; it is not changed.
-        images (Tensor | Sequence): Without labels, as for ``compress``. A quarter of them, 64 at
-            most, is for comparison alone.
+        images (Tensor | Sequence): Without labels, as for ``compress``. A quarter of them, 64 or
+            a few more, is for comparison alone.
         out (str | Path): Folder to write to. Defaults to ``'frontier'``.
         forward (Callable, optional): Of ``compress``.
         evaluate (Evaluate, optional): Tests a file with labels. Defaults to None: quality is
@@ -205,7 +205,7 @@ class _Bench:
         if len(batches) < 2:
             raise ValueError(f'expected at least two images, found {len(batches)}')
         count = min(max(len(batches) // 4, 1), HELD_OUT)
-        self.fit, self.held = batches[:-count], batches[-count:]
+        self.fit, self.held = split_batches(batches, None, count)
         self.shape = tuple(options.input_shape or _tensor(batches[0]).shape[1:])
         self.ranges, pictures = self._pictures(self.fit[:RANGES]), self._pictures(self.held)
         view = TensorModel(self.dense)
@@ -375,6 +375,9 @@ class _Bench:
 
     def finish(self, rows: list[Row]) -> FrontierResult:
         """Move the networks that no other beats out of the progress, and write the rest."""
+        failed = {(row.runtime, row.levers) for row in rows if row.ratio is None}
+        rows = [row for row in rows if row.ratio is not None or row.levers.count(' with ') == 0
+                or not any((row.runtime, name) in failed for name in row.levers.split(' with '))]
         best, folder = {row.file for row in undominated(rows)}, self.out / 'networks'
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*best, *(cut for cut in self.cuts if any(cut in file for file in best))):

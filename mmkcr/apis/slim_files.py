@@ -26,11 +26,11 @@ from mmkcr.engine.build import (
     load_weights,
     run_folder,
 )
-from mmkcr.engine.compressed_config import run_length, scoped, task_config, with_import
+from mmkcr.engine.compressed_config import add_scope, run_length, task_config, with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models.backbone_loading import content_sha256
-from mmkcr.models.counting import both_parts, counted_proposals
+from mmkcr.models.counting import both_parts, describe_proposals
 from mmkcr.models.tasks import search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
@@ -60,7 +60,7 @@ class SubnetFiles:
         predicted = structure.provenance.get('latency')
         #: Sentences: how parts are counted, how good a prediction of time was …
         self.notes = list(filter(None, (
-            counted_proposals(slim), predicted and check_prediction(dense, slim, predicted))))
+            describe_proposals(slim), predicted and check_prediction(dense, slim, predicted))))
 
 
 def slim_files(config: str | Path, checkpoint: str | Path,
@@ -209,7 +209,7 @@ def write_config(config: Config, scope: str, folder: Path, structure: Structure,
     # initial checkpoints of the dense model would be loaded over the subnet, or refused
     here, written = '{{ fileDirname }}', without_initial_weights(config)
     dense = written.model if scope == 'model' else written.model.backbone
-    structure.backbone['backbone'] = scoped(
+    structure.backbone['backbone'] = add_scope(
         {key: value for key, value in dense.items() if key != 'init_cfg'}, config).to_dict()
     slim = ConfigDict(structure.backbone, structure=f'{here}/{STRUCTURE}')
     if scope == 'model':

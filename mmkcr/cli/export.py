@@ -36,10 +36,10 @@ from mmkcr.engine.build import (
     build_model,
     default_shape,
     dense_config,
+    find_weights,
     load_config,
     load_weights,
     run_folder,
-    trained_weights,
 )
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
@@ -136,7 +136,7 @@ def main(args: ExportJob) -> None:
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
-        load_weights(model, trained_weights(config, args.checkpoint, args.config))
+        load_weights(model, find_weights(config, args.checkpoint, args.config))
         shape = default_shape(config, model, read_shape(args))
         if args.backbone:
             model = find_task(model).backbone

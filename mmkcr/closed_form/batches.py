@@ -154,7 +154,7 @@ class GroupedBatches(NamedTuple):
     groups: list[int]
 
 
-def in_groups(batches: Sequence[Any], size: int) -> GroupedBatches:
+def group_batches(batches: Sequence[Any], size: int) -> GroupedBatches:
     """All images in batches of another size, group by group; a user's own batches stay."""
     groups = source_groups(batches)
     if not hasattr(batches, 'pick'):
@@ -251,10 +251,16 @@ def single_images(given: Any) -> Sequence[Any]:
     return given
 
 
-def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+def split_batches(images: Any, held_out: Any,
+                  count: int | None = None) -> tuple[Sequence[Any], Sequence[Any]]:
     """Split images into calibration batches and held-out batches, see :func:`single_images`.
 
     A single image serves for both.
+
+    Args:
+        images (Any): Images, or batches.
+        held_out (Any): Held-out images or batches; None: the last images, of other sources.
+        count (int, optional): Images that are held out at least. Defaults to None: a tenth.
 
     Raises:
         ValueError: There are no images, or none that are held out.
@@ -270,7 +276,7 @@ def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[A
         return batches, held_out
     if len(batches) < 2:
         return batches, batches
-    count = max(1, len(batches) // 10)  # the last tenth
+    count = count or max(1, len(batches) // 10)
     if not hasattr(batches, 'pick'):
         return batches[:-count], batches[-count:]
     first, last = _split_sources(batches.sources(), count)
@@ -296,10 +302,15 @@ def _split_sources(sources: Sequence[Any], count: int) -> tuple[list[int], list[
 
 
 def augment_images(batches: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
-    """Images and crops of them, ``count`` in all if there are fewer.
+    """Images and crops of them.
+
+    Args:
+        batches (Sequence): Batches of images.
+        count (int): Number of images and crops together; of more images all stay, without crops.
+        seed (int): Seed of the crops.
 
     Raises:
-        ValueError: They are batches of a user's own, which are not known to be images.
+        ValueError: They are batches of a user's own, not known to be images.
     """
     if not hasattr(batches, 'pick'):
         raise ValueError('expected images as a tensor (N, 3, H, W), or those of a config, to '

@@ -175,7 +175,7 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
 
     def catch(name: str, change: WeightChange, images: range, layer: nn.Module, args: tuple,
               out: Tensor) -> None:
-        """Add a layer's call, from its args and the gradient of its out, to a name's change."""
+        """Add a layer's call on images, by its args and the gradient of its out, to a change."""
         x = args[0].detach()
         # rows are made later, and hosts may go on in place
         x = x if isinstance(layer, nn.Linear) else x.clone()

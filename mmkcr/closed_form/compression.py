@@ -31,9 +31,9 @@ from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
 from mmkcr.models.tasks import (
-    counted_part,
     is_detector,
     keep_randomness,
+    part_to_count,
     search_space,
     task_forward,
 )
@@ -41,7 +41,7 @@ from .batches import first_images
 from .given import Calibration, look_at, prepare_calibration
 from .heads import take_weights
 from .options import CompressOptions, Forward, Pair, SiteProfile, check_divisor, open_search_space
-from .profiles import count_groups, profile_sites, shared_sizes, size_options, uniform_sizes
+from .profiles import count_groups, profile_sites, share_budget, size_options, uniform_sizes
 from .progress import CompressProgress
 from .readers import readers
 from .refit_blocks import refit_along
@@ -102,8 +102,8 @@ def compress(model: nn.Module,
             that are to agree. Defaults to calling the model, as the counting of MACs does anyway;
             in the scope ``'model'`` to :func:`~mmkcr.closed_form.whole.whole_outputs`.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
-            None: the last tenth of ``images``, which calibration then does not see. A single
-            image or batch serves for both.
+            None: the last tenth of ``images``; calibration does not see them then. A single image
+            or batch serves for both.
         profiles (dict[str, SiteProfile], optional): Profiles of an earlier call with these
             images and sites. Defaults to None: they are computed.
         **options: All further fields of :class:`CompressOptions`.
@@ -194,7 +194,7 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
         sizes = uniform_sizes(offered, budget, wanted)
     else:
         losses = {name: profiles[name].losses for name in offered}
-        sizes = shared_sizes(offered, losses, budget, wanted)
+        sizes = share_budget(offered, losses, budget, wanted)
     structure = _structure_of(spaces.slim, profiles, sizes)
     structure.provenance.update(target=str(settings.target), asked=_asked(settings))
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
@@ -325,7 +325,7 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
             the default part of its task.
     """
     task = hasattr(model, 'data_preprocessor')
-    counted = counted_part(model, part) if task else model
+    counted = part_to_count(model, part) if task else model
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
 
 
@@ -348,7 +348,7 @@ def refit_structure(model: nn.Module,
         structure (str | Path | Structure): Structure of this backbone. Channels of heads are the
             network's own, not channels of rotated bases.
         images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
-        options (CompressOptions): All options but the sizes, which the structure gives.
+        options (CompressOptions): All options but the sizes: the structure gives them.
         forward (Callable, optional): Takes a model and a batch; returns the outputs that are to
             agree. Defaults to None: the model is called with the batch.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to

@@ -69,7 +69,7 @@ class Survey(NamedTuple):
         """Number of images of a batch.
 
         Args:
-            memory (int): Bytes that may be taken, of which a batch gets :data:`ACTIVATIONS`.
+            memory (int): Bytes that may be taken; a batch gets the share :data:`ACTIVATIONS`.
 
         Raises:
             ValueError: A single image takes more.
@@ -88,7 +88,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward) -> Survey
 
     Args:
         model (nn.Module): The dense network, in the mode ``eval``.
-        batches (Sequence): Batches of images, of which :data:`IMAGES` are run.
+        batches (Sequence): Batches of images; the first :data:`IMAGES` batches are run.
         forward (Callable): Takes the model and a batch; returns the outputs.
     """
     layers = [layer for layer in model.modules()
@@ -97,6 +97,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward) -> Survey
     first_batches = list(number_batches(batches[:IMAGES]))
 
     def count(layer: nn.Module, args: tuple, out: Tensor) -> None:
+        """Count the rows of a layer's call with its args and its out."""
         rows[layer] += count_rows(layer, args[0], out)
 
     with ExitStack() as stack, torch.no_grad():

@@ -184,8 +184,8 @@ class NarrowHeads(Units):
         part = head_parts(self.site)[1]
         bias = part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias
         keys = torch.cat([part.weight, bias[:, None]], 1)
-        deltas = keys.new_zeros(len(self.probed()), *keys.shape)
-        for delta, count in zip(deltas, self.probed()):
+        deltas = keys.new_zeros(len(self.probe_sizes()), *keys.shape)
+        for delta, count in zip(deltas, self.probe_sizes()):
             lost = self._channels(order[count:].cpu())
             delta[lost] = -keys[lost]
         mean = keys.new_zeros(keys.shape[1] - 1)

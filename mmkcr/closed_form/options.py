@@ -254,7 +254,11 @@ def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
 
 
 def check_timed(scope: str) -> None:
-    """Refuse a target of time in the scope of a whole model."""
+    """Refuse a target of time in the scope of a whole model.
+
+    Raises:
+        ValueError: The scope is ``'model'``.
+    """
     if scope == 'model':
         raise ValueError('expected another target to compress a whole model, found a time: '
                          'tables of latencies are about backbones')

@@ -95,6 +95,19 @@ def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:
 def _profile_group(calibration: Calibration, group: Sequence[Units],
                    part: str) -> dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
+    _observe(calibration, group, part)
+    # here the network's heads are rotated
+    profiles = {one.site.name: one.profile() for one in group}
+    if calibration.settings.probe_images:
+        _measure_losses(calibration, group, profiles)
+    return profiles
+
+
+def _observe(calibration: Calibration, group: Sequence[Units], part: str) -> None:
+    """Run images forward and backward, and fill the moments of a group of sites.
+
+    One pass serves orders and bases of heads, as both use its activations.
+    """
     dense, surveyed, settings = calibration.dense, calibration.survey, calibration.settings
     layers = [(one.site.module(path), sensitive) for one in group
               for path, sensitive in one.layers().items()]
@@ -108,27 +121,31 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
     edge = len(first_images(batches, backward))
     parts = (of_size(part, calibration.size)
              for part in (batches[:edge], batches[edge:]) if len(part))
-    # one pass: orders and bases of heads use the same activations
     bar = show_images(itertools.chain.from_iterable(parts), f'Orders of units{part}', settings,
                       count_images(batches))
     observers = [observer for one in group for observer in one.observers(rows)]
     for _ in passes(dense, bar, calibration.forward, observers, settings.logits, settings.seed,
                     surveyed.scales, backward):
         pass
-    # here the network's heads are rotated
-    profiles = {one.site.name: one.profile() for one in group}
-    # so far positions count as independent; probes measure the real loss at some sizes
-    changes = {one.site.name: one.changes(profiles[one.site.name].order) for one in group
-               if one.site.total > 1 and settings.probe_images}
-    if changes:
-        probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
-        measured = output_changes(
-            dense, show_images(probes, 'Losses of sizes', settings), calibration.forward, changes,
-            settings.logits, settings.seed, surveyed.scales)
-        for one in group:
-            if one.site.name in measured:
-                _fit_to_measured(profiles[one.site.name], one.probed(), measured[one.site.name])
-    return profiles
+
+
+def _measure_losses(calibration: Calibration, group: Sequence[Units],
+                    profiles: Mapping[str, SiteProfile]) -> None:
+    """Measure the losses of some sizes on a few images, and scale the profiles to them, in place.
+
+    In losses from moments positions count as independent.
+    """
+    settings = calibration.settings
+    several = {one.site.name: one for one in group if one.site.total > 1}
+    changes = {name: one.changes(profiles[name].order) for name, one in several.items()}
+    if not changes:
+        return
+    probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
+    measured = output_changes(
+        calibration.dense, show_images(probes, 'Losses of sizes', settings), calibration.forward,
+        changes, settings.logits, settings.seed, calibration.survey.scales)
+    for name, one in several.items():
+        _fit_to_measured(profiles[name], one.probe_sizes(), measured[name])
 
 
 def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
@@ -160,7 +177,7 @@ def show_images(batches: Iterable[Any], what: str, settings: CompressOptions,
     Args:
         batches (Iterable): Batches of images.
         what (str): Text before the bar.
-        settings (CompressOptions): Options, of which ``progress`` counts.
+        settings (CompressOptions): Options; ``progress`` counts.
         count (int, optional): Number of images in all. Defaults to None: they are counted.
     """
     count = count_images(batches) if count is None else count
@@ -173,7 +190,7 @@ def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
 
     Args:
         site (HostSite): The site.
-        settings (CompressOptions): Options, of which ``divisor`` and ``min_share`` count.
+        settings (CompressOptions): Options; ``divisor`` and ``min_share`` count.
     """
     total, divisor = site.total // site.rows, settings.divisor
     while total < 4 * divisor and divisor > 8 and divisor % 2 == 0:
@@ -193,7 +210,7 @@ def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                    losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest.
 
-    Arguments are those of :func:`fitted_sizes`.
+    Arguments are those of :func:`fit_sizes`.
     """
     curves, now = {}, int(macs(sizes))
     left = target - now  # the sum of changes that the budget allows
@@ -209,7 +226,7 @@ def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
     return allocate(curves, max(left, 0))
 
 
-def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,
+def share_budget(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,
                  target: int) -> dict[str, int]:
     """Sizes on offer with the least sum of losses within a budget that can be met.
 
@@ -232,7 +249,7 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
         # a fixed point: its costs are those that it was chosen by
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
-        chosen = fitted_sizes(chosen, offered, losses, macs, target)
+        chosen = fit_sizes(chosen, offered, losses, macs, target)
         lost = _total_loss(chosen, losses)
         if lost >= least and chosen == sizes:
             break
@@ -242,7 +259,7 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
     return best
 
 
-def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
+def fit_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                  losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Adjust sizes to a budget: interacting costs make a first solution miss it.
 

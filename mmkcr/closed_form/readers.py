@@ -49,7 +49,7 @@ def readers(site: HostSite) -> list[Reader]:
             for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)]
 
 
-def refitted(site: HostSite) -> list[str]:
+def refit_paths(site: HostSite) -> list[str]:
     """Paths of the layers that are refitted: readers, and layers that lose outputs."""
     return [*(reader.path for reader in readers(site)), *site.lost_outputs()]
 

@@ -12,7 +12,7 @@ from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.tasks import search_space
 from mmkcr.visualization import show_progress
-from .batches import GroupedBatches, count_images, first_images, in_groups
+from .batches import GroupedBatches, count_images, first_images, group_batches
 from .given import Calibration
 from .options import AUTO, RECORDS, RHO, STATISTICS, CompressOptions, Pair
 from .readers import (
@@ -22,11 +22,11 @@ from .readers import (
     output_rows,
     pick,
     readers,
-    refitted,
+    refit_paths,
     set_weights,
     weight_matrix,
 )
-from .replay import ResumableForward, added_last, block_rows, catch_calls, norms_behind
+from .replay import ResumableForward, block_rows, catch_calls, norms_behind, output_factors
 from .report import LEAST_PER_INPUT
 
 
@@ -43,18 +43,14 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
     """
     spaces = Pair(*map(search_space, networks))
     settings, done = calibration.settings, calibration.done
-    # in the order of the sites, which is that of the forward pass
-    blocks: dict[str, list[HostSite]] = {}
-    for name, site in spaces.slim.sites.items():
-        if len(structure.sites[name].kept) < site.total:
-            blocks.setdefault(block_of(site.path), []).append(site)
+    blocks = _cut_blocks(spaces.slim, structure)
     grouped, rows = _choose_batches(spaces.dense, structure, calibration)
     runs = Pair(*(ResumableForward(network, space.host, grouped.batches, calibration.forward,
                                    int(RECORDS * settings.memory))
                   for network, space in zip(networks, spaces)))
     try:
         refits = Refits(runs, settings, rows, grouped.groups, [
-            path for sites in blocks.values() for site in sites for path in refitted(site)])
+            path for sites in blocks.values() for site in sites for path in refit_paths(site)])
         title = f'Refit of blocks, {count_images(grouped.batches)} images each'
         for block, sites in show_progress(blocks.items(), title, visible=settings.progress):
             # finished before the call was killed: slice in the same way, load the weights
@@ -63,14 +59,10 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
             if fitted:
                 refits.enter(block, sites)
             for site in sites:
-                kept = torch.tensor(structure.sites[site.name].kept, dtype=torch.int64,
-                                    device=next(site.owner.parameters()).device)
-                # before slicing: afterwards the axes no longer have the dense layers' entries
-                refits.note_outputs(site, kept)
-                site.slice_to(kept)
+                _slice_site(site, structure, refits)
                 if fitted:
                     refits.refit(site)
-            changed = refits.changed(sites)
+            changed = refits.changed_layers(sites)
             if fitted and done:
                 done.save_block(block, changed, refits.ridges)
             if known is not None:
@@ -89,6 +81,24 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
         structure.provenance['constant'] = refits.constant
     if settings.rho == AUTO and refits.ridges:
         structure.provenance['ridges'] = refits.ridges
+
+
+def _cut_blocks(space: SearchSpace, structure: Structure) -> dict[str, list[HostSite]]:
+    """Sites that lose units, by block, in the order of the forward pass."""
+    blocks: dict[str, list[HostSite]] = {}
+    for name, site in space.sites.items():
+        if len(structure.sites[name].kept) < site.total:
+            blocks.setdefault(block_of(site.path), []).append(site)
+    return blocks
+
+
+def _slice_site(site: HostSite, structure: Structure, refits: 'Refits') -> None:
+    """Slice a site of the slim network to its kept units, and note the outputs that are kept."""
+    kept = torch.tensor(structure.sites[site.name].kept, dtype=torch.int64,
+                        device=next(site.owner.parameters()).device)
+    # before slicing: afterwards the axes no longer have the dense layers' entries
+    refits.note_outputs(site, kept)
+    site.slice_to(kept)
 
 
 def _choose_batches(space: SearchSpace, structure: Structure,
@@ -111,7 +121,7 @@ def _choose_batches(space: SearchSpace, structure: Structure,
     if few:
         structure.provenance['few_rows'] = few
     batches = first_images(calibration.batches, needed)
-    return (in_groups(batches, calibration.size),
+    return (group_batches(batches, calibration.size),
             Rows(settings.rows, enough, count_images(batches)))
 
 
@@ -150,7 +160,7 @@ class Refits:
         self._block = block
         for run in self.runs:
             run.enter(block)
-        paths = dict.fromkeys(path for site in sites for path in refitted(site))
+        paths = dict.fromkeys(path for site in sites for path in refit_paths(site))
         paths.pop(block, None)
         self.runs.dense.record([*paths, block])
 
@@ -162,9 +172,9 @@ class Refits:
             if axis.name == 'weight' and axis.dim == 0 and
             isinstance(axis.module, (nn.Linear, nn.Conv2d))})
 
-    def changed(self, sites: Sequence[HostSite]) -> dict[str, nn.Module]:
+    def changed_layers(self, sites: Sequence[HostSite]) -> dict[str, nn.Module]:
         """Layers of some sites that get new weights, and norms that take their means, by path."""
-        paths = [path for site in sites for path in refitted(site)]
+        paths = [path for site in sites for path in refit_paths(site)]
         paths += [self._norms[path] for path in paths if path in self._norms]
         return {path: sites[0].module(path) for path in paths}
 
@@ -187,7 +197,7 @@ class Refits:
         layers = {path: self.runs.slim.host.get_submodule(path) for path in paths}
         if len(paths) == 1:
             # None if the layer's outputs are not simply added: then it has targets of its own
-            scale = added_last(self.runs.dense, block, paths[0])
+            scale = output_factors(self.runs.dense, block, paths[0])
             scale = None if scale is None else self._columns(scale[None], paths[0])[0]
         moments = self._new_moments(layers)
         for batch, images in enumerate(self.runs.dense.images):

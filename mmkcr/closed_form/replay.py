@@ -297,7 +297,7 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
     return {path: norm for path, norm in followers.items() if run.once(path) and run.once(norm)}
 
 
-def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
+def output_factors(run: ResumableForward, block: str, path: str) -> Tensor | None:
     """Factors (outputs,) of a layer's outputs in its block's outputs; 1 except with layer scale.
 
     They are found by experiment: the layer's outputs are shifted at random, and the change of the

@@ -179,8 +179,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
             same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
             total += ours[-1].numel() / ours[-1].shape[1]
         for a, b in zip(ours, theirs):
-            cosines = torch.cosine_similarity(
-                a.float(), b.float(), {0: 0, 4: 1}.get(a.ndim, -1)) if a.ndim else torch.ones(1)
+            cosines = _cosines(a.float(), b.float())
             alike, vectors = alike + float(cosines.double().sum()), vectors + cosines.numel()
         count = images.stop
         parts = [images_in(out, len(images)) for out in theirs]
@@ -194,6 +193,15 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
     if total:
         result['pixels' if maps else 'top1'] = same / total
     return dict(result, seen=seen) if seen else result
+
+
+def _cosines(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Cosines of the vectors at all positions, or of whole images where a vector is a number."""
+    dim = 1 if ours.ndim == 4 else -1
+    if ours.ndim < 2 or ours.shape[dim] == 1:
+        images = len(ours) if ours.ndim > 1 else 1
+        ours, theirs, dim = ours.reshape(images, -1), theirs.reshape(images, -1), 1
+    return torch.cosine_similarity(ours, theirs, dim)
 
 
 def _square(values: Tensor) -> float:

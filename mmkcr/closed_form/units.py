@@ -11,7 +11,7 @@ from mmkcr.functional.refit import refit
 from mmkcr.models.sites.base import HostSite
 from .calibration import ReaderMoments, WeightChange
 from .options import CompressOptions, SiteProfile
-from .readers import Rows, ordering_readers, output_energy, readers, refitted, weight_matrix
+from .readers import Rows, ordering_readers, output_energy, readers, refit_paths, weight_matrix
 
 #: Shares of a site's units at which its loss is measured.
 PROBES = (0.25, 0.5, 0.75)
@@ -34,7 +34,7 @@ class Units:
 
     def layers(self) -> dict[str, bool]:
         """Paths of the layers to observe, and whether the gradients of their outputs count too."""
-        return dict.fromkeys(refitted(self.site), True)
+        return dict.fromkeys(refit_paths(self.site), True)
 
     def bytes(self) -> int:
         """Bytes of the statistics, in fp64, and of the :meth:`changes`."""
@@ -106,7 +106,7 @@ class Units:
             raise ValueError(f'expected outputs that depend on site `{name}`, found that they do '
                              'not: let `forward` return those that do')
 
-    def probed(self) -> list[int]:
+    def probe_sizes(self) -> list[int]:
         """The sizes whose losses are measured, ascending."""
         # per group, as all groups keep equally many units
         count = self.site.total // self.site.rows
@@ -114,7 +114,7 @@ class Units:
                        for share in PROBES})
 
     def changes(self, order: Tensor) -> list[WeightChange]:
-        """Changes of the readers' weights by refits to the :meth:`probed` numbers of units."""
+        """Changes of the readers' weights by refits to the :meth:`probe_sizes` numbers of units."""
         changes = []
         for reader in readers(self.site):
             weight, deltas = weight_matrix(reader.layer), []
@@ -122,7 +122,7 @@ class Units:
             places = torch.arange(len(columns)).view(-1, reader.each)  # in `columns`, by unit
             covariance, mean = _centred_moment(reader.layer, self.moments[reader.path].inputs)
             covariance = covariance[columns[:, None], columns]
-            for count in self.probed():
+            for count in self.probe_sizes():
                 kept = places[order[:count].sort().values.cpu()].flatten()
                 # W' on the columns of the kept units, minus W on all columns of the site
                 delta = torch.zeros_like(weight)

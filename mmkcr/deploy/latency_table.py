@@ -20,7 +20,7 @@ from mmkcr.deploy.latency import Side, export_for_timing, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.tasks import counted_part, search_space, task_forward
+from mmkcr.models.tasks import part_to_count, search_space, task_forward
 
 #: Measured shares of the units; the last stands for the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75, 1 - 1e-9)
@@ -166,7 +166,7 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
 def _open_table(dense: nn.Module, path: Path, settings: Mapping[str, Any],
                 divisor: int) -> LatencyTable:
     """The table as far as it exists, or an empty one."""
-    space, counted = search_space(dense), counted_part(dense, settings['part'])
+    space, counted = search_space(dense), part_to_count(dense, settings['part'])
     macs = MacsModel(counted, space.host, space.sites,
                      task_forward(counted, settings['input_shape']))
     full = {name: site.total for name, site in space.sites.items()}
