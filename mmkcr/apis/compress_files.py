@@ -319,8 +319,9 @@ def int8_files(task: CompressTask, slim: nn.Module, folder: Path,
                runtime: str) -> list[DeployedFile]:
     """Write fp32 and int8 files of both networks, see :func:`~mmkcr.deploy.int8.deploy_int8`.
 
-    They take images of the size that MACs are counted for, to which others are resized. They are
-    calibrated on :data:`INT8_IMAGES` of the task's except the last tenth, which compares outputs.
+    They take images of the size that MACs are counted for; other images are resized. They are
+    calibrated on :data:`INT8_IMAGES` images of the task except the last tenth, which compares
+    outputs.
 
     Args:
         task (CompressTask): The dense network and its images.
