@@ -53,7 +53,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
             path for sites in blocks.values() for site in sites for path in refit_paths(site)])
         title = f'Refit of blocks, {count_images(grouped.batches)} images each'
         for block, sites in show_progress(blocks.items(), title, visible=settings.progress):
-            # finished before the call was killed: slice in the same way, load the weights
+            # finished before the call was killed: slice again, load the weights
             known = done.read_block(block) if done else None
             fitted = settings.refit != 'none' and known is None
             if fitted:
@@ -142,7 +142,7 @@ class Refits:
         self._group_of, self._groups = groups, max(groups) + 1
         #: The relative ridge of each layer that was refitted, by path.
         self.ridges: dict[str, float] = {}
-        #: Layers whose inputs were the same everywhere.
+        #: Layers whose inputs were equal at all positions of all images.
         self.constant: list[str] = []
         #: Kept outputs of layers, in the dense layers' numbering.
         self._kept: dict[str, Tensor] = {}
@@ -181,7 +181,7 @@ class Refits:
     def refit(self, site: HostSite) -> None:
         """Refit the layers of a site that was sliced."""
         self._fit([reader.path for reader in readers(site)])
-        # lost outputs depend on what was just refitted, so they come one by one after
+        # lost outputs depend on the readers' new weights, so they follow one by one
         for path in site.lost_outputs():
             self._fit([path])
 
