@@ -245,10 +245,10 @@ def load(folder: str | Path, model: nn.Module | None = None,
 def _build(path: Path, model: nn.Module | None) -> nn.Module:
     """See :func:`load`, without comparing the files with the report; on the CPU."""
     if model is None and (not path.is_dir() or (path / CONFIG).is_file()):
-        from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
+        from mmkcr.engine.build import build_model, find_weights, load_config, load_weights
         config = load_config(path / CONFIG if path.is_dir() else path)
         model = build_model(config)
-        load_weights(model, trained_weights(config, None, str(config.filename)))
+        load_weights(model, find_weights(config, None, str(config.filename)))
         return model
     _require(path, (STRUCTURE, WEIGHTS))
     structure, state = Structure.load(path / STRUCTURE), read_checkpoint(path / WEIGHTS)
