@@ -1,7 +1,7 @@
-"""What this package changes in the OpenMMLab libraries, and when.
+"""Changes of this package in the OpenMMLab libraries.
 
 Importing the package changes nothing. Commands call :func:`prepare_hosts`, and so do the functions
-that read a config, build a model or build a runner. Whoever loads a config with ``mmkcr::`` bases
+that read a config, build a model or build a runner. Code that loads a config with ``mmkcr::`` bases
 by MMEngine's own ``Config.fromfile`` calls it before.
 """
 
@@ -22,7 +22,7 @@ ORIGINALS = {
     'onedl-mmdetection': ('mmdet', ),
     'onedl-mmsegmentation': ('mmsegmentation', ),
 }
-#: What pip is asked for by models of the hosts that read text.
+#: Requirement of the hosts' models that read text, for pip.
 TRANSFORMERS_4 = '"transformers>=4.57,<5"'
 
 
@@ -35,6 +35,7 @@ def prepare_hosts() -> None:
     """Adapt MMEngine and mmcv to this package, once, for the rest of the process.
 
     - Configs may refer to ``mmkcr::`` and ``mmseg::`` bases.
+    - Notices at import about parts that nothing here uses are dropped.
     - mmcv's ``LoadImageFromFile`` names the file that it cannot read.
     - MMEngine reads checkpoints as data, see :func:`mmkcr.safe_load.restrict_checkpoints`.
     - Beside transformers 5 mmpretrain leaves its multimodal models out, see
@@ -51,10 +52,11 @@ def prepare_hosts() -> None:
         raise ImportError('expected the OpenMMLab libraries for a config, found none: install '
                           f'them with `pip install "mmkcr[openmmlab]"` ({error})') from error
     from .safe_load import restrict_checkpoints
+    hush_missing_parts()
     register_references()
     name_unreadable_images()
     restrict_checkpoints()
-    transformers = _installed('transformers')
+    transformers = _find_version('transformers')
     if transformers and int(transformers.partition('.')[0]) >= 5 and find_spec('mmpretrain'):
         leave_multimodal_models_out(transformers)
 
@@ -64,7 +66,8 @@ def ensure_torchvision() -> bool:
     """Import torchvision, and return whether its operators' schemas had to be declared.
 
     The wheel of PyPI is built for CUDA. Beside a CPU build of torch its operators cannot be loaded,
-    and ``import torchvision`` stops at the two that it registers fake kernels for.
+    and ``import torchvision`` stops at two operators, for which it registers fake kernels. Other
+    errors of the import are raised again.
     """
     try:
         import torchvision  # noqa: F401
@@ -79,7 +82,7 @@ def ensure_torchvision() -> bool:
     return True
 
 
-def _installed(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     """Version of an installed distribution, or None."""
     try:
         return version(name)
@@ -89,8 +92,8 @@ def _installed(name: str) -> str | None:
 
 def refuse_mixed_families() -> None:
     """Refuse the original OpenMMLab packages beside their forks, with the commands that mend it."""
-    beside = [(name, f'{fork}=={_installed(fork)}') for fork, names in ORIGINALS.items()
-              for name in names if _installed(fork) and _installed(name)]
+    beside = [(name, f'{fork}=={_find_version(fork)}') for fork, names in ORIGINALS.items()
+              for name in names if _find_version(fork) and _find_version(name)]
     if beside:
         originals, forks = (list(dict.fromkeys(names)) for names in zip(*beside))
         raise ImportError(
@@ -101,12 +104,13 @@ def refuse_mixed_families() -> None:
 
 
 def name_unreadable_images() -> None:
-    """Make mmcv's image loading name the file that it cannot read, whatever the cause."""
+    """Make mmcv's image loading raise an error that names the file, whatever the cause."""
     from mmcv.transforms import LoadImageFromFile
     load = LoadImageFromFile.transform
 
     @functools.wraps(load)
     def transform(self: Any, results: dict) -> dict | None:
+        """Load the image; an error becomes an :class:`UnreadableImageError`."""
         try:
             return load(self, results)
         except Exception as error:  # of the file system, OpenCV, Pillow
@@ -134,6 +138,7 @@ def leave_multimodal_models_out(installed: str) -> None:
             registry.register_module(name=name, module=functools.partial(refuse, name))
 
     def refuse(name: str, *_: Any, **__: Any) -> None:
+        """Refuse to build a model, in one sentence."""
         raise ImportError(f'expected transformers 4 for `{name}` of mmpretrain, found transformers '
                           f'{installed}: pip install {TRANSFORMERS_4}')
 
@@ -141,7 +146,6 @@ def leave_multimodal_models_out(installed: str) -> None:
     dependency.register_multimodal_placeholder = register
 
 
-@functools.lru_cache(maxsize=None)
 def hush_missing_parts() -> None:
     """Drop the hosts' notices at import about operators and a service that nothing here uses.
 

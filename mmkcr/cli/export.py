@@ -25,21 +25,21 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 
-from mmkcr.apis.slim_files import STRUCTURE
-from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
+from mmkcr.apis.file_names import STRUCTURE
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, read_shape, runs
 from mmkcr.deploy.end_to_end import export_end_to_end
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
-from mmkcr.deploy.prepare import RUNTIMES, selection_forms
+from mmkcr.deploy.prepare import EXPORT_RUNTIMES, selection_forms
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
     default_shape,
     dense_config,
+    find_weights,
     load_config,
     load_weights,
     run_folder,
-    trained_weights,
 )
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
@@ -62,7 +62,7 @@ class ExportJob(Configured, Shaped, Trusting):
     against: str | None = argument('with --end-to-end, the file of another network: timed in '
                                    'turns', metavar='ONNX')
     runtime: str = argument('what the file is to be fast in; every file runs everywhere '
-                            '(%(default)s)', 'any', choices=RUNTIMES)
+                            '(%(default)s)', 'any', choices=EXPORT_RUNTIMES)
     static_size: bool = argument('fix height and width', False, group='size')
     dynamic_size: bool = argument('leave them open', False, group='size')
     tolerance: float = argument('largest difference, relative to the largest output '
@@ -73,7 +73,17 @@ class ExportJob(Configured, Shaped, Trusting):
 
 def against_dense(args: ExportJob, config: Config, report: ExportReport,
                   shape: tuple[int, int, int]) -> PairTiming | None:
-    """Time a file in turns with that of the dense network; None where the config is dense."""
+    """Time the file of a subnet in turns with a file of its dense network.
+
+    Args:
+        args (ExportJob): Arguments of the command: pairs, threads, runtime and part.
+        config (Config): Config of the subnet.
+        report (ExportReport): Its file.
+        shape (tuple[int, int, int]): (C, H, W) of the timed image.
+
+    Returns:
+        PairTiming, optional: None where the config is dense, or no pairs are asked for.
+    """
     if not args.repeats or backbone_config(config).get('structure') is None:
         return None
     torch.manual_seed(0)
@@ -88,7 +98,14 @@ def against_dense(args: ExportJob, config: Config, report: ExportReport,
 
 def report_end_to_end(path: str | Path, timing: PairTiming, against: str | None,
                       metrics: dict[str, tuple[float, float]]) -> None:
-    """Print metrics and time of a whole detector or segmentor."""
+    """Print metrics and time of a whole detector or segmentor.
+
+    Args:
+        path (str | Path): Its ONNX file.
+        timing (PairTiming): Times of ``against``, or of the file itself, and of the file.
+        against (str | None): File of another network.
+        metrics (dict): In PyTorch and in ONNX Runtime, by name; may be empty.
+    """
     if metrics:
         print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
             (name, *(f'{value:.4g}' for value in values)) for name, values in metrics.items()]))
@@ -108,7 +125,7 @@ def file_beside(config: str) -> Path | None:
 
 @runs(ExportJob)
 def main(args: ExportJob) -> None:
-    """Export, compare and print."""
+    """Export, compare and print; options that exclude each other are refused."""
     config = load_config(args.config, args.cfg_options)
     size = None if args.static_size == args.dynamic_size else args.dynamic_size
     if args.end_to_end and (args.backbone or args.static_size or args.runtime not in (
@@ -119,8 +136,8 @@ def main(args: ExportJob) -> None:
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
-        load_weights(model, trained_weights(config, args.checkpoint, args.config))
-        shape = default_shape(config, model, given_shape(args))
+        load_weights(model, find_weights(config, args.checkpoint, args.config))
+        shape = default_shape(config, model, read_shape(args))
         if args.backbone:
             model = find_task(model).backbone
         out = args.out or file_beside(args.config) or \

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from mmkcr.apis.compress_files import CompressTask, FileOptions, build_task, task_outputs
+from mmkcr.apis.file_names import CONFIG
 from mmkcr.apis.levers import FrontierOptions, measure_frontier
-from mmkcr.apis.saved import CONFIG
 from mmkcr.cli.compress import evaluate, read_gigabytes
-from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, read_shape, runs
 from mmkcr.cli.launch import check_file
 from mmkcr.closed_form.options import SCOPES
 from mmkcr.deploy.int8 import QUANTIZERS
@@ -55,7 +55,19 @@ class FrontierJob(Configured, Shaped, Trusting, FrontierOptions, FileOptions):
 
 def judge(job: FrontierJob, task: CompressTask, folder: Path, file: Path, runtime: str,
           cut: Path | None) -> tuple[str, float]:
-    """Name and value of the metric of a file on the test set."""
+    """Name and value of the metric of a file on the test set.
+
+    Args:
+        job (FrontierJob): Arguments of the command: checkpoint and metric.
+        task (CompressTask): The dense network.
+        folder (Path): Work directory of the test.
+        file (Path): The ONNX file.
+        runtime (str): One of :data:`~mmkcr.deploy.int8.QUANTIZERS`.
+        cut (Path | None): Folder of the cut network that the file is of; None for the dense one.
+
+    Raises:
+        ValueError: The test has no metric of the name that was asked for.
+    """
     config, checkpoint = (load_config(cut / CONFIG), None) if cut else (task.config, job.checkpoint)
     metrics = {name: value for name, value in evaluate(
         config, checkpoint, str(folder), file, runtime).items() if isinstance(value, Real)}
@@ -70,7 +82,7 @@ def judge(job: FrontierJob, task: CompressTask, folder: Path, file: Path, runtim
 def main(job: FrontierJob) -> None:
     """Measure, write and print."""
     check_file(job.checkpoint, 'a checkpoint')
-    task = build_task(replace(job, input_shape=given_shape(job)))
+    task = build_task(replace(job, input_shape=read_shape(job)))
     folder = Path(job.out) if job.out else run_folder(task.config, job.config) / 'frontier'
     task.model.cfg = task.config  # so that cut networks are written with a config
     judged = partial(judge, job, task, folder / 'evaluate') if job.evaluate else None

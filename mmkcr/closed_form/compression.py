@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import MacsModel, Structure, block_of, count_params
+from mmkcr.core import CostModel, MacsModel, Structure, block_of, count_params
 from mmkcr.core.machine import naming_remedy
 from mmkcr.models.counting import (
     check_built,
@@ -31,9 +31,9 @@ from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
 from mmkcr.models.tasks import (
-    counted_part,
     is_detector,
     keep_randomness,
+    part_to_count,
     search_space,
     task_forward,
 )
@@ -41,7 +41,7 @@ from .batches import first_images
 from .given import Calibration, look_at, prepare_calibration
 from .heads import take_weights
 from .options import CompressOptions, Forward, Pair, SiteProfile, check_divisor, open_search_space
-from .profiles import count_groups, profile_sites, shared_sizes, size_options, uniform_sizes
+from .profiles import count_groups, profile_sites, share_budget, size_options, uniform_sizes
 from .progress import CompressProgress
 from .readers import readers
 from .refit_blocks import refit_along
@@ -56,7 +56,7 @@ class CompressResult:
     Args:
         model (nn.Module): The subnet, a copy of the given model.
         structure (Structure): The kept units.
-        profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
+        profiles (dict[str, SiteProfile]): Profiles by site; another budget needs no new pass.
         agreement (dict[str, float]): On held-out images, see :func:`agreement`; ``refit_error`` is
             the error on as many of the refits' own.
     """
@@ -93,16 +93,20 @@ def compress(model: nn.Module,
             mmdet or mmseg whose backbone has one. It is not changed.
         images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``. In
             the scope ``'model'`` they are batches of the data preprocessor.
-        target, sites, input_shape: See :class:`CompressOptions`.
+        target (str | int | float): Most of the cost that the subnet may have, as ``'60%'``.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: the kinds that the
+            backbone has, see :class:`CompressOptions`.
+        input_shape (Sequence[int], optional): (C, H, W) of the image that MACs are for. Defaults
+            to None: the size of the images.
         forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
             that are to agree. Defaults to calling the model, as the counting of MACs does anyway;
             in the scope ``'model'`` to :func:`~mmkcr.closed_form.whole.whole_outputs`.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
-            None: the last tenth of ``images``, which calibration then does not see (but of a
-            single image or batch, the same).
+            None: the last tenth of ``images``; calibration does not see them then. A single image
+            or batch serves for both.
         profiles (dict[str, SiteProfile], optional): Profiles of an earlier call with these
             images and sites. Defaults to None: they are computed.
-        **options: The other fields of :class:`CompressOptions`.
+        **options: All further fields of :class:`CompressOptions`.
 
     Returns:
         CompressResult: The subnet is made of plain modules wherever the host library can run it,
@@ -137,8 +141,15 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     Files of configs need the search space, as their backbone is built with one.
 
     Args:
-        model, images, forward, held_out, profiles: See :func:`compress`.
-        options (CompressOptions): What is asked for.
+        model (nn.Module): Dense model, see :func:`compress`. It is not changed.
+        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
+        options (CompressOptions): Target, sites and all other options.
+        forward (Callable, optional): Takes a model and a batch; returns the outputs that are to
+            agree. Defaults to None: see :func:`compress`.
+        held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
+            None: the last tenth of ``images``.
+        profiles (Mapping[str, SiteProfile], optional): Profiles by site of an earlier call.
+            Defaults to None: they are computed.
         done (CompressProgress, optional): Progress of an interrupted call with these arguments;
             this call continues and extends it. Defaults to None.
 
@@ -152,10 +163,7 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     calibration = prepare_calibration(model, images, held_out, forward, done, options)
     dense, settings = calibration.dense, calibration.settings
     if settings.scope == 'model' and is_detector(dense):
-        # proposals follow the weights: outputs are compared on the dense network's proposals
-        chooser = copy.deepcopy(dense)
-        calibration.batches = HeldBatches(calibration.batches, chooser)
-        calibration.held_out = HeldBatches(calibration.held_out, chooser)
+        _hold_choices(calibration)
     networks = Pair(dense, copy.deepcopy(dense))
     if settings.progress:  # before anything that takes seconds for large images
         print(f'Calibration: looking at a {type(dense).__name__} and the first images',
@@ -171,19 +179,9 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
     wanted = budget.parse_target(settings.target)
     offered = {name: size_options(site, settings) for name, site in spaces.slim.sites.items()}
-    try:
-        budget.check_target(wanted, {name: sizes[0] for name, sizes in offered.items()})
-    except ValueError as error:
-        paths = [site.path for site in spaces.slim.sites.values()]
-        uncut = uncut_parts(dense, paths, settings.input_shape) if settings.scope == 'model' else ''
-        raise ValueError(f'{error}{uncut}') from error
+    _check_reachable(budget, wanted, offered, calibration, spaces.slim)
     if settings.progress:
-        layers = [reader.layer for site in spaces.dense.sites.values() for reader in readers(site)]
-        sites = spaces.dense.sites.values()
-        fits = sum(1 + len(site.lost_outputs()) for site in sites)
-        blocks = {block_of(site.path) for site in sites}
-        groups = 0 if profiles else count_groups(calibration, spaces.dense)
-        print(plan(calibration, layers, groups, fits / len(blocks)), file=sys.stderr, flush=True)
+        _print_plan(calibration, spaces.dense, bool(profiles))
     if profiles:
         _check_profiles(profiles, spaces.slim)
     else:
@@ -192,9 +190,11 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     for profile in profiles.values():
         for space in spaces:
             take_weights(space.host, profile.rotated)
-    losses = {name: profiles[name].losses for name in offered}
-    sizes = uniform_sizes(offered, budget, wanted) if settings.uniform else shared_sizes(
-        offered, losses, budget, wanted)
+    if settings.uniform:
+        sizes = uniform_sizes(offered, budget, wanted)
+    else:
+        losses = {name: profiles[name].losses for name in offered}
+        sizes = share_budget(offered, losses, budget, wanted)
     structure = _structure_of(spaces.slim, profiles, sizes)
     structure.provenance.update(target=str(settings.target), asked=_asked(settings))
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
@@ -206,8 +206,52 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     return make_result(networks, structure, macs, shape, calibration, profiles)
 
 
+def _hold_choices(calibration: Calibration) -> None:
+    """Keep the dense detector's proposals beside its images: outputs are compared on them.
+
+    It exchanges the batches of the calibration.
+    """
+    chooser = copy.deepcopy(calibration.dense)
+    calibration.batches = HeldBatches(calibration.batches, chooser)
+    calibration.held_out = HeldBatches(calibration.held_out, chooser)
+
+
+def _check_reachable(budget: CostModel, target: int, offered: Mapping[str, Sequence[int]],
+                     calibration: Calibration, space: SearchSpace) -> None:
+    """Refuse a target that the smallest sizes do not meet.
+
+    Args:
+        budget (CostModel): The cost as a function of the sizes.
+        target (int): Most of that cost.
+        offered (Mapping[str, Sequence[int]]): Sizes on offer by site, ascending.
+        calibration (Calibration): The dense network and the options.
+        space (SearchSpace): The sites, whose paths tell the parts that nothing cuts.
+
+    Raises:
+        ValueError: The target is out of reach; the message gives the range.
+    """
+    try:
+        budget.check_target(target, {name: sizes[0] for name, sizes in offered.items()})
+    except ValueError as error:
+        uncut, settings = '', calibration.settings
+        if settings.scope == 'model':
+            paths = [site.path for site in space.sites.values()]
+            uncut = uncut_parts(calibration.dense, paths, settings.input_shape)
+        raise ValueError(f'{error}{uncut}') from error
+
+
+def _print_plan(calibration: Calibration, space: SearchSpace, profiled: bool) -> None:
+    """Print the work ahead and its time; the first images are run for it."""
+    sites = space.sites.values()
+    layers = [reader.layer for site in sites for reader in readers(site)]
+    fits = sum(1 + len(site.lost_outputs()) for site in sites)
+    blocks = {block_of(site.path) for site in sites}
+    groups = 0 if profiled else count_groups(calibration, space)
+    print(plan(calibration, layers, groups, fits / len(blocks)), file=sys.stderr, flush=True)
+
+
 def _asked(options: CompressOptions) -> dict[str, Any]:
-    """What a structure records of the options."""
+    """The options that a structure records, by name."""
     names = 'cost', 'sites', 'scope', 'part', 'divisor', 'uniform', 'rho', 'augment'
     asked = {name: getattr(options, name) for name in names}
     return asked if options.latency is None else dict(asked, cost='latency')
@@ -219,11 +263,11 @@ def make_result(networks: Pair, structure: Structure, macs: MacsModel, shape: Se
 
     Args:
         networks (Pair): The dense network and the subnet.
-        structure (Structure): It gets MACs and parameters, in place.
-        macs (MacsModel): Of the part that the budget counts.
-        shape (Sequence[int]): (C, H, W) that MACs are for.
+        structure (Structure): Kept units; it gets MACs and parameters, in place.
+        macs (MacsModel): MACs of the part that the budget counts, as a function of the sizes.
+        shape (Sequence[int]): (C, H, W) of the image that MACs are for.
         calibration (Calibration): Images and options.
-        profiles (Mapping): By site.
+        profiles (Mapping[str, SiteProfile]): Profiles by site; none after a search.
     """
     dense, slim = networks
     settings = calibration.settings
@@ -234,13 +278,14 @@ def make_result(networks: Pair, structure: Structure, macs: MacsModel, shape: Se
     structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
     compare = partial(agreement, dense, slim, forward=calibration.forward, size=calibration.size)
     agreed = compare(calibration.held_out, logits=settings.logits, seen=calibration.seen)
-    if calibration.seen < agreed['images']:  # the same on images that the refits had
+    if calibration.seen < agreed['images']:  # and on images that the refits had
         some = first_images(calibration.batches, agreed['images'])
         agreed['refit_error'] = compare(some)['error']
     return CompressResult(slim, structure, dict(profiles), agreed)
 
 
 def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> None:
+    """Refuse profiles of sites with other names or other numbers of units."""
     wanted = {name: site.total for name, site in space.sites.items()}
     units = {name: len(profile.losses) - 1 for name, profile in profiles.items()}
     other = [name for name in {**wanted, **units} if wanted.get(name) != units.get(name)]
@@ -251,7 +296,7 @@ def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> 
 
 def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
                   sizes: Mapping[str, int]) -> Structure:
-    """The first units of every site's order."""
+    """A structure that keeps the first units of every site's order, as many as its size."""
     structure = space.structure_for(
         {name: profiles[name].order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
@@ -271,9 +316,17 @@ def call_network(network: nn.Module, batch: Any) -> Any:
 
 def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
                part: str | None) -> MacsModel:
-    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes."""
+    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes.
+
+    Args:
+        model (nn.Module): The dense network.
+        space (SearchSpace): The model's sites.
+        input_shape (Sequence[int]): (C, H, W) of the image that MACs are for.
+        part (str, optional): Part of a task model to count, ``'model'`` or ``'backbone'``; of None
+            the default part of its task.
+    """
     task = hasattr(model, 'data_preprocessor')
-    counted = counted_part(model, part) if task else model
+    counted = part_to_count(model, part) if task else model
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
 
 
@@ -286,16 +339,22 @@ def refit_structure(model: nn.Module,
                     done: CompressProgress | None = None) -> CompressResult:
     """Cut a dense network to a structure and refit the readers of the kept units.
 
-    So the retraining of a searched structure starts from the dense network's weights, instead of
-    those that were trained together with gates. Masks on queries and keys (DCS) are layers that the
-    dense network does not have: they start as they were initialised. The result has no profiles.
+    So the retraining of a searched structure starts from the dense network's weights, not from
+    weights that were trained together with gates. Masks on queries and keys (DCS) are layers that
+    the dense network does not have: they start as they were initialised. The result has no
+    profiles.
 
     Args:
-        model, images, forward, held_out: See :func:`compress`.
+        model (nn.Module): Dense model, see :func:`compress`. It is not changed.
         structure (str | Path | Structure): Structure of this backbone. Channels of heads are the
-            network's own, not those of rotated bases.
-        options (CompressOptions): What is asked for, but for the sizes, which the structure has.
-        done (CompressProgress, optional): See :func:`compress_network`. Defaults to None.
+            network's own, not channels of rotated bases.
+        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
+        options (CompressOptions): All options but the sizes: the structure gives them.
+        forward (Callable, optional): Takes a model and a batch; returns the outputs that are to
+            agree. Defaults to None: the model is called with the batch.
+        held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
+            None: the last tenth of ``images``.
+        done (CompressProgress, optional): Progress of an interrupted call. Defaults to None.
 
     Raises:
         ValueError: As in ``compress``; or a structure of another backbone, with other MACs or
@@ -308,7 +367,7 @@ def refit_structure(model: nn.Module,
     look_at(calibration)
     networks = Pair(calibration.dense, copy.deepcopy(calibration.dense))
     kinds, masks = _kinds(wanted)
-    with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
+    with torch.random.fork_rng(devices=[]):  # a repeated call begins with equal masks
         torch.manual_seed(calibration.settings.seed)
         space = open_search_space(networks.slim, kinds, masks=masks)
     check_ties(networks.slim, space.sites)
@@ -320,7 +379,7 @@ def refit_structure(model: nn.Module,
                          'not have: compress again with the same target')
     shape, origin = calibration.find_input_shape()
     macs = macs_model(networks.slim, space, shape, calibration.settings.part)
-    # described anew, as the given structure may name another class for the same backbone
+    # described anew, as the given structure may name another class for this backbone
     described = space.structure_for({name: torch.tensor(site.kept)
                                      for name, site in wanted.sites.items()})
     described.method = wanted.method
@@ -333,7 +392,7 @@ def refit_structure(model: nn.Module,
 
 
 def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:
-    """Kinds of site that are refitted, and masks on queries and keys, which begin anew."""
+    """Kinds of site that are refitted, and masks on queries and keys, whose weights begin anew."""
     kinds = structure.backbone.get('sites')
     if not kinds:
         # a structure of a named backbone lists none, but its sites' names end with the kinds

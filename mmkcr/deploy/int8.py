@@ -1,5 +1,6 @@
 """Static quantisation of ONNX files by the runtimes' own libraries, and four files side by side."""
 
+import bisect
 import contextlib
 import importlib.util
 import io
@@ -38,10 +39,16 @@ def quantize_onnx(source: str | Path, target: str | Path,
     dequantise nodes, but only the intended one runs it fast.
 
     Args:
-        source, target (str | Path): The fp32 file and the new one; an existing one is replaced.
+        source (str | Path): The fp32 file.
+        target (str | Path): The new file; an existing one is replaced.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
-        runtime (str): One of :data:`QUANTIZERS`, see :func:`require_quantizer`.
-        skip (Sequence[str]): Nodes that stay in fp32, see :func:`sensitive_nodes`.
+        runtime (str): One of :data:`QUANTIZERS`. Defaults to ``'onnxruntime'``.
+        skip (Sequence[str]): Nodes that stay in fp32, see :func:`sensitive_nodes`. Defaults to
+            none.
+
+    Raises:
+        ImportError: The runtime or its quantiser is not installed.
+        ValueError: No images, or another runtime.
     """
     require_quantizer(runtime)
     if not len(images):
@@ -52,7 +59,12 @@ def quantize_onnx(source: str | Path, target: str | Path,
 
 
 def require_quantizer(runtime: str) -> None:
-    """Refuse a runtime outside :data:`QUANTIZERS`, or that lacks its quantiser: what to install."""
+    """Refuse a runtime outside :data:`QUANTIZERS`, or without its quantiser.
+
+    Raises:
+        ImportError: The quantiser is not installed; the message says how to install it.
+        ValueError: Another runtime.
+    """
     if runtime not in QUANTIZERS:
         raise ValueError(f'expected a runtime that int8 files are made for, of '
                          f'{sorted(QUANTIZERS)}, found {runtime!r}')
@@ -134,11 +146,14 @@ def sensitive_nodes(quantized: Path, judge: Callable[[Path], tuple[float, float]
             onnx.save(changed, path := Path(folder) / 'changed.onnx')
             return judge(path)
 
-    order = sorted(blocks, key=lambda name: judge_without([name])[0])
-    for count in range(1, len(blocks) // 2 + 1):
-        if judge_without(order[:count])[1] >= enough:
-            return {name: [node.name for node in blocks[name]] for name in order[:count]}
-    return {}
+    def reaches(count: int) -> bool:
+        return judge_without(order[:count])[1] >= enough
+
+    order, most = sorted(blocks, key=lambda name: judge_without([name])[0]), len(blocks) // 2
+    if not most or not reaches(most):
+        return {}
+    fewest = 1 + bisect.bisect_left(range(1, most), True, key=reaches)
+    return {name: [node.name for node in blocks[name]] for name in order[:fewest]}
 
 
 class DeployedFile(NamedTuple):

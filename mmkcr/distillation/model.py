@@ -49,7 +49,7 @@ class DistilModel:
         self.average = copy.deepcopy(student).to(self.device).requires_grad_(False)
         self.teacher = copy.deepcopy(teacher).to(self.device).requires_grad_(False)
         for network in (self.student, self.average, self.teacher):
-            network.eval()  # that of mmpretrain's backbones returns None
+            network.eval()  # `eval` of mmpretrain's backbones returns None
         self._forward, self._settings = forward, settings
         self._logits, self._held_out = logits, held_out
         self._between = self._comparable(
@@ -66,7 +66,7 @@ class DistilModel:
         return [value for value, flag in zip(network.parameters(), flags, strict=True) if flag]
 
     def loss(self, batch: Any) -> Tensor:
-        """Loss of the student on a batch, a scalar."""
+        """Loss of the student on a batch of the form that ``forward`` takes; a scalar."""
         outputs, wanted = self._paired_outputs(self.student, batch)
         losses = []
         if self._logits:
@@ -82,7 +82,7 @@ class DistilModel:
     def measure_distance(self) -> float:
         """Mean distance of the average's outputs to the teacher's, on held-out images.
 
-        It is of the outputs that the task reads, not of the blocks between.
+        It counts the outputs that the task reads, not the blocks between.
         """
         distances = []
         for batch in self._held_out:
@@ -94,7 +94,7 @@ class DistilModel:
 
     @torch.no_grad()
     def _comparable(self, blocks: Sequence[str]) -> list[str]:
-        """The blocks whose outputs have equal shapes in both networks; heads are made narrower."""
+        """The blocks whose outputs have equal shapes in both networks."""
         batch = move_batch(self._held_out[0], self.device)
         shapes = []
         for network in (self.student, self.teacher):
@@ -115,6 +115,7 @@ class DistilModel:
                 / len(outs) for outs in zip(*outputs)]
 
     def _distances(self, outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
+        """Mean squared differences of outputs, each over the variance of the teacher's output."""
         return [(one.float() - other.float()).square().mean() / variance
                 for one, other, variance in zip(outputs, wanted, self._variances)]
 
@@ -130,7 +131,7 @@ class DistilModel:
         return outputs, wanted
 
     def _outputs(self, network: nn.Module, batch: Any) -> list[Tensor]:
-        """Outputs of the blocks between, where gradients stop, then those that are to agree."""
+        """Outputs of the blocks between, where gradients stop, then the outputs that must agree."""
         caught, outputs = self._run(network, batch, self._between)
         return [tensor for path in self._between for tensor in caught.get(path, [])] + outputs
 
@@ -140,6 +141,7 @@ class DistilModel:
         caught: dict[str, list[Tensor]] = {}
 
         def catch(path: str, out: Any) -> Any:
+            """Take a block's output, and stop gradients behind it."""
             caught[path] = flat_tensors(out)[:1]
             return map_tensors(out, Tensor.detach)
 

@@ -57,7 +57,7 @@ class Training:
         return error
 
     def take_step(self, step: int, steps: int) -> float:
-        """Take a step; returns the loss. A step whose loss is not finite changes nothing.
+        """Take a step; gives its loss. A step whose loss is not finite changes nothing.
 
         Args:
             step (int): Number of steps before this one.
@@ -79,11 +79,11 @@ class Training:
         """Seconds that a step takes; steps are taken, and their effects undone.
 
         Args:
-            seconds (float): Time of the whole run, of which the measurement takes a small share.
+            seconds (float): Time of the whole run; the measurement takes a small share of it.
         """
         before = [value.detach().clone() for value in self._student]
         took: list[float] = []
-        self._add_gradients(0)  # what is made at the first call
+        self._add_gradients(0)  # the first call makes kernels and buffers
         while not took or sum(took) < MEASURED * seconds and len(took) < MOST_MEASURED:
             began = time.perf_counter()
             self.take_step(0, 1)
@@ -147,6 +147,7 @@ class Training:
         return loss
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
+        """AdamW with a rate for each power of two of the tensors' root mean squares."""
         groups: dict[float, list[Tensor]] = {}  # few: each costs a GPU launches of its own
         for value in self._student:
             unit = float(value.detach().square().mean().sqrt()) or ZEROS
@@ -169,7 +170,12 @@ def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
         1., (step + 1) / max(1., settings.warm_up * steps))
 
 
-def compared_steps(steps: int, settings: DistilOptions) -> Sequence[int]:
-    """Numbers of taken steps behind which the weights are compared: the last one is among them."""
+def steps_to_compare(steps: int, settings: DistilOptions) -> Sequence[int]:
+    """Numbers of steps that are taken before each comparison; the last comparison ends the run.
+
+    Args:
+        steps (int): Number of steps of the run.
+        settings (DistilOptions): Options, with the number of comparisons.
+    """
     interval = -(-steps // max(1, settings.comparisons))
     return [*range(interval, steps, interval), steps]
