@@ -7,9 +7,9 @@ when it is asked for; the OpenMMLab libraries when a config names one of them.
 from .lazy import lazy_names
 from .version import __version__
 
-_HOMES = dict(compress='apis', count_macs='apis', export='apis', frontier='apis',
-              inferencer='apis', load='apis', load_config='apis', prepare_hosts='hosts',
-              sample_image='apis', save='apis', slim='apis')
+_OFFERED = dict(compress='apis', count_macs='apis', export='apis', frontier='apis',
+                inferencer='apis', load='apis', load_config='apis', prepare_hosts='hosts',
+                sample_image='apis', save='apis', slim='apis')
 
-__all__ = ['__version__', *_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__all__ = ['__version__', *_OFFERED]
+__getattr__ = lazy_names(__name__, _OFFERED)

@@ -35,6 +35,7 @@ def prepare_hosts() -> None:
     """Adapt MMEngine and mmcv to this package, once, for the rest of the process.
 
     - Configs may refer to ``mmkcr::`` and ``mmseg::`` bases.
+    - Notices at import about parts that nothing here uses are dropped.
     - mmcv's ``LoadImageFromFile`` names the file that it cannot read.
     - MMEngine reads checkpoints as data, see :func:`mmkcr.safe_load.restrict_checkpoints`.
     - Beside transformers 5 mmpretrain leaves its multimodal models out, see
@@ -51,10 +52,11 @@ def prepare_hosts() -> None:
         raise ImportError('expected the OpenMMLab libraries for a config, found none: install '
                           f'them with `pip install "mmkcr[openmmlab]"` ({error})') from error
     from .safe_load import restrict_checkpoints
+    hush_missing_parts()
     register_references()
     name_unreadable_images()
     restrict_checkpoints()
-    transformers = _installed('transformers')
+    transformers = _find_version('transformers')
     if transformers and int(transformers.partition('.')[0]) >= 5 and find_spec('mmpretrain'):
         leave_multimodal_models_out(transformers)
 
@@ -79,7 +81,7 @@ def ensure_torchvision() -> bool:
     return True
 
 
-def _installed(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     """Version of an installed distribution, or None."""
     try:
         return version(name)
@@ -89,8 +91,8 @@ def _installed(name: str) -> str | None:
 
 def refuse_mixed_families() -> None:
     """Refuse the original OpenMMLab packages beside their forks, with the commands that mend it."""
-    beside = [(name, f'{fork}=={_installed(fork)}') for fork, names in ORIGINALS.items()
-              for name in names if _installed(fork) and _installed(name)]
+    beside = [(name, f'{fork}=={_find_version(fork)}') for fork, names in ORIGINALS.items()
+              for name in names if _find_version(fork) and _find_version(name)]
     if beside:
         originals, forks = (list(dict.fromkeys(names)) for names in zip(*beside))
         raise ImportError(
@@ -141,7 +143,6 @@ def leave_multimodal_models_out(installed: str) -> None:
     dependency.register_multimodal_placeholder = register
 
 
-@functools.lru_cache(maxsize=None)
 def hush_missing_parts() -> None:
     """Drop the hosts' notices at import about operators and a service that nothing here uses.
 

@@ -93,6 +93,10 @@ def _load(filename: str, map_location: Any) -> Mapping:
 
 
 def _content(filename: str, map_location: Any) -> Any:
+    path = Path(filename).expanduser()
+    if path.suffix == '.safetensors' and not is_address(filename):  # data alone, without pickle
+        from safetensors.torch import load_file
+        return load_file(path)
     trusted = is_trusted()
     with torch.serialization.safe_globals([] if trusted else _harmless()):
         if is_address(filename):
@@ -102,10 +106,6 @@ def _content(filename: str, map_location: Any) -> Any:
                     os.environ[_FORCE] = '1'
                     stack.callback(os.environ.pop, _FORCE)
                 return CheckpointLoader._get_checkpoint_loader(filename)(filename, map_location)
-        path = Path(filename).expanduser()
-        if path.suffix == '.safetensors':
-            from safetensors.torch import load_file
-            return load_file(path)
         if zipfile.is_zipfile(path):  # PyTorch's format since 2020; PyTorch itself checks no sums
             with zipfile.ZipFile(path) as archive:
                 # it never compresses

@@ -23,8 +23,8 @@ _showing = False
 
 
 def show_progress(items: Iterable[Item], what: str, total: int | None = None,
-          refresh: bool = True, visible: bool = True,
-          size: Callable[[Item], int] | None = None) -> Iterator[Item]:
+                  refresh: bool = True, visible: bool = True,
+                  size: Callable[[Item], int] | None = None) -> Iterator[Item]:
     """Yield items, with a bar and the remaining time on standard error.
 
     If standard error is not a terminal, as in logs and pipes, there is a line every

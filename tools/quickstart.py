@@ -20,9 +20,8 @@ from demo.before_after import draw, find_images, load
 
 from lab.digits import write_digits
 from lab.figures import saved_figure
-from mmkcr.apis.compress_files import CONFIG
+from mmkcr.apis.file_names import CONFIG, SUBNET
 from mmkcr.apis.inference import model_index
-from mmkcr.apis.slim_files import WEIGHTS
 from mmkcr.cli import compress
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.deploy.latency import measure_pair
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                        '--calibration', str(scenes / 'training'), '--images', str(IMAGES),
                        '--evaluate', '--out', str(slim)])
     models = [load(files, None, 'cpu') for files in (
-        (network['Config'], network['Weights']), (str(slim / CONFIG), str(slim / WEIGHTS)))]
+        (network['Config'], network['Weights']), (str(slim / CONFIG), str(slim / SUBNET)))]
     images = find_images([str(scenes / 'validation')], SHOWN)
     (dense, shape), (smaller, _) = (
         draw(model, images, labels=False) for model in models)

@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import nn
 
+from mmkcr.apis.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.apis.slim_files import (
-    CONFIG,
-    STRUCTURE,
-    WEIGHTS,
     SubnetFiles,
     provenance,
     write_config,
@@ -27,10 +25,16 @@ from mmkcr.apis.slim_files import (
 )
 from mmkcr.closed_form.compression import CompressResult, compress_network, refit_structure
 from mmkcr.closed_form.images import CalibrationImages, calibration_images
-from mmkcr.closed_form.options import CompressOptions, SiteProfile
+from mmkcr.closed_form.options import (
+    CompressOptions,
+    SiteProfile,
+    check_divisor,
+    open_search_space,
+)
 from mmkcr.closed_form.progress import CompressProgress, open_profiles
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
+from mmkcr.core.processes import find_rank
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
 from mmkcr.distillation import DistilResult, check_length, distil
@@ -130,7 +134,7 @@ def build_task(options: FileOptions) -> CompressTask:
 
     Raises:
         ValueError: The config is not of a task model with a backbone, the checkpoint belongs to
-            another network, or there are no images.
+            another network, the divisor is above the width of every site, or there are no images.
     """
     config = load_config(options.config, options.cfg_options)
     model = build_model(config)
@@ -147,6 +151,9 @@ def build_task(options: FileOptions) -> CompressTask:
         conditions = dict(input_shape=list(options.input_shape), part=options.part)
         options = dataclasses.replace(options, latency=usable_table(
             options.latency_table, conditions, options.force_table))
+    if options.divisor > FileOptions.divisor:  # the default suits every network
+        space = open_search_space(copy.deepcopy(model), options.sites, options.scope)
+        check_divisor(space, options.divisor)
     batches = calibration_images(config, model, options.calibration,
                                  options.images or math.ceil(options.least_images / 0.9),
                                  options.seed)
@@ -243,12 +250,13 @@ def _write_result(task: CompressTask, run: Callable[..., CompressResult], folder
     structure = result.structure
     structure.provenance = dict(task.provenance, **structure.provenance,
                                 agreement=result.agreement)
-    write_config(task.config, task.options.scope, folder, structure)
-    write_subnet(result.model, structure, task.meta, folder)
-    if result.profiles:
-        write_sensitivity(result.profiles, folder / SENSITIVITY)
-    if asked['later'] is None:
-        done.remove()
+    if find_rank() == 0:
+        write_config(task.config, task.options.scope, folder, structure)
+        write_subnet(result.model, structure, task.meta, folder)
+        if result.profiles:
+            write_sensitivity(result.profiles, folder / SENSITIVITY)
+        if asked['later'] is None:
+            done.remove()
     return SubnetFiles(task.model, result.model, structure, folder, done)
 
 
@@ -270,7 +278,7 @@ def distil_files(task: CompressTask, folder: str | Path, length: str | int,
     """
     folder = Path(folder)
     student = build_model(load_config(folder / CONFIG))
-    meta = load_weights(student, folder / WEIGHTS).get('meta') or {}
+    meta = load_weights(student, folder / SUBNET).get('meta') or {}
     structure = Structure.load(folder / STRUCTURE)
     scope = structure.provenance.get('asked', {}).get('scope', 'backbone')
     batches, forward = _lessons(task, scope)

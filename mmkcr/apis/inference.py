@@ -9,7 +9,7 @@ from typing import Any
 import mmengine
 from mmengine.config import Config
 
-from mmkcr.engine.build import load_config, set_structure, trained_weights
+from mmkcr.engine.build import find_weights, load_config, set_structure
 from mmkcr.hosts import prepare_hosts
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.safe_load import read_checkpoint
@@ -82,7 +82,7 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
                          f'`default_scope = {scope!r}`')
     if weights is None and not isinstance(model, Config):
         weights = model_index().get(str(model), {}).get('Weights')
-    weights = trained_weights(config, weights, str(config.filename or model))
+    weights = find_weights(config, weights, str(config.filename or model))
     checkpoint = read_checkpoint(weights)  # refused here, in one sentence
     cls = getattr(import_module(f'{scope}.apis'), INFERENCERS[scope])
     built = cls(config, weights, device=device, **kwargs)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.closed_form.batches import batch_digest, single_images
+from mmkcr.closed_form.batches import batch_digest, single_images, split_batches
 from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.given import copy_network
 from mmkcr.closed_form.options import CompressOptions, Forward
@@ -78,13 +78,13 @@ class FrontierOptions(CompressOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not re.fullmatch(r'\d*\.?\d+%?', str(self.keep)) or not 0 < self.kept <= 1:
+        if not re.fullmatch(r'\d*\.?\d+%?', str(self.keep)) or not 0 < self.share_to_keep <= 1:
             raise ValueError(f"expected `keep` such as '95%' or 0.95, found {self.keep!r}")
         for name in self.runtime or ():
             require_quantizer(name)
 
     @property
-    def kept(self) -> float:
+    def share_to_keep(self) -> float:
         """The share that must stay, as a number."""
         share, percent, _ = str(self.keep).partition('%')
         return float(share) / (100 if percent else 1)
@@ -108,8 +108,8 @@ def frontier(model: nn.Module, images: Tensor | Sequence[Any], out: str | Path =
 
     Args:
         model (nn.Module): Dense network; it is not changed.
-        images (Tensor | Sequence): Without labels, as for ``compress``. A quarter of them, 64 at
-            most, is for comparison alone.
+        images (Tensor | Sequence): Without labels, as for ``compress``. A quarter of them, 64 or
+            a few more, is for comparison alone.
         out (str | Path): Folder to write to. Defaults to ``'frontier'``.
         forward (Callable, optional): Of ``compress``.
         evaluate (Evaluate, optional): Tests a file with labels. Defaults to None: quality is
@@ -198,7 +198,7 @@ class _Bench:
         if len(batches) < 2:
             raise ValueError(f'expected at least two images, found {len(batches)}')
         count = min(max(len(batches) // 4, 1), HELD_OUT)
-        self.fit, self.held = batches[:-count], batches[-count:]
+        self.fit, self.held = split_batches(batches, None, count)
         self.shape = tuple(options.input_shape or _tensor(batches[0]).shape[1:])
         self.ranges, pictures = self._pictures(self.fit[:RANGES]), self._pictures(self.held)
         view = TensorModel(self.dense)
@@ -216,7 +216,8 @@ class _Bench:
         #: Any runtimes, threads and levers go on with what others left.
         self.progress = Progress(out / '.progress', dict(
             self.options.compression(), version=__version__, torch=torch.__version__,
-            keep=options.kept, weights=batch_digest(list(self.dense.state_dict().values())).hex(),
+            keep=options.share_to_keep,
+            weights=batch_digest(list(self.dense.state_dict().values())).hex(),
             images=batch_digest([*self.ranges, *pictures]).hex(), count=len(batches),
             evaluated=evaluate is not None))
         self.progress.save('begun', {})  # files of other work go
@@ -294,8 +295,8 @@ class _Bench:
 
         with atomic_write(path) as file:
             quantize_onnx(source, file, ranges, runtime)
-            if judge(file)[1] < self.options.kept:
-                blocks = sensitive_nodes(file, judge, self.options.kept)
+            if judge(file)[1] < self.options.share_to_keep:
+                blocks = sensitive_nodes(file, judge, self.options.share_to_keep)
                 stay = f'{", ".join(blocks)} stay in fp32' if blocks else \
                     'keeping half of its blocks in fp32 is not enough'
                 self.progress.save(f'{path.stem}.note', dict(note=stay))
@@ -348,6 +349,9 @@ class _Bench:
 
     def finish(self, rows: list[Row]) -> FrontierResult:
         """Move the networks that no other beats out of the progress, and write the rest."""
+        failed = {(row.runtime, row.levers) for row in rows if row.ratio is None}
+        rows = [row for row in rows if row.ratio is not None or row.levers.count(' with ') == 0
+                or not any((row.runtime, name) in failed for name in row.levers.split(' with '))]
         best, folder = {row.file for row in undominated(rows)}, self.out / 'networks'
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*best, *(cut for cut in self.cuts if any(cut in file for file in best))):
@@ -371,7 +375,8 @@ class _Bench:
         if not has_int8():
             about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
                          'here than on one that has them.')
-        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.kept, about, self.out)
+        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.share_to_keep, about,
+                                self.out)
         result.write()
         self.progress.remove()
         return result

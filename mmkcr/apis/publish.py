@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmkcr.apis.slim_files import CONFIG, FINETUNE, provenance, relative, subnet_name
+from mmkcr.apis.file_names import CONFIG, FINETUNE
+from mmkcr.apis.slim_files import provenance, relative, subnet_name
 from mmkcr.core import atomic_write, count_params
-from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
+from mmkcr.engine.build import build_model, find_weights, load_config, load_weights
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.tasks import find_task, search_spaces
 from mmkcr.safe_load import is_address, read_checkpoint
@@ -57,7 +58,7 @@ def publish(config: str | Path, checkpoint: str | Path | None = None,
         ValueError: They do not belong together, or belong to a search.
     """
     cfg = load_config(config, options)
-    checkpoint = trained_weights(cfg, checkpoint and str(checkpoint), str(config))
+    checkpoint = find_weights(cfg, checkpoint and str(checkpoint), str(config))
     model = build_model(cfg)
     task = find_task(model)
     content = load_weights(model, checkpoint)

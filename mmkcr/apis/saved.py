@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from mmkcr.apis.file_names import CONFIG, HUB_CONFIG, REPORT, STRUCTURE, WEIGHTS
 from mmkcr.closed_form.compression import CompressResult
 from mmkcr.closed_form.given import copy_network
 from mmkcr.core import KEPT, Structure, atomic_folder, digest, eval_mode
@@ -37,11 +38,8 @@ from mmkcr.version import __version__
 
 __all__ = ['export', 'load', 'save']
 
-STRUCTURE, WEIGHTS, REPORT = 'structure.json', 'model.safetensors', 'report.json'
-#: How the dense network is built: of timm and transformers, and of the OpenMMLab libraries.
-DENSE, CONFIG = 'config.json', 'config.py'
 #: Files that :func:`load` reads beside the report.
-READ = STRUCTURE, WEIGHTS, DENSE, CONFIG
+READ = STRUCTURE, WEIGHTS, HUB_CONFIG, CONFIG
 
 
 @keep_randomness()
@@ -95,7 +93,7 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
             versions=versions)
         _write_json(report, here / REPORT)
         if reason := _not_the_same(model, here, shape):
-            for name in (DENSE, CONFIG):
+            for name in (HUB_CONFIG, CONFIG):
                 (here / name).unlink(missing_ok=True)
             warnings.warn(f'expected to build the dense `{type(model).__name__}` by its name, '
                           f'found {reason}: load it with `mmkcr.load({str(folder)!r}, dense)`',
@@ -177,17 +175,18 @@ def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
         if img_size is not None and tuple(img_size) != tuple(known['input_size'][1:]):
             arguments['img_size'] = list(img_size)
         # as timm writes it
-        _write_json(dict(architecture=known['architecture'], model_args=arguments), folder / DENSE)
+        _write_json(dict(architecture=known['architecture'], model_args=arguments),
+                    folder / HUB_CONFIG)
 
 
 @torch.no_grad()
 def _not_the_same(model: nn.Module, folder: Path, shape: list[int]) -> str:
     """Why the folder alone does not give this network, or ''."""
-    if not any((folder / name).is_file() for name in (DENSE, CONFIG)):
+    if not any((folder / name).is_file() for name in (HUB_CONFIG, CONFIG)):
         return 'nothing that says it'
     first = next(model.parameters())
     try:
-        again = _built(folder, None).to(first.device)
+        again = _build(folder, None).to(first.device)
         with eval_mode(model):
             image = torch.rand(1, *shape).to(first)
             outputs, expected = (TensorModel(network)(image) for network in (again, model))
@@ -238,18 +237,18 @@ def load(folder: str | Path, model: nn.Module | None = None,
     home = path.parent if path.is_file() else path
     if (home / REPORT).is_file() or path.is_dir() and not (path / CONFIG).is_file():
         _check_files(home)
-    network = _built(path, model)
+    network = _build(path, model)
     network.to(device)
     return network
 
 
-def _built(path: Path, model: nn.Module | None) -> nn.Module:
+def _build(path: Path, model: nn.Module | None) -> nn.Module:
     """See :func:`load`, without comparing the files with the report; on the CPU."""
     if model is None and (not path.is_dir() or (path / CONFIG).is_file()):
-        from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
+        from mmkcr.engine.build import build_model, find_weights, load_config, load_weights
         config = load_config(path / CONFIG if path.is_dir() else path)
         model = build_model(config)
-        load_weights(model, trained_weights(config, None, str(config.filename)))
+        load_weights(model, find_weights(config, None, str(config.filename)))
         return model
     _require(path, (STRUCTURE, WEIGHTS))
     structure, state = Structure.load(path / STRUCTURE), read_checkpoint(path / WEIGHTS)
@@ -292,19 +291,20 @@ def _scope(structure: Structure) -> str:
 def _dense(folder: Path) -> nn.Module:
     """The dense network that a folder's ``config.json`` describes, with random weights."""
     given = f'give the dense network: `mmkcr.load({str(folder)!r}, dense)`'
-    if not (folder / DENSE).is_file():
-        raise ValueError(f'expected `{DENSE}` or `{CONFIG}` in `{folder}`, which say how the dense '
-                         f'network is built, found neither: {given}')
-    config: Any = read_json(folder / DENSE, 'a config')
+    if not (folder / HUB_CONFIG).is_file():
+        raise ValueError(f'expected `{HUB_CONFIG}` or `{CONFIG}` in `{folder}`, which say how the '
+                         f'dense network is built, found neither: {given}')
+    config: Any = read_json(folder / HUB_CONFIG, 'a config')
     if not isinstance(config, Mapping):
-        raise ValueError(f'expected a dict in `{folder / DENSE}`, found {config!s:.60}: {given}')
+        raise ValueError(f'expected a dict in `{folder / HUB_CONFIG}`, found {config!s:.60}: '
+                         f'{given}')
     try:
         return _of_timm(config) if 'architecture' in config else _of_transformers(config, folder)
     except ImportError:
         raise
     except Exception as error:  # of whatever builds a network
         text = ' '.join(str(error).split()) or type(error).__name__
-        raise ValueError(f'expected a network that can be built in `{folder / DENSE}`, found '
+        raise ValueError(f'expected a network that can be built in `{folder / HUB_CONFIG}`, found '
                          f'another ({text:.200}): {given}') from error
 
 

@@ -12,30 +12,29 @@ import torch
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
+from mmkcr.apis.file_names import CONFIG, FINETUNE, STRUCTURE, SUBNET, TEACHER
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
+from mmkcr.core.io import file_sha256
+from mmkcr.core.products import state_bytes
 from mmkcr.deploy.latency_table import check_prediction, usable_table
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
     default_shape,
-    file_sha256,
     load_config,
     load_weights,
     run_folder,
-    state_bytes,
 )
-from mmkcr.engine.compressed_config import run_length, scoped, task_config, with_import
+from mmkcr.engine.compressed_config import add_scope, run_length, task_config, with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models.backbone_loading import content_sha256
-from mmkcr.models.counting import both_parts, counted_proposals
+from mmkcr.models.counting import both_parts, describe_proposals
 from mmkcr.models.tasks import search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
-STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
-CONFIG, DENSE, FINETUNE = 'config.py', 'dense.py', 'finetune.py'
 #: Learning rates of a fine-tuning over the schedule's: at full rates a good network forgets.
 RATE = 0.1
 
@@ -59,7 +58,7 @@ class SubnetFiles:
         predicted = structure.provenance.get('latency')
         #: Sentences: how parts are counted, how good a prediction of time was …
         self.notes = list(filter(None, (
-            counted_proposals(slim), predicted and check_prediction(dense, slim, predicted))))
+            describe_proposals(slim), predicted and check_prediction(dense, slim, predicted))))
 
 
 def slim_files(config: str | Path, checkpoint: str | Path,
@@ -150,13 +149,13 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
     kept.update(provenance=structure.provenance, structure=json.loads(structure.dumps()))
     content = dict(state_dict=state, meta=kept)
     kept['sha256'] = content_sha256(content)
-    with atomic_write(folder / WEIGHTS) as weights:  # is renamed behind the structure
+    with atomic_write(folder / SUBNET) as weights:  # is renamed behind the structure
         write_tensors(content, weights)
         structure.save(folder / STRUCTURE)
 
 
 def write_config(config: Config, scope: str, folder: Path, structure: Structure,
-                 weights: str = WEIGHTS) -> None:
+                 weights: str = SUBNET) -> None:
     """Write a dense config with the subnet as backbone or model, to start from its weights.
 
     In the place of another config it removes the weights first, which do not belong to this one.
@@ -166,7 +165,7 @@ def write_config(config: Config, scope: str, folder: Path, structure: Structure,
     # initial checkpoints of the dense model would be loaded over the subnet, or refused
     here, written = '{{ fileDirname }}', without_initial_weights(config)
     dense = written.model if scope == 'model' else written.model.backbone
-    structure.backbone['backbone'] = scoped(
+    structure.backbone['backbone'] = add_scope(
         {key: value for key, value in dense.items() if key != 'init_cfg'}, config).to_dict()
     slim = ConfigDict(structure.backbone, structure=f'{here}/{STRUCTURE}')
     if scope == 'model':
@@ -197,13 +196,22 @@ def config_text(config: Config) -> str:
 
 def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
                           folder: Path, length: int) -> Path:
-    """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
+    """Write the config of a subnet's fine-tuning beside its files, and its teacher's config.
 
-    The dense network, with the weights of ``checkpoint``, teaches its backbone's features: see
-    :class:`mmkcr.FeatureDistillationLoss`. For ``length`` see :func:`shortened`. ``mmkcr train``
-    takes the config whose path is returned.
+    The dense network teaches the features of its backbone, see
+    :class:`mmkcr.FeatureDistillationLoss`.
+
+    Args:
+        dense (Config): Config of the dense network, with its training.
+        checkpoint (str | Path): Weights of the dense network, a file or an address.
+        structure (Structure): Kept units of the subnet.
+        folder (Path): Folder with the files of the subnet; the configs are written into it.
+        length (int): Epochs or iterations of the fine-tuning, see :func:`shorten_training`.
+
+    Returns:
+        Path: The config for ``mmkcr train``.
     """
-    config = shortened(dense, length)
+    config = shorten_training(dense, length)
     here, checkpoint = '{{ fileDirname }}', str(checkpoint)
     if not is_address(checkpoint):
         checkpoint = str(Path(checkpoint).expanduser().resolve())
@@ -214,19 +222,19 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
     config.compression = ConfigDict(
         scope='model' if structure.macs.get('part') == 'model' else 'backbone',
         sites=structure.backbone['sites'], structure=f'{here}/{STRUCTURE}',
-        weights=f'{here}/{WEIGHTS}', wrapper='mmkcr.RegularizedModel',
+        weights=f'{here}/{SUBNET}', wrapper='mmkcr.RegularizedModel',
         regularizers=dict(teacher=dict(
-            type='mmkcr.FeatureDistillationLoss', teacher=f'{here}/{DENSE}',
+            type='mmkcr.FeatureDistillationLoss', teacher=f'{here}/{TEACHER}',
             checkpoint=checkpoint)))
     # neither loads the checkpoints that the dense training once began with
-    for name, content in ((DENSE, dense), (FINETUNE, config)):
+    for name, content in ((TEACHER, dense), (FINETUNE, config)):
         content = without_initial_weights(content)
         with atomic_write(folder / name) as path:
             path.write_text(config_text(content), encoding='utf8')
     return folder / FINETUNE
 
 
-def shortened(dense: Config, length: int) -> Config:
+def shorten_training(dense: Config, length: int) -> Config:
     """A copy of a training's config with another number of epochs, or of iterations.
 
     All parts of its schedule are scaled, and learning rates are :data:`RATE` of the given ones.

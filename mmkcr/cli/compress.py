@@ -46,15 +46,17 @@ from mmkcr.apis.compress_files import (
     int8_files,
     refit_files,
 )
+from mmkcr.apis.file_names import CONFIG, SUBNET
 from mmkcr.apis.saved import load
-from mmkcr.apis.slim_files import CONFIG, WEIGHTS, SubnetFiles, shortened, write_finetune_config
-from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
+from mmkcr.apis.slim_files import SubnetFiles, shorten_training, write_finetune_config
+from mmkcr.cli.fields import Timed, argument, find_target, read_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.options import AUTO, SCOPES, check_kinds, check_timed
+from mmkcr.core.processes import count_processes, find_rank, join_processes
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
-from mmkcr.deploy.latency_table import chosen_table
+from mmkcr.deploy.latency_table import find_table
 from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.distillation.options import read_length
 from mmkcr.engine.build import load_config
@@ -106,7 +108,7 @@ class CompressJob(Timed, FileOptions):
         'steps, or a time such as 30min; never worse', metavar='LENGTH')
     finetune: int | None = argument(
         'then train for so many epochs, or iterations where the config counts these, with its own '
-        'schedule shortened, a tenth of its learning rates, and the dense model as teacher',
+        'schedule shorten_training, a tenth of its learning rates, and the dense model as teacher',
         metavar='LENGTH')
     evaluate: bool = argument('also evaluate all models on the test set', False)
     int8: str | None = argument(
@@ -117,7 +119,7 @@ class CompressJob(Timed, FileOptions):
 
 def next_steps(files: SubnetFiles) -> str:
     """What can be done with the written files."""
-    config, weights = (shlex.quote(str(files.folder / name)) for name in (CONFIG, WEIGHTS))
+    config, weights = (shlex.quote(str(files.folder / name)) for name in (CONFIG, SUBNET))
     hint = ''
     if files.parts and files.structure.provenance.get('asked', {}).get('scope') == 'backbone':
         dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
@@ -177,7 +179,7 @@ def compress_targets(args: CompressJob, task: CompressTask,
     if args.structure is not None:
         yield refit_files(task, args.structure, later)
         return
-    cost, given = chosen_target(args)
+    cost, given = find_target(args)
     table = task.options.latency_table
     options = replace(task.options, cost='macs' if table else cost.name)
     # of a network so large that shares and absolute numbers do not mix
@@ -242,7 +244,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
     print_files(files, measured)
     if deployed:
         print(file_table(deployed, of_files))
-    written = (folder / WEIGHTS).stat().st_mtime_ns
+    written = (folder / SUBNET).stat().st_mtime_ns
     if earlier := [path.name for path in sorted(folder.glob('slim_*.onnx'))
                    if path.stat().st_mtime_ns < written]:
         print(f'Of an earlier network: {", ".join(earlier)}.')
@@ -254,7 +256,7 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
 
 def check_targets(args: CompressJob) -> None:
     """Refuse options that do not belong to the target, and targets that are none."""
-    cost, given = chosen_target(args)
+    cost, given = find_target(args)
     if args.target_latency is not None:
         check_timed(args.scope)
     # of a network so large that shares and absolute numbers do not mix
@@ -282,7 +284,7 @@ def check_first(args: CompressJob) -> None:
                              'which says what is kept')
     dense = load_config(args.config, args.cfg_options)
     if args.finetune is not None:
-        shortened(dense, args.finetune)
+        shorten_training(dense, args.finetune)
     for key in ('test_cfg', 'test_dataloader', 'test_evaluator') if args.evaluate else ():
         if dense.get(key) is None:
             raise ValueError(f'expected a config with `{key}` for `--evaluate`, found '
@@ -296,20 +298,34 @@ def check_first(args: CompressJob) -> None:
         read_length(args.distil)
 
 
+def check_alone(args: CompressJob) -> None:
+    """Refuse, in one of several processes, steps for which the others would wait too long."""
+    for name in ('distil', 'finetune', 'evaluate', 'int8'):
+        if getattr(args, name):
+            raise ValueError(f'expected nothing but a compression in {count_processes()} '
+                             f'processes, found `--{name}`: take this step in one process')
+
+
 @runs(CompressJob)
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
     check_first(args)
+    join_processes()
+    if count_processes() > 1:
+        check_alone(args)
     # before models are built and images are run, which takes minutes for large ones
-    print(f'Reading {args.config} and {args.checkpoint}', file=sys.stderr, flush=True)
+    if find_rank() == 0:
+        print(f'Reading {args.config} and {args.checkpoint}', file=sys.stderr, flush=True)
     # what follows, evaluation included, does not compress again if it is killed
     later = {name: getattr(args, name) for name in ('finetune', 'distil')}
-    task = build_task(replace(args, latency_table=chosen_table(args),
-                              input_shape=given_shape(args)))
+    task = build_task(replace(args, latency_table=find_table(args),
+                              input_shape=read_shape(args)))
     if args.distil is not None:
         check_distillation(task, args.distil)
     finished, metrics, rows = [], [], []
     for files in compress_targets(args, task, later):
+        if find_rank() > 0:
+            continue
         finish(args, task, files, metrics)
         finished.append(files.progress)
         structure = files.structure

@@ -25,21 +25,21 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 
-from mmkcr.apis.slim_files import STRUCTURE
-from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
+from mmkcr.apis.file_names import STRUCTURE
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, read_shape, runs
 from mmkcr.deploy.end_to_end import export_end_to_end
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
-from mmkcr.deploy.prepare import RUNTIMES, selection_forms
+from mmkcr.deploy.prepare import EXPORT_RUNTIMES, selection_forms
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
     default_shape,
     dense_config,
+    find_weights,
     load_config,
     load_weights,
     run_folder,
-    trained_weights,
 )
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
@@ -62,7 +62,7 @@ class ExportJob(Configured, Shaped, Trusting):
     against: str | None = argument('with --end-to-end, the file of another network: timed in '
                                    'turns', metavar='ONNX')
     runtime: str = argument('what the file is to be fast in; every file runs everywhere '
-                            '(%(default)s)', 'any', choices=RUNTIMES)
+                            '(%(default)s)', 'any', choices=EXPORT_RUNTIMES)
     static_size: bool = argument('fix height and width', False, group='size')
     dynamic_size: bool = argument('leave them open', False, group='size')
     tolerance: float = argument('largest difference, relative to the largest output '
@@ -119,8 +119,8 @@ def main(args: ExportJob) -> None:
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
-        load_weights(model, trained_weights(config, args.checkpoint, args.config))
-        shape = default_shape(config, model, given_shape(args))
+        load_weights(model, find_weights(config, args.checkpoint, args.config))
+        shape = default_shape(config, model, read_shape(args))
         if args.backbone:
             model = find_task(model).backbone
         out = args.out or file_beside(args.config) or \

@@ -22,9 +22,10 @@ import torch
 from mmengine.config import Config, DictAction
 
 from mmkcr.cli.command import CFG_OPTIONS, TARGETS, TRUST, Parser, command, quiet_hosts
-from mmkcr.deploy.latency_table import DEFAULTS
+from mmkcr.core.checks import image_shape
+from mmkcr.deploy.latency_table import CONDITIONS
 from mmkcr.deploy.runtimes import RUNTIMES
-from mmkcr.engine.build import image_shape, run_folder
+from mmkcr.engine.build import run_folder
 
 _WHICH = 'of --target-latency; default: that of the given table, else'
 
@@ -67,7 +68,7 @@ def _plain_help(text: str) -> str:
     return text.replace('%', '%%')
 
 
-def _offered_fields(job: type) -> list[tuple[str, dict[str, Any]]]:
+def _list_fields(job: type) -> list[tuple[str, dict[str, Any]]]:
     """The fields that a command offers, with their settings: of its record first, then its own.
 
     ``job.offers`` names the fields of a record of options (a base of the job), each with settings
@@ -89,7 +90,7 @@ def _offered_fields(job: type) -> list[tuple[str, dict[str, Any]]]:
 def _add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
     """Add the fields of a dataclass to a parser: of :func:`argument`, and those it ``offers``."""
     hints, groups = typing.get_type_hints(job), {}
-    for field_name, settings in _offered_fields(job):
+    for field_name, settings in _list_fields(job):
         name, group = field_name.replace('_', '-'), settings.pop('group')
         if group is not None and group not in groups:
             groups[group] = parser.add_mutually_exclusive_group(required=group.endswith('!'))
@@ -159,7 +160,7 @@ class Shaped:
         metavar='N')
 
 
-def given_shape(job: Shaped) -> tuple[int, int, int] | None:
+def read_shape(job: Shaped) -> tuple[int, int, int] | None:
     """(3, H, W) of ``--shape``, if it was given."""
     return image_shape(job.shape) if job.shape else None
 
@@ -178,9 +179,9 @@ class Timed(Configured, Shaped, Trusting):
     latency_table: str | None = argument(
         'of `mmkcr latency-table`, for --target-latency (default: where that writes it for this '
         'machine and the next three)', metavar='FILE')
-    runtime: str | None = argument(f'{_WHICH} {DEFAULTS["runtime"]}', choices=RUNTIMES)
-    threads: int | None = argument(f'{_WHICH} {DEFAULTS["threads"]}')
-    batch: int | None = argument(f'{_WHICH} {DEFAULTS["batch"]}')
+    runtime: str | None = argument(f'{_WHICH} {CONDITIONS["runtime"]}', choices=RUNTIMES)
+    threads: int | None = argument(f'{_WHICH} {CONDITIONS["threads"]}')
+    batch: int | None = argument(f'{_WHICH} {CONDITIONS["batch"]}')
     force_table: bool = argument('take a table of another machine', False)
 
 
@@ -190,7 +191,7 @@ def target(cost: str, example: str, more: str = '', **settings: Any) -> Any:
                     f"model's{more}", metavar='TARGET', **{'group': 'target', **settings})
 
 
-def chosen_target(job: Any) -> tuple[type, Any]:
+def find_target(job: Any) -> tuple[type, Any]:
     """The class of the cost that a target was given for, and the target(s).
 
     What is about the table of a target of time is refused without this target.

@@ -15,10 +15,10 @@ import sys
 from dataclasses import dataclass
 
 from mmkcr.apis import macs_report
-from mmkcr.cli.fields import Configured, Shaped, argument, given_shape, runs
+from mmkcr.cli.fields import Configured, Shaped, argument, read_shape, runs
 from mmkcr.core import count_params
 from mmkcr.engine.build import build_model, default_shape, load_config
-from mmkcr.models.counting import counted_proposals, macs_by_part
+from mmkcr.models.counting import describe_proposals, macs_by_part
 from mmkcr.models.tasks import find_task
 from mmkcr.models.two_stage import most_proposals
 from mmkcr.visualization import format_table
@@ -38,7 +38,7 @@ def main(args: FlopsJob) -> None:
     config = load_config(args.config, args.cfg_options)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
-        shape = default_shape(config, model, given_shape(args))
+        shape = default_shape(config, model, read_shape(args))
         report = macs_report(model, shape)
     parts, params = macs_by_part(report, model), count_params(model)
     if args.json:
@@ -53,5 +53,5 @@ def main(args: FlopsJob) -> None:
         print(format_table((what, 'MACs (G)', 'share'), [
             (name, f'{macs / 1e9:.4g}', f'{macs / (report.total or 1):.1%}')
             for name, macs in rows.items()]))
-    if sentence := counted_proposals(model):
+    if sentence := describe_proposals(model):
         print(sentence)

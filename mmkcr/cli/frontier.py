@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from mmkcr.apis.compress_files import CompressTask, FileOptions, build_task, task_outputs
+from mmkcr.apis.file_names import CONFIG
 from mmkcr.apis.levers import FrontierOptions, measure_frontier
-from mmkcr.apis.saved import CONFIG
 from mmkcr.cli.compress import evaluate, read_gigabytes
-from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, read_shape, runs
 from mmkcr.cli.launch import check_file
 from mmkcr.closed_form.options import SCOPES
 from mmkcr.deploy.int8 import QUANTIZERS
@@ -70,7 +70,7 @@ def judge(job: FrontierJob, task: CompressTask, folder: Path, file: Path, runtim
 def main(job: FrontierJob) -> None:
     """Measure, write and print."""
     check_file(job.checkpoint, 'a checkpoint')
-    task = build_task(replace(job, input_shape=given_shape(job)))
+    task = build_task(replace(job, input_shape=read_shape(job)))
     folder = Path(job.out) if job.out else run_folder(task.config, job.config) / 'frontier'
     task.model.cfg = task.config  # so that cut networks are written with a config
     judged = partial(judge, job, task, folder / 'evaluate') if job.evaluate else None

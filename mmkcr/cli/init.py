@@ -21,12 +21,19 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
+from mmkcr.apis.file_names import STRUCTURE, SUBNET
 from mmkcr.cli.fields import argument, runs
 from mmkcr.closed_form.options import DEFAULT_SITES, default_kinds
 from mmkcr.core import atomic_write, select_units
-from mmkcr.engine.build import build_model, default_shape, load_config, read_config, run_folder
+from mmkcr.engine.build import (
+    build_model,
+    default_shape,
+    is_pure_python,
+    load_config,
+    read_config,
+    run_folder,
+)
 from mmkcr.engine.compressed_config import run_length
-from mmkcr.models.building import is_pure_python
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.tasks import is_dense_task
 
@@ -127,7 +134,7 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
             raise ValueError(_does_not_fit(model.backbone, method, kinds))
     if stage != 'search':
         lines += [f'{key}={f"{folder}/{file}"!r}' for key, file in (
-            ('structure', 'structure.json'), ('weights', 'subnet.pth'))]
+            ('structure', STRUCTURE), ('weights', SUBNET))]
     elif method == 'dwconv':  # half of the blocks
         lines.append(f'gates=dict(count={max(1, len(find_sites(model.backbone, kinds)) // 2)})')
     else:

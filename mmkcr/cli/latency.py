@@ -31,9 +31,9 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, given_shape, runs
+from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, read_shape, runs
 from mmkcr.core.machine import hardware_name, versions_name
-from mmkcr.deploy.export import recorded
+from mmkcr.deploy.export import read_macs_and_shape
 from mmkcr.deploy.latency import AMP_DTYPES, Side, clock_for, measure_pair
 from mmkcr.deploy.prepare import selection_forms
 from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES
@@ -79,7 +79,7 @@ def make_pair(args: LatencyJob) -> tuple[Side, Side, tuple[int, int, int]]:
     """Both sides, and the shape (C, H, W) of their images."""
     files = [name for name in (args.dense, args.slim) if str(name).endswith('.onnx')]
     if len(files) == 2:
-        return Path(args.dense), Path(args.slim), given_shape(args) or _shape_of_files(files)
+        return Path(args.dense), Path(args.slim), read_shape(args) or _shape_of_files(files)
     if files:
         raise ValueError(f'expected another ONNX file beside `{files[0]}`, found '
                          f'`{args.slim if args.slim != files[0] else args.dense}`')
@@ -92,12 +92,12 @@ def make_pair(args: LatencyJob) -> tuple[Side, Side, tuple[int, int, int]]:
     else:
         raise ValueError(f'expected a second side, or a `structure` in `{args.dense}`, found none')
     dense, slim = (build(side, args.part) for side in sides)
-    return dense, slim, default_shape(config, dense, given_shape(args))
+    return dense, slim, default_shape(config, dense, read_shape(args))
 
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
     """The image's shape, which all ONNX files must say and agree on."""
-    shapes = {recorded(file)[1] for file in files}
+    shapes = {read_macs_and_shape(file)[1] for file in files}
     if len(shapes) > 1 or None in shapes:
         raise ValueError('expected `--shape` for ONNX files that do not agree on the size of the '
                          f'image, or do not say it, found none for {", ".join(files)}')

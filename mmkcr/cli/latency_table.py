@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from mmkcr.cli.fields import Configured, Shaped, argument, given_shape, runs
+from mmkcr.cli.fields import Configured, Shaped, argument, read_shape, runs
 from mmkcr.core import load_table
 from mmkcr.core.latency import milliseconds
-from mmkcr.deploy.latency_table import DEFAULTS, measure_table, table_path
+from mmkcr.deploy.latency_table import CONDITIONS, measure_table, table_path
 from mmkcr.deploy.runtimes import RUNTIMES
 from mmkcr.engine.build import build_model, default_shape, dense_config, load_config
 from mmkcr.models.tasks import is_dense_task
@@ -35,9 +35,9 @@ class LatencyTableJob(Configured, Shaped):
     config: str = argument('of a dense model or a search', positional=True)
     sites: list[str] | None = argument('default: those of a search of the backbone, else those '
                                        'that `mmkcr compress` would take', metavar='KIND')
-    runtime: str = argument('(%(default)s)', DEFAULTS['runtime'], choices=RUNTIMES)
-    threads: int = argument('(%(default)s)', DEFAULTS['threads'])
-    batch: int = argument('(%(default)s)', DEFAULTS['batch'], names=('--batch-size', ))
+    runtime: str = argument('(%(default)s)', CONDITIONS['runtime'], choices=RUNTIMES)
+    threads: int = argument('(%(default)s)', CONDITIONS['threads'])
+    batch: int = argument('(%(default)s)', CONDITIONS['batch'], names=('--batch-size', ))
     part: str | None = argument('what is timed; default: as of `mmkcr compress`',
                                 choices=('model', 'backbone'))
     divisor: int = argument('of the sizes (%(default)s)', 8)
@@ -55,9 +55,9 @@ def main(args: LatencyTableJob) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
     model.eval()
-    shape = default_shape(config, model, given_shape(args))
+    shape = default_shape(config, model, read_shape(args))
     part = args.part or ('backbone' if is_dense_task(model) else None)
-    conditions = {key: getattr(args, key) for key in DEFAULTS}
+    conditions = {key: getattr(args, key) for key in CONDITIONS}
     path = Path(args.out or table_path(args.config, **conditions))
     for line in measure_table(model, path, dict(conditions, input_shape=list(shape), part=part),
                               args.sites, args.divisor, args.repeats):

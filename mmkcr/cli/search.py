@@ -20,7 +20,7 @@ from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import start_training
 from mmkcr.cli.train import TrainJob, training_config
 from mmkcr.engine.build import backbone_config, load_config
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def has_gates(part: Any) -> bool:
 def main(args: SearchJob) -> None:
     """Check that there are gates, and train."""
     given = load_config(args.config, compressed=False)
-    config = compressed_config(given)
+    config = expand_compression(given)
     if not has_gates(config.get('model')):
         subnet = config.get('model') and backbone_config(config).get('structure') is not None
         raise ValueError('expected a backbone with `gates` to search on, found ' + (

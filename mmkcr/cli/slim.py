@@ -16,10 +16,11 @@ Examples:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SubnetFiles, slim_files
-from mmkcr.cli.fields import Timed, argument, chosen_target, given_shape, runs, target
+from mmkcr.apis.file_names import STRUCTURE, SUBNET
+from mmkcr.apis.slim_files import SubnetFiles, slim_files
+from mmkcr.cli.fields import Timed, argument, find_target, read_shape, runs, target
 from mmkcr.closed_form.report import sentences, site_table, size_table
-from mmkcr.deploy.latency_table import chosen_table
+from mmkcr.deploy.latency_table import find_table
 from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
@@ -60,9 +61,9 @@ def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = ()) ->
 @runs(SlimJob)
 def main(args: SlimJob) -> None:
     """Slim, write and print."""
-    (cost, target), table = chosen_target(args), chosen_table(args)
-    files = slim_files(args.config, args.checkpoint, target, args.divisor, given_shape(args),
+    (cost, target), table = find_target(args), find_table(args)
+    files = slim_files(args.config, args.checkpoint, target, args.divisor, read_shape(args),
                        args.out, args.cfg_options, args.part, table, args.force_table,
                        'macs' if table else cost.name)
     print_files(files)
-    print(f'Wrote {files.folder / STRUCTURE} and {files.folder / WEIGHTS}')
+    print(f'Wrote {files.folder / STRUCTURE} and {files.folder / SUBNET}')

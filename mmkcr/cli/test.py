@@ -21,8 +21,8 @@ from mmkcr.cli.launch import check_file, one_run, set_dataloader_defaults
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.deploy.tensor_model import run_by_file
-from mmkcr.engine.build import check_expected, load_config, take_options, trained_weights
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.build import check_expected, find_weights, load_config, take_options
+from mmkcr.engine.compressed_config import expand_compression
 from mmkcr.engine.processes import is_first_process
 from mmkcr.methods.dcs.qk_mask import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
@@ -61,7 +61,7 @@ class TestJob(Running):
 def testing_config(config: Config, args: TestJob) -> Config:
     """Put the arguments into the config; with ``--tta`` what its ``compression`` stands for."""
     apply_running(config, args)
-    config.load_from, config.resume = trained_weights(config, args.checkpoint, args.config), False
+    config.load_from, config.resume = find_weights(config, args.checkpoint, args.config), False
     if args.amp:
         config.test_cfg.fp16 = True
     if args.show or args.show_dir is not None:
@@ -69,7 +69,7 @@ def testing_config(config: Config, args: TestJob) -> Config:
     take_options(config, args.cfg_options or {})
     if args.tta:
         # what goes around the model goes around that which `compression` stands for
-        config = compressed_config(config)
+        config = expand_compression(config)
         _augment_tests(config)
     set_dataloader_defaults(config, ('test_dataloader', ), pin_memory=not args.no_pin_memory)
     return config

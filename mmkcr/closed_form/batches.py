@@ -21,9 +21,13 @@ LEAST_AREA = 0.25
 
 
 class ImageBatches(Sequence):
-    """Images in batches of at most some size; only neighbours of one kind come into one.
+    """Images in batches of a maximum size; a batch has neighbours of one shape or kind.
 
-    Images are in memory, (1, C, H, W) each; derived classes load others.
+    Derived classes load images that are not in memory.
+
+    Args:
+        images (Sequence): Images (1, C, H, W) in memory, or whatever a derived class loads from.
+        size (int): Maximum number of images in a batch. Defaults to 1.
     """
 
     def __init__(self, images: Sequence[Any], size: int = 1) -> None:
@@ -33,7 +37,7 @@ class ImageBatches(Sequence):
             for start in range(0, len(alike), size)]
 
     def sources(self) -> list[Any]:
-        """What each image was taken from, such as the file of a crop; here each is its own."""
+        """The origin of each image, as the file of a crop; here each image is its own origin."""
         return [*range(len(self._images))]
 
     def pick(self, places: Iterable[int], size: int) -> 'ImageBatches':
@@ -61,7 +65,7 @@ class ImageBatches(Sequence):
         return [len(batch) for batch in self._batches]
 
     def of_size(self, size: int) -> 'ImageBatches':
-        """The same images in batches of another size."""
+        """All images in batches of another size."""
         return self._other(self._images, size)
 
     def __len__(self) -> int:
@@ -75,7 +79,7 @@ class ImageBatches(Sequence):
 
 
 def of_size(batches: Sequence[Any], size: int) -> Sequence[Any]:
-    """The same images in batches of another size; batches that were given as such stay."""
+    """All images in batches of another size; a user's own batches stay as they are."""
     return batches.of_size(size) if hasattr(batches, 'of_size') else batches
 
 
@@ -128,7 +132,7 @@ class AugmentedImages(ImageBatches):
 
 
 def source_groups(batches: Sequence[Any]) -> list[int]:
-    """The group of each image, of at most :data:`GROUPS`; or of each batch that is given as such.
+    """The group of each image, of at most :data:`GROUPS`; or of each of a user's own batches.
 
     Images of one source are in one group. Sources that follow each other are in one group, too, as
     neighbours in a list of images are often alike. Groups are about equally large.
@@ -155,8 +159,8 @@ class GroupedBatches(NamedTuple):
     groups: list[int]
 
 
-def in_groups(batches: Sequence[Any], size: int) -> GroupedBatches:
-    """The same images in batches of another size, group by group; given batches stay."""
+def group_batches(batches: Sequence[Any], size: int) -> GroupedBatches:
+    """All images in batches of another size, group by group; a user's own batches stay."""
     groups = source_groups(batches)
     if not hasattr(batches, 'pick'):
         return GroupedBatches(batches, groups)
@@ -168,7 +172,7 @@ def in_groups(batches: Sequence[Any], size: int) -> GroupedBatches:
 
 
 class ChainedBatches(Sequence):
-    """Batches one after the other, of several sequences of them."""
+    """Several sequences of batches, one after another."""
 
     def __init__(self, parts: Sequence[Sequence[Any]]) -> None:
         self._parts = parts
@@ -192,7 +196,7 @@ class ChainedBatches(Sequence):
 
 
 def images_of(batch: Any) -> int:
-    """Number of images in a batch; 1 if it does not show."""
+    """Number of images in a batch; 1 if the batch does not show it."""
     if isinstance(batch, Mapping):
         return images_of(batch.get('inputs', next(iter(batch.values()), None)))
     return len(batch) if isinstance(batch, (Tensor, list, tuple)) else 1
@@ -204,7 +208,7 @@ def count_images(batches: Sequence[Any]) -> int:
 
 
 def image_shapes(batches: Iterable[Any]) -> set[tuple[int, ...]]:
-    """The different shapes (C, H, W) of images; of batches that are no images none."""
+    """The different shapes (C, H, W) of images; an empty set for batches without images."""
     shapes = set()
     for batch in batches:
         images = batch['inputs'] if isinstance(batch, Mapping) and 'inputs' in batch else batch
@@ -214,12 +218,12 @@ def image_shapes(batches: Iterable[Any]) -> set[tuple[int, ...]]:
 
 
 def first_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
-    """The first batches, of at least so many images if there are that many."""
+    """The first batches that hold ``count`` images; all batches if they hold fewer."""
     return batches[:-(-count // images_of(batches[0]))]
 
 
 def last_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
-    """The last batches, likewise; one at least."""
+    """The last batches that hold ``count`` images; at least one batch."""
     return batches[-max(-(-count // images_of(batches[0])), 1):]
 
 
@@ -267,7 +271,13 @@ def number_batches(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
 
 
 def single_images(given: Any) -> Sequence[Any]:
-    """Batches of one image each, where they can be taken apart: tensors, or lists of these."""
+    """Batches of one image each, if ``given`` is a tensor (N, C, H, W) or a list of tensors.
+
+    Other batches stay as they are.
+
+    Raises:
+        ValueError: Neither images (N, C, H, W) of floating point nor a sequence of batches.
+    """
     if isinstance(given, Tensor):
         if given.ndim != 4 or not given.is_floating_point():
             raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, '
@@ -284,8 +294,20 @@ def single_images(given: Any) -> Sequence[Any]:
     return given
 
 
-def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Split into calibration batches and held-out batches, of one image each where they can be."""
+def split_batches(images: Any, held_out: Any,
+                  count: int | None = None) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Split images into calibration batches and held-out batches, see :func:`single_images`.
+
+    A single image serves for both.
+
+    Args:
+        images (Any): Images, or batches.
+        held_out (Any): Held-out images or batches; None: the last images, of other sources.
+        count (int, optional): Images that are held out at least. Defaults to None: a tenth.
+
+    Raises:
+        ValueError: There are no images, or none that are held out.
+    """
     batches = single_images(images)
     if not len(batches):
         raise ValueError('expected at least one calibration image, found none')
@@ -297,7 +319,7 @@ def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[A
         return batches, held_out
     if len(batches) < 2:
         return batches, batches
-    count = max(1, len(batches) // 10)  # the last tenth
+    count = count or max(1, len(batches) // 10)
     if not hasattr(batches, 'pick'):
         return batches[:-count], batches[-count:]
     first, last = _split_sources(batches.sources(), count)
@@ -323,10 +345,15 @@ def _split_sources(sources: Sequence[Any], count: int) -> tuple[list[int], list[
 
 
 def augment_images(batches: Sequence[Any], count: int, seed: int) -> Sequence[Any]:
-    """Images and crops of them, ``count`` in all if there are fewer.
+    """Images and crops of them.
+
+    Args:
+        batches (Sequence): Batches of images.
+        count (int): Number of images and crops together; of more images all stay, without crops.
+        seed (int): Seed of the crops.
 
     Raises:
-        ValueError: They are batches of a user's own, which are not known to be images.
+        ValueError: They are batches of a user's own, not known to be images.
     """
     if not hasattr(batches, 'pick'):
         raise ValueError('expected images as a tensor (N, 3, H, W), or those of a config, to '
@@ -335,9 +362,10 @@ def augment_images(batches: Sequence[Any], count: int, seed: int) -> Sequence[An
 
 
 def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
-    """How many of the held-out images are among the others, as copies of files are.
+    """Number of held-out images that are also among the calibration images, as copies of a file.
 
-    Calibration batches that are all the same are refused.
+    Raises:
+        ValueError: All calibration batches are equal.
     """
     known = {batch_digest(batch) for batch in batches}
     if len(known) == 1 < len(batches):
@@ -355,7 +383,7 @@ def batch_digest(batch: Any) -> bytes:
 
 
 def images_digest(batches: Sequence[Any]) -> str:
-    """SHA-256 of batches; of images in files see their own method ``digest``."""
+    """SHA-256 of batches, from their own method ``digest`` where images are in files."""
     if hasattr(batches, 'digest'):
         return batches.digest()
     sha = hashlib.sha256()

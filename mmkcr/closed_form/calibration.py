@@ -21,7 +21,14 @@ from .readers import Rows, count_rows, input_rows, output_rows, pick, weight_mat
 
 
 class ReaderMoments:
-    """Moments of a reader's inputs and, if ``sensitive``, of the gradients of its outputs."""
+    """Moments of a reader's inputs and, if ``sensitive``, of the gradients of its outputs.
+
+    Args:
+        layer (nn.Module): The reader, with d inputs and m outputs.
+        name (str): Name of the moments in messages.
+        rows (Rows): Number of rows of an image that enter the moments.
+        sensitive (bool): Whether the gradients of the outputs are observed, too.
+    """
 
     def __init__(self, layer: nn.Module, name: str, rows: Rows, sensitive: bool) -> None:
         outputs, inputs = weight_matrix(layer).shape
@@ -31,7 +38,14 @@ class ReaderMoments:
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
 
     def hook(self, images: range, layer: nn.Module, args: tuple, out: Tensor) -> None:
-        """Take in what the layer computed of some images."""
+        """Add a call of the layer to the moments.
+
+        Args:
+            images (range): Numbers of the batch's images among all images.
+            layer (nn.Module): The reader.
+            args (tuple): Its positional arguments; the first one is the input.
+            out (Tensor): Its output.
+        """
         x = args[0].detach()
         count = count_rows(layer, x, out)
         if images != self._last:  # further calls of a layer see the same images
@@ -71,23 +85,32 @@ def passes(model: nn.Module, batches: Iterable[tuple[Any, range]], forward: Forw
     """Run numbered batches forward, and backward from a random projection of the outputs.
 
     The second moments F of the gradients tell by how much an error dy of a layer's output changes
-    the outputs z: ``E |dz|^2 = positions * tr(F cov(dy))``. Yields the images' numbers, by batch.
+    the outputs z: ``E |dz|^2 = positions * tr(F cov(dy))``.
 
-    Activation checkpointing runs layers again in the backward pass. Before, one form ran them
-    without gradients, the other with them. Of both runs the first with gradients counts.
+    With activation checkpointing a layer runs in the forward pass, with or without gradients, and
+    again in the backward pass. Hooks are called once, behind the first run with gradients.
 
     Args:
-        hooks (Sequence[tuple[nn.Module, Callable]]): Layers, and what is called behind them: with
-            the numbers of the batch's images, the layer, its arguments and its output.
+        model (nn.Module): The dense network, in the mode ``eval``.
+        batches (Iterable): Batches of images.
+        forward (Callable): Takes the model and a batch; returns the outputs z.
+        hooks (Sequence[tuple[nn.Module, Callable]]): Layers, and functions that are called behind
+            them with the numbers of the batch's images, the layer, its arguments and its output.
         logits (bool): Whether the outputs are class scores (B, C). If so, their error is measured
             as a Kullback-Leibler divergence, otherwise relative to the outputs' size.
-        scales (Sequence[float], optional): See :func:`output_scales`; by default of each batch.
-        backward (float): Number of images that are run backward, the first ones; all by default.
+        seed (int): Seed of the projections. Defaults to 0.
+        scales (Sequence[float], optional): Sizes of the outputs, see :func:`output_scales`.
+            Defaults to None: the sizes of each batch.
+        backward (float): Number of images that are run backward, the first ones. Defaults to all.
+
+    Yields:
+        range: Numbers of the batch's images among all images.
     """
     sensed = again = False
     seen: set[nn.Module] = set()
 
     def once(hook: Callable, layer: nn.Module, args: tuple, out: Tensor) -> None:
+        """Call a hook with a layer, its args and its out, but for one run of each forward."""
         if not sensed or torch.is_grad_enabled() and not (again and layer in seen):
             seen.update(() if again else (layer, ))
             hook(images, layer, args, out)
@@ -120,7 +143,7 @@ class WeightChange(NamedTuple):
     mean: Tensor
     #: (tries, m, d); or with changes of the bias as one more column, (tries, m, d + 1).
     deltas: Tensor
-    #: Which m of the layer's outputs change.
+    #: The m outputs of the layer that change.
     outputs: slice = slice(None)
 
 
@@ -136,8 +159,22 @@ def output_changes(model: nn.Module, batches: Iterable[tuple[Any, range]], forwa
     The errors of a reader's outputs at the positions of one image are correlated, most of all
     behind attention, so their effects add up. Let S be the sum, over the image's positions, of
     ``gradient x^T``, with the gradient of a random projection of the outputs. Then
-    ``dz = <delta, S>`` for every image, and squares are taken only after that sum. Returned are
-    their means over images, (tries,), in the unit of :func:`passes`.
+    ``dz = <delta, S>`` for every image, and squares are taken only after that sum.
+
+    Args:
+        model (nn.Module): The dense network, in the mode ``eval``.
+        batches (Iterable): Batches of images.
+        forward (Callable): Takes the model and a batch; returns the outputs z.
+        changes (Mapping[str, Sequence[WeightChange]]): By name, changes that are made together,
+            all with equally many tries.
+        logits (bool): Whether the outputs are class scores (B, C).
+        seed (int): Seed of the projections. Defaults to 0.
+        scales (Sequence[float], optional): Sizes of the outputs, see :func:`output_scales`.
+            Defaults to None: the sizes of each batch.
+
+    Returns:
+        dict[str, Tensor]: By name, the mean of ``|dz|^2`` over the images for every try, (tries,),
+        fp64, in the unit of :func:`passes`.
     """
     # per try; all changes of a name have equally many
     sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
@@ -148,6 +185,7 @@ def output_changes(model: nn.Module, batches: Iterable[tuple[Any, range]], forwa
 
     def catch(name: str, change: WeightChange, images: range, layer: nn.Module, args: tuple,
               out: Tensor) -> None:
+        """Add a layer's call on images, by its args and the gradient of its out, to a change."""
         x = args[0].detach()
         # rows are made later, and hosts may go on in place
         x = x if isinstance(layer, nn.Linear) else x.clone()
@@ -176,7 +214,7 @@ def _changes_of_images(change: WeightChange, x: Tensor, gradient: Tensor,
                        images: Sequence[int]) -> Tensor:
     """``<delta, S>`` of a call for every image and try, (images, tries), fp64.
 
-    Rows that do not divide evenly into images (such as regions) count as one image.
+    Rows that do not divide evenly into images, as regions, count as one image.
     """
     rows = count_rows(change.layer, x, gradient)
     count = len(images) if rows % len(images) == 0 else 1
@@ -204,8 +242,8 @@ def _changes_of_images(change: WeightChange, x: Tensor, gradient: Tensor,
 def gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[None]:
     """Within the block, activations have gradients and parameters have none.
 
-    Some layers may not depend on the images, such as those that read a decoder's first queries.
-    Their outputs become copies of leaves that require gradients: hosts may work on them in place.
+    Some layers may not depend on the images, as readers of a decoder's first queries. Their
+    outputs become copies of leaves that require gradients: hosts may work on them in place.
     """
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
     first = next(module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear)))
@@ -229,7 +267,7 @@ def output_scales(outputs: Sequence[Tensor], images: int = 1) -> list[float]:
 
 
 def images_in(out: Tensor, images: int) -> int:
-    """How many images an output is of: 1 if its first axis does not divide evenly into them."""
+    """Number of images in an output: 1 if its first axis does not divide evenly into images."""
     return images if out.ndim and len(out) % images == 0 else 1
 
 
@@ -237,8 +275,18 @@ def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], 
                 scales: Sequence[float] | None) -> list[Tensor]:
     """Gradients at the outputs that have, in expectation, their sensitivity as second moments.
 
-    What is drawn for an image does not depend on the batch that it comes in. Images do not interact
-    in eval mode, so a backward pass of a batch gives each image its own gradient.
+    The draw for an image does not depend on its batch. Images do not interact in eval mode, so a
+    backward pass of a batch gives each image its own gradient.
+
+    Args:
+        outputs (Sequence[Tensor]): Outputs of the network for a batch.
+        logits (bool): Whether the last output is class scores (B, C).
+        images (Sequence[int]): Numbers of the batch's images among all images.
+        seed (int): Seed of the draws.
+        scales (Sequence[float], optional): Sizes of the outputs; of None they are measured.
+
+    Returns:
+        list[Tensor]: A gradient for each output, in its shape.
     """
     # PyTorch's generator takes 32 bits
     draws = [torch.Generator().manual_seed((seed * 1_000_003 + image) % 2**32) for image in images]

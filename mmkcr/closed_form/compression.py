@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import MacsModel, Structure, block_of, count_params
+from mmkcr.core import CostModel, MacsModel, Structure, block_of, count_params
 from mmkcr.core.machine import naming_remedy
 from mmkcr.core.processes import join_processes
 from mmkcr.models.counting import (
@@ -32,9 +32,9 @@ from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
 from mmkcr.models.tasks import (
-    counted_part,
     is_detector,
     keep_randomness,
+    part_to_count,
     search_space,
     task_forward,
 )
@@ -42,7 +42,7 @@ from .batches import first_images
 from .given import Calibration, look_at, prepare_calibration
 from .heads import take_weights
 from .options import CompressOptions, Forward, Pair, SiteProfile, check_divisor, open_search_space
-from .profiles import count_groups, profile_sites, shared_sizes, size_options, uniform_sizes
+from .profiles import count_groups, profile_sites, share_budget, size_options, uniform_sizes
 from .progress import CompressProgress
 from .readers import readers
 from .refit_blocks import refit_along
@@ -57,7 +57,7 @@ class CompressResult:
     Args:
         model (nn.Module): The subnet, a copy of the given model.
         structure (Structure): The kept units.
-        profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
+        profiles (dict[str, SiteProfile]): Profiles by site; another budget needs no new pass.
         agreement (dict[str, float]): On held-out images, see :func:`agreement`; ``refit_error`` is
             the error on as many of the refits' own.
     """
@@ -94,16 +94,20 @@ def compress(model: nn.Module,
             mmdet or mmseg whose backbone has one. It is not changed.
         images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``. In
             the scope ``'model'`` they are batches of the data preprocessor.
-        target, sites, input_shape: See :class:`CompressOptions`.
+        target (str | int | float): Most of the cost that the subnet may have, as ``'60%'``.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: the kinds that the
+            backbone has, see :class:`CompressOptions`.
+        input_shape (Sequence[int], optional): (C, H, W) of the image that MACs are for. Defaults
+            to None: the size of the images.
         forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
             that are to agree. Defaults to calling the model, as the counting of MACs does anyway;
             in the scope ``'model'`` to :func:`~mmkcr.closed_form.whole.whole_outputs`.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
-            None: the last tenth of ``images``, which calibration then does not see (but of a
-            single image or batch, the same).
+            None: the last tenth of ``images``; calibration does not see them then. A single image
+            or batch serves for both.
         profiles (dict[str, SiteProfile], optional): Profiles of an earlier call with these
             images and sites. Defaults to None: they are computed.
-        **options: The other fields of :class:`CompressOptions`.
+        **options: All further fields of :class:`CompressOptions`.
 
     Returns:
         CompressResult: The subnet is made of plain modules wherever the host library can run it,
@@ -138,8 +142,15 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     Files of configs need the search space, as their backbone is built with one.
 
     Args:
-        model, images, forward, held_out, profiles: See :func:`compress`.
-        options (CompressOptions): What is asked for.
+        model (nn.Module): Dense model, see :func:`compress`. It is not changed.
+        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
+        options (CompressOptions): Target, sites and all other options.
+        forward (Callable, optional): Takes a model and a batch; returns the outputs that are to
+            agree. Defaults to None: see :func:`compress`.
+        held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
+            None: the last tenth of ``images``.
+        profiles (Mapping[str, SiteProfile], optional): Profiles by site of an earlier call.
+            Defaults to None: they are computed.
         done (CompressProgress, optional): Progress of an interrupted call with these arguments;
             this call continues and extends it. Defaults to None.
 
@@ -154,10 +165,7 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     calibration = prepare_calibration(model, images, held_out, forward, done, options)
     dense, settings = calibration.dense, calibration.settings
     if settings.scope == 'model' and is_detector(dense):
-        # proposals follow the weights: outputs are compared on the dense network's proposals
-        chooser = copy.deepcopy(dense)
-        calibration.batches = HeldBatches(calibration.batches, chooser)
-        calibration.held_out = HeldBatches(calibration.held_out, chooser)
+        _hold_choices(calibration)
     networks = Pair(dense, copy.deepcopy(dense))
     if settings.progress:  # before anything that takes seconds for large images
         print(f'Calibration: looking at a {type(dense).__name__} and the first images',
@@ -173,19 +181,9 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
     wanted = budget.parse_target(settings.target)
     offered = {name: size_options(site, settings) for name, site in spaces.slim.sites.items()}
-    try:
-        budget.check_target(wanted, {name: sizes[0] for name, sizes in offered.items()})
-    except ValueError as error:
-        paths = [site.path for site in spaces.slim.sites.values()]
-        uncut = uncut_parts(dense, paths, settings.input_shape) if settings.scope == 'model' else ''
-        raise ValueError(f'{error}{uncut}') from error
+    _check_reachable(budget, wanted, offered, calibration, spaces.slim)
     if settings.progress:
-        layers = [reader.layer for site in spaces.dense.sites.values() for reader in readers(site)]
-        sites = spaces.dense.sites.values()
-        fits = sum(1 + len(site.lost_outputs()) for site in sites)
-        blocks = {block_of(site.path) for site in sites}
-        groups = 0 if profiles else count_groups(calibration, spaces.dense)
-        print(plan(calibration, layers, groups, fits / len(blocks)), file=sys.stderr, flush=True)
+        _print_plan(calibration, spaces.dense, bool(profiles))
     if profiles:
         _check_profiles(profiles, spaces.slim)
     else:
@@ -194,9 +192,11 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     for profile in profiles.values():
         for space in spaces:
             take_weights(space.host, profile.rotated)
-    losses = {name: profiles[name].losses for name in offered}
-    sizes = uniform_sizes(offered, budget, wanted) if settings.uniform else shared_sizes(
-        offered, losses, budget, wanted)
+    if settings.uniform:
+        sizes = uniform_sizes(offered, budget, wanted)
+    else:
+        losses = {name: profiles[name].losses for name in offered}
+        sizes = share_budget(offered, losses, budget, wanted)
     structure = _structure_of(spaces.slim, profiles, sizes)
     structure.provenance.update(target=str(settings.target), asked=_asked(settings))
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
@@ -208,8 +208,52 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     return make_result(networks, structure, macs, shape, calibration, profiles)
 
 
+def _hold_choices(calibration: Calibration) -> None:
+    """Keep the dense detector's proposals beside its images: outputs are compared on them.
+
+    It exchanges the batches of the calibration.
+    """
+    chooser = copy.deepcopy(calibration.dense)
+    calibration.batches = HeldBatches(calibration.batches, chooser)
+    calibration.held_out = HeldBatches(calibration.held_out, chooser)
+
+
+def _check_reachable(budget: CostModel, target: int, offered: Mapping[str, Sequence[int]],
+                     calibration: Calibration, space: SearchSpace) -> None:
+    """Refuse a target that the smallest sizes do not meet.
+
+    Args:
+        budget (CostModel): The cost as a function of the sizes.
+        target (int): Most of that cost.
+        offered (Mapping[str, Sequence[int]]): Sizes on offer by site, ascending.
+        calibration (Calibration): The dense network and the options.
+        space (SearchSpace): The sites, whose paths tell the parts that nothing cuts.
+
+    Raises:
+        ValueError: The target is out of reach; the message gives the range.
+    """
+    try:
+        budget.check_target(target, {name: sizes[0] for name, sizes in offered.items()})
+    except ValueError as error:
+        uncut, settings = '', calibration.settings
+        if settings.scope == 'model':
+            paths = [site.path for site in space.sites.values()]
+            uncut = uncut_parts(calibration.dense, paths, settings.input_shape)
+        raise ValueError(f'{error}{uncut}') from error
+
+
+def _print_plan(calibration: Calibration, space: SearchSpace, profiled: bool) -> None:
+    """Print the work ahead and its time; the first images are run for it."""
+    sites = space.sites.values()
+    layers = [reader.layer for site in sites for reader in readers(site)]
+    fits = sum(1 + len(site.lost_outputs()) for site in sites)
+    blocks = {block_of(site.path) for site in sites}
+    groups = 0 if profiled else count_groups(calibration, space)
+    print(plan(calibration, layers, groups, fits / len(blocks)), file=sys.stderr, flush=True)
+
+
 def _asked(options: CompressOptions) -> dict[str, Any]:
-    """What a structure records of the options."""
+    """The options that a structure records, by name."""
     names = 'cost', 'sites', 'scope', 'part', 'divisor', 'uniform', 'rho', 'augment'
     asked = {name: getattr(options, name) for name in names}
     return asked if options.latency is None else dict(asked, cost='latency')
@@ -221,11 +265,11 @@ def make_result(networks: Pair, structure: Structure, macs: MacsModel, shape: Se
 
     Args:
         networks (Pair): The dense network and the subnet.
-        structure (Structure): It gets MACs and parameters, in place.
-        macs (MacsModel): Of the part that the budget counts.
-        shape (Sequence[int]): (C, H, W) that MACs are for.
+        structure (Structure): Kept units; it gets MACs and parameters, in place.
+        macs (MacsModel): MACs of the part that the budget counts, as a function of the sizes.
+        shape (Sequence[int]): (C, H, W) of the image that MACs are for.
         calibration (Calibration): Images and options.
-        profiles (Mapping): By site.
+        profiles (Mapping[str, SiteProfile]): Profiles by site; none after a search.
     """
     dense, slim = networks
     settings = calibration.settings
@@ -273,9 +317,17 @@ def call_network(network: nn.Module, batch: Any) -> Any:
 
 def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
                part: str | None) -> MacsModel:
-    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes."""
+    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes.
+
+    Args:
+        model (nn.Module): The dense network.
+        space (SearchSpace): The model's sites.
+        input_shape (Sequence[int]): (C, H, W) of the image that MACs are for.
+        part (str, optional): Part of a task model to count, ``'model'`` or ``'backbone'``; of None
+            the default part of its task.
+    """
     task = hasattr(model, 'data_preprocessor')
-    counted = counted_part(model, part) if task else model
+    counted = part_to_count(model, part) if task else model
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
 
 
@@ -288,16 +340,22 @@ def refit_structure(model: nn.Module,
                     done: CompressProgress | None = None) -> CompressResult:
     """Cut a dense network to a structure and refit the readers of the kept units.
 
-    So the retraining of a searched structure starts from the dense network's weights, instead of
-    those that were trained together with gates. Masks on queries and keys (DCS) are layers that the
-    dense network does not have: they start as they were initialised. The result has no profiles.
+    So the retraining of a searched structure starts from the dense network's weights, not from
+    weights that were trained together with gates. Masks on queries and keys (DCS) are layers that
+    the dense network does not have: they start as they were initialised. The result has no
+    profiles.
 
     Args:
-        model, images, forward, held_out: See :func:`compress`.
+        model (nn.Module): Dense model, see :func:`compress`. It is not changed.
         structure (str | Path | Structure): Structure of this backbone. Channels of heads are the
-            network's own, not those of rotated bases.
-        options (CompressOptions): What is asked for, but for the sizes, which the structure has.
-        done (CompressProgress, optional): See :func:`compress_network`. Defaults to None.
+            network's own, not channels of rotated bases.
+        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
+        options (CompressOptions): All options but the sizes: the structure gives them.
+        forward (Callable, optional): Takes a model and a batch; returns the outputs that are to
+            agree. Defaults to None: the model is called with the batch.
+        held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
+            None: the last tenth of ``images``.
+        done (CompressProgress, optional): Progress of an interrupted call. Defaults to None.
 
     Raises:
         ValueError: As in ``compress``; or a structure of another backbone, with other MACs or
@@ -335,7 +393,7 @@ def refit_structure(model: nn.Module,
 
 
 def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:
-    """Kinds of site that are refitted, and masks on queries and keys, which begin anew."""
+    """Kinds of site that are refitted, and masks on queries and keys, whose weights begin anew."""
     kinds = structure.backbone.get('sites')
     if not kinds:
         # a structure of a named backbone lists none, but its sites' names end with the kinds

@@ -1,4 +1,4 @@
-"""What a user gives: it is looked at before work begins, and goes through it as one record.
+"""A user's network, images and options: checked before work begins, and kept as one record.
 
 A few images tell how many rows each layer gets, and the sizes, memory and time of a pass.
 """
@@ -20,7 +20,7 @@ from mmkcr.core import count_params
 from mmkcr.core.checks import check_finite
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
-from mmkcr.core.processes import ask_first_process, count_processes
+from mmkcr.core.processes import ask_first_process, count_processes, find_rank
 from mmkcr.models.sites.base import check_layers
 from mmkcr.models.tasks import unwrap
 from .batches import (
@@ -43,35 +43,46 @@ BATCH = 16
 
 
 class Survey(NamedTuple):
-    """What the first images tell of a network."""
+    """Numbers of a network that are measured on its first images."""
 
     #: Rows of an image that each layer with weights gets.
     rows: dict[nn.Module, float]
     #: See :func:`~mmkcr.closed_form.calibration.output_scales`.
     scales: list[float]
-    #: What a pass of an image forward and backward keeps at a time.
+    #: Most memory that a pass of an image forward and backward keeps at a time.
     bytes: int
-    #: Of an image's forward pass, and of its backward pass.
+    #: Time of an image's forward pass, and of its backward pass.
     seconds: tuple[float, float]
     #: Different shapes (C, H, W) of the images.
     sizes: list[tuple[int, ...]]
 
     def needed(self, layers: Iterable[nn.Module], enough: float, least: int,
                gradients: bool = False) -> int:
-        """Number of images, at least ``least``, with enough rows for the moments of some layers.
+        """Number of images with enough rows for the moments of some layers.
 
-        Enough is a number of rows per input of a layer; with ``gradients`` per output.
+        Args:
+            layers (Iterable[nn.Module]): The layers.
+            enough (float): Rows per input of a layer.
+            least (int): Minimum number of images.
+            gradients (bool): Rows are counted per output, not per input. Defaults to False.
         """
         side = 0 if gradients else 1
         return max([least, *(self.images_for(layer, enough * weight_matrix(layer).shape[side])
                              for layer in layers)])
 
     def images_for(self, layer: nn.Module, rows: float) -> int:
-        """Number of images that give so many rows of a layer."""
+        """Number of images that together give a number of rows of a layer."""
         return math.ceil(rows / max(self.rows[layer], 1))
 
     def batch(self, memory: int) -> int:
-        """Images of a batch, for so many bytes in all; one that takes more is refused."""
+        """Number of images of a batch.
+
+        Args:
+            memory (int): Bytes that may be taken; a batch gets the share :data:`ACTIVATIONS`.
+
+        Raises:
+            ValueError: A single image takes more.
+        """
         if self.bytes > memory:
             size = ' x '.join(map(str, self.sizes[0])) if self.sizes else 'this size'
             raise ValueError(
@@ -82,13 +93,20 @@ class Survey(NamedTuple):
 
 
 def survey(model: nn.Module, batches: Sequence[Any], forward: Forward) -> Survey:
-    """Run the first images in eval mode, the very first backward, too."""
+    """Run the first images, the very first batch backward, too.
+
+    Args:
+        model (nn.Module): The dense network, in the mode ``eval``.
+        batches (Sequence): Batches of images; the first :data:`IMAGES` batches are run.
+        forward (Callable): Takes the model and a batch; returns the outputs.
+    """
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     rows, squares, sizes = dict.fromkeys(layers, 0.), [], []
     first_batches = list(number_batches(batches[:IMAGES]))
 
     def count(layer: nn.Module, args: tuple, out: Tensor) -> None:
+        """Count the rows of a layer's call with its args and its out."""
         rows[layer] += count_rows(layer, args[0], out)
 
     with ExitStack() as stack, torch.no_grad():
@@ -110,7 +128,7 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward) -> Survey
 
 def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
               forward: Forward) -> tuple[int, float]:
-    """Bytes that a forward keeps for the pass backward, and the seconds of that."""
+    """Bytes that a forward keeps for the pass backward, and the seconds of the pass backward."""
     kept: dict[int, int] = {}  # by address
     weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
 
@@ -137,30 +155,36 @@ def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
 
 @dataclasses.dataclass
 class Calibration:
-    """A dense network with the images that it is compressed on, and how that is to be done."""
+    """A dense network with the images and the options of its compression."""
 
-    #: In evaluation mode, and nobody else's.
+    #: A copy of the user's network, in the mode ``eval``.
     dense: nn.Module
-    #: Of calibration, and those that agreement is measured on.
+    #: Batches to calibrate on.
     batches: Sequence[Any]
+    #: Batches that agreement is measured on.
     held_out: Sequence[Any]
+    #: Takes a network and a batch; returns the outputs that are to agree.
     forward: Forward
-    #: With a number for ``memory``.
+    #: The options, with a number for ``memory``.
     settings: CompressOptions
-    #: What an earlier call finished; it gets what this one does.
+    #: Finished steps of an earlier call; this call adds its own. None: nothing is kept.
     done: CompressProgress | None
-    #: How many of the held-out images are among those of calibration.
+    #: Number of held-out images that are also calibration images.
     seen: int
 
     @cached_property
     def survey(self) -> Survey:
-        """What the first images tell of the network."""
+        """The :func:`survey` of the network, made when it is first asked for."""
         return survey(self.dense, self.batches, self.forward)
 
     def find_input_shape(self) -> tuple[Sequence[int], str]:
-        """(C, H, W) that MACs are for, and its origin in words; none where a user gave it.
+        """(C, H, W) of the image that MACs are for, and its origin in words.
 
-        It is the size of the images, of several sizes the largest, where options have none.
+        It is ``input_shape`` of the options, with ``''`` for the origin; without one it is the size
+        of the images, of several sizes the largest.
+
+        Raises:
+            ValueError: There is no ``input_shape``, and batches are no images.
         """
         if self.settings.input_shape is not None:
             return self.settings.input_shape, ''
@@ -180,7 +204,11 @@ class Calibration:
 
 
 def copy_network(model: nn.Module) -> nn.Module:
-    """A deep copy of the network inside wrappers (parallel, compiled), in the same mode."""
+    """A deep copy, in its mode, of the network inside wrappers (parallel, compiled).
+
+    Raises:
+        ValueError: The model is no network with weights, or cannot be copied.
+    """
     if not isinstance(model, nn.Module) or next(model.parameters(), None) is None:
         raise ValueError('expected a network with weights, an `nn.Module`, found a '
                          f'`{type(model).__name__}`')
@@ -208,11 +236,27 @@ def _uncopied(model: nn.Module) -> str:
 
 def prepare_calibration(model: nn.Module, images: Any, held_out: Any, forward: Forward,
                         done: CompressProgress | None, settings: CompressOptions) -> Calibration:
-    """A user's network, copied, with batches of images and held-out batches."""
+    """Copy a user's network, and split the images into batches and held-out batches.
+
+    Args:
+        model (nn.Module): The user's network. It is not changed.
+        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches.
+        held_out (Tensor | Sequence, optional): Images to compare on; of None the last tenth of
+            ``images``.
+        forward (Callable): Takes a network and a batch; returns the outputs that are to agree.
+        done (CompressProgress, optional): Progress of an interrupted call, or None.
+        settings (CompressOptions): Options; without ``memory`` half of the free memory is taken.
+
+    Raises:
+        ValueError: The network cannot be copied or has weights that are not finite, or there are
+            no images.
+    """
     dense = copy_network(model)
     dense.eval()  # that of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
+    if find_rank() > 0:  # the first process speaks for all
+        settings = dataclasses.replace(settings, progress=False)
     if settings.memory is None:
         device = next(dense.parameters()).device
         # the processes of a machine share its memory, but each has a GPU
@@ -230,7 +274,11 @@ def prepare_calibration(model: nn.Module, images: Any, held_out: Any, forward: F
 
 @torch.no_grad()
 def look_at(calibration: Calibration) -> None:
-    """Run the first batch of each kind, and refuse what nothing can be learned from."""
+    """Run the first batch of the calibration and of the held-out images.
+
+    Raises:
+        ValueError: The network does not take a batch, or gives no tensors of floating point.
+    """
     for batches in (calibration.batches, calibration.held_out):
         model, batch = calibration.dense, batches[0]
         try:

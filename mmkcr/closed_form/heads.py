@@ -3,7 +3,7 @@
 Within a head, queries may be mixed by any T and keys by its inverse transposed, and values by any T
 that the output projection undoes: the network's outputs do not change. In the bases chosen here the
 first r channels of a head are the best r: for the logits by the truncated SVD of
-``Mq^(1/2) K^(1/2)``, for the output by that of ``W_h C_h^(1/2)``. So a narrower head is a slice.
+``Mq^(1/2) K^(1/2)``, for the output by the SVD of ``W_h C_h^(1/2)``. So a narrower head is a slice.
 
 With rotary positions only a scaled rotation of each pair commutes with the position's rotation, so
 pairs are selected, by the moments of the rotated queries and keys. Positions do not touch values:
@@ -67,7 +67,7 @@ def head_parts(site: AttentionWidth) -> list[HeadPart]:
 
 
 def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy the weights of a rotation into a dense host, in place."""
+    """Copy the weights of a rotation, by their paths, into a dense host, in place."""
     with torch.no_grad():
         for path, value in state.items():
             host.get_parameter(path).copy_(value)
@@ -91,7 +91,11 @@ class NarrowHeads(Units):
         return {**{part.path: False for part in head_parts(self.site)}, **super().layers()}
 
     def profile(self) -> SiteProfile:
-        """Rotate the layer, and the moments of its output projection; losses of the new units."""
+        """Rotate the layer and the moments of its output projection, and profile the new units.
+
+        The dense network's weights are changed, in place, without a change of its function. The
+        profile holds the new weights, for the slim network.
+        """
         for moments in self.moments.values():
             self.check_reached(moments)
         order, errors, values = self.rotate()
@@ -105,14 +109,16 @@ class NarrowHeads(Units):
                             for path in self.rotated})
 
     def rotate(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Change the layer's weights to the new bases.
+        """Change the layer's weights to the new bases, in place.
 
-        Gives the units, the best first; the share of the energy that is lost with the first k of
-        them, mean of the logits' and of the outputs' share, k = 0 … total, fp64; the mixing of the
-        values, block-diagonal over the heads, (H * d, H * d), fp64.
+        Returns:
+            tuple[Tensor, Tensor, Tensor]: The units, the best first; the share of the energy that
+            is lost with the first k of them, mean of the logits' and of the outputs' share,
+            k = 0 … total, fp64; the mixing of the values, block-diagonal over the heads,
+            (H * d, H * d), fp64.
         """
         site, (query, key, _) = self.site, head_parts(self.site)
-        # keys are centred, as the softmax does not see what is the same for all keys; queries not
+        # keys are centred, as the softmax does not see what all keys share; queries not
         *bases, logits = logit_bases(self._moment_of(query, centred=False),
                                      self._moment_of(key, centred=True), self.settings.order_rho)
         for part, basis in zip((query, key), bases):
@@ -127,9 +133,13 @@ class NarrowHeads(Units):
     def _rotate_values(self, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mix the values of every head, and have the output projection undo it.
 
-        ``places`` are the channel of a head that the best mixture gets, then that of the second
-        best, and so on, (d,), by default ascending. Gives the mixing, see :meth:`rotate`, and the
-        output energy that is lost with the r best mixtures, (H, d + 1), fp64.
+        Args:
+            places (Tensor, optional): Channels of a head for the mixtures, the best mixture first,
+                (d,). Defaults to None: ascending.
+
+        Returns:
+            tuple[Tensor, Tensor]: The mixing, see :meth:`rotate`, and the output energy that is
+            lost with the r best mixtures, (H, d + 1), fp64.
         """
         heads, path = self.site.view.heads, self.site.view.output
         weight = self.site.module(path).weight.detach()
@@ -167,14 +177,15 @@ class NarrowHeads(Units):
     def changes(self, order: Tensor) -> list[WeightChange]:
         """Changes of the output projection, and of the keys.
 
-        The logits without some channels of both queries and keys are those of keys without them.
-        Their bias goes, too. The softmax does not see it, nor any mean, but behind a rotation.
+        The logits without some channels of queries and keys equal the logits without these channels
+        of keys alone. Their bias goes, too: the softmax sees it, like any mean, only behind a
+        rotation.
         """
         part = head_parts(self.site)[1]
         bias = part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias
         keys = torch.cat([part.weight, bias[:, None]], 1)
-        deltas = keys.new_zeros(len(self.probed()), *keys.shape)
-        for delta, count in zip(deltas, self.probed()):
+        deltas = keys.new_zeros(len(self.probe_sizes()), *keys.shape)
+        for delta, count in zip(deltas, self.probe_sizes()):
             lost = self._channels(order[count:].cpu())
             delta[lost] = -keys[lost]
         mean = keys.new_zeros(keys.shape[1] - 1)
@@ -187,7 +198,7 @@ class NarrowHeads(Units):
 
 
 class RotaryHeads(NarrowHeads):
-    """Heads of which pairs of channels are selected."""
+    """Heads with rotary positions: pairs of their channels are selected."""
 
     #: Moments of queries and of keys after their rotation, as they enter the logits.
     turned: tuple[Moments, Moments]
@@ -200,7 +211,8 @@ class RotaryHeads(NarrowHeads):
             name=f'{site.name} {part}') for part in ('queries', 'keys'))
         turns = itertools.cycle(self.turned)  # the host rotates queries, then keys
 
-        def take(images: range, _: nn.Module, args: tuple, out: Tensor) -> None:
+        def take(images: range, _: nn.Module, __: tuple, out: Tensor) -> None:
+            """Add the rotated queries or keys ``out`` of some images to their moments."""
             tokens = out.detach().transpose(0, 1).flatten(1, 2)  # (H, B N, d)
             chosen = pick(tokens.shape[1], self.settings.rows, images)
             next(turns).add(tokens if chosen is None else tokens[:, chosen.to(tokens.device)])
@@ -232,7 +244,7 @@ class RotaryHeads(NarrowHeads):
 
 
 def _energy_share(lost: Tensor) -> Tensor:
-    """Share of all heads' energy that is lost, (n + 1,), from that of each, (H, n + 1)."""
+    """Share of all heads' energy that is lost, (n + 1,), from each head's energy, (H, n + 1)."""
     return lost.sum(0) / lost[:, 0].sum().clamp(min=1e-30)
 
 

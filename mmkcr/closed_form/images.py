@@ -29,8 +29,14 @@ _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
 class CalibrationImages(ImageBatches):
     """Batches of images after the test transforms, loaded on demand.
 
-    The data preprocessor of ``model`` makes the batches. Images of detectors and segmentors differ
-    in size: each is a batch of its own. The data set's ``get_data_info``, if any, gives the files.
+    Images of detectors and segmentors differ in size: each is a batch of its own.
+
+    Args:
+        dataset (Dataset): Its samples have passed the test transforms. Its ``get_data_info``, if
+            any, gives the files.
+        indices (Sequence[int]): Places of the images in the data set.
+        model (nn.Module): The task model, whose data preprocessor makes the batches.
+        size (int): Maximum number of images in a batch. Defaults to 1.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int], model: nn.Module,
@@ -43,7 +49,7 @@ class CalibrationImages(ImageBatches):
         return image if self._dense else None
 
     def sources(self) -> list[Any]:
-        """The file of each image, or what the names of files call a crop's origin.
+        """The file of each image, or the origin of a crop by the names of files.
 
         ``cat@1.jpg`` and ``cat@2.jpg`` of a folder are two crops of one picture. An image without
         a file, as of CIFAR, is its own source.
@@ -62,11 +68,11 @@ class CalibrationImages(ImageBatches):
         return Path(path) if path else None
 
     def digest(self) -> str:
-        """SHA-256 that says whether these are other images or transforms.
+        """SHA-256 that differs for other images or other transforms.
 
-        It is of the files' bytes, which are read in a fraction of the time that decoding takes,
-        and of the pixels of the first and the last batch, which the transforms change. Where
-        images have no local files (CIFAR, a remote storage), these two batches must do.
+        It covers the bytes of all files, as reading takes a fraction of the time of decoding, and
+        the pixels of the first and the last batch, as transforms change them. Where images have no
+        local files (CIFAR, a remote storage), these two batches must do.
         """
         sha = hashlib.sha256()
         for path in map(self._file, self._images):
@@ -89,9 +95,19 @@ class CalibrationImages(ImageBatches):
 
 def calibration_images(config: Config, model: nn.Module, folder: str | None = None,
                        count: int = 512, seed: int = 0) -> CalibrationImages:
-    """Draw at most ``count`` images from a config's training set, or from a folder at any depth.
+    """Draw images at random from a config's training set, or from a folder.
 
-    They go through the config's test transforms. A folder without images is refused.
+    Args:
+        config (Config): Its test transforms are applied.
+        model (nn.Module): The task model, whose data preprocessor makes the batches.
+        folder (str, optional): Folder that is searched at any depth. Defaults to None: the
+            training set.
+        count (int): Maximum number of images. Defaults to 512.
+        seed (int): Seed of the draw. Defaults to 0.
+
+    Raises:
+        ValueError: The folder has no images, or the config no data set to take them from.
+        FileNotFoundError: There is no such folder.
     """
     init_default_scope(config.get('default_scope', 'mmpretrain'))
     if folder is None:
@@ -109,11 +125,11 @@ def calibration_images(config: Config, model: nn.Module, folder: str | None = No
 
 
 def find_images(folder: str | Path) -> tuple[list[Path], dict[str, int]]:
-    """Find the images below a folder, through links, and count what is left out.
+    """Find the images below a folder, through links, and count the files that are left out.
 
     Args:
         folder (str | Path): It is searched at any depth. Hidden files and folders are left out,
-            and so is what a link shows for a second time.
+            and so are files that a link shows for a second time.
 
     Returns:
         tuple[list[Path], dict[str, int]]: The images in order, and by the reason the number of
@@ -185,7 +201,7 @@ class _Folder(Dataset):
         return len(self._paths)
 
     def get_data_info(self, index: int) -> dict[str, Any]:
-        """What the transforms begin with."""
+        """The input of the transforms: path and number of an image."""
         return dict(img_path=str(self._paths[index]), img_id=index)
 
     def __getitem__(self, index: int) -> dict[str, Any]:

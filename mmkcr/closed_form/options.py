@@ -1,4 +1,4 @@
-"""What can be set: the options of a compression, and which sites of a model it is about."""
+"""The options of a compression, and the sites of a model that it cuts."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ RHO = 1e-3
 
 
 class Pair(NamedTuple):
-    """The same of the dense and of the slim network."""
+    """Two counterparts, one of the dense network and one of the slim network."""
 
     dense: Any
     slim: Any
@@ -35,27 +35,27 @@ class Pair(NamedTuple):
 class CompressOptions:
     """Options of a compression, one record from the command line to the driver.
 
-    ``compress`` takes every field by its name. Commands offer fields under the same names, and
+    ``compress`` takes every field by its name. Commands offer fields under these names, too, and
     their help is the text below.
 
     Args:
         target (str | int | float, optional): Most of the ``cost`` that the result may have:
-            ``'60%'`` or 0.6 of the dense network's, or a number such as ``'12.6G'``, see
+            ``'60%'`` or 0.6 of the dense network's, or a number like ``'12.6G'``, see
             :func:`~mmkcr.core.parse_target`. Defaults to None: no budget, as a given structure
-            says what is kept.
-        cost (str): What the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
-            ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
+            lists the kept units.
+        cost (str): Quantity that the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of
+            the ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
         latency (LatencyTable, optional): Measured on this network; ``target`` is then a time, see
             :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
         sites (Sequence[str | dict], optional): Kinds of site, of ``mlp_hidden``, ``heads``,
             ``head_channels``, ``attention_outputs``, ``channels`` and ``mlp_channels``. Defaults
-            to None: those that the backbone has, but ``mlp_channels``; heads as a whole only
+            to None: all kinds that the backbone has, but ``mlp_channels``; heads as a whole only
             where their channels cannot be chosen.
-        scope (str): What is made smaller: the ``'backbone'``, or the whole ``'model'``, with neck
-            and heads, under one target over all its MACs. Defaults to ``'backbone'``.
-        part (str, optional): What the target is about, ``'model'`` or ``'backbone'``. Defaults to
-            None: the backbone of a detector, else the model; in ``mmkcr compress`` the backbone
-            of a segmentor, too.
+        scope (str): The part that is made smaller: the ``'backbone'``, or the whole ``'model'``,
+            with neck and heads, under one target over all its MACs. Defaults to ``'backbone'``.
+        part (str, optional): The part that the target limits, ``'model'`` or ``'backbone'``.
+            Defaults to None: the backbone of a detector, else the model; in ``mmkcr compress`` the
+            backbone of a segmentor, too.
         input_shape (Sequence[int], optional): (C, H, W) of the image that MACs are for, and that
             exported files take. Defaults to None: the size of the images, of several sizes the
             largest; in commands the size of the config.
@@ -63,7 +63,7 @@ class CompressOptions:
             or full. Where there are fewer than four multiples, a divisor above 8 is halved; else
             any size is allowed. Defaults to 8.
         min_share (float): Minimum share of its units that a site keeps. Defaults to 0.05.
-        uniform (bool): The same share of every site, not the best allocation. Defaults to False.
+        uniform (bool): One share for all sites, not the best allocation. Defaults to False.
         rho (str | float): Relative ridge of the refits. Defaults to ``'auto'``: for each layer the
             one, of 1e-3 to 3, with the least error on images that a refit has not seen. With 1e6
             a refit is a shift of the bias to the means.
@@ -83,11 +83,12 @@ class CompressOptions:
             come from moments alone, as if an image's positions were independent. Defaults to 64.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show a progress bar. Defaults to True.
-        refit (str): How: ``'least-squares'``, the default, or for controls ``'none'``.
+        refit (str): Way of the refit: ``'least-squares'``, or for controls ``'none'``. Defaults to
+            ``'least-squares'``.
         seed (int): Seed of all random draws. Defaults to 0.
         memory (int, optional): Bytes (in commands GB) that may be taken beyond the networks
             themselves. Images of a batch and sites that are profiled together are as many as fit;
-            one image at least. Defaults to None: half of what is free on the model's device.
+            one image at least. Defaults to None: half of the free memory of the model's device.
 
     Raises:
         ValueError: A value is outside its range, or two options contradict each other.
@@ -138,7 +139,7 @@ class CompressOptions:
             check_timed(self.scope)
 
     def compression(self) -> dict[str, Any]:
-        """The fields of this class alone by name, without those of a subclass."""
+        """The fields of this class by name, without the fields of a subclass."""
         return {field.name: getattr(self, field.name)
                 for field in dataclasses.fields(CompressOptions)}
 
@@ -189,11 +190,21 @@ HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA', 'Swin', 'Se
 
 def open_search_space(model: nn.Module, sites: Sequence[KindConfig] | None = None,
                       scope: str = 'backbone', masks: Sequence[KindConfig] = ()) -> SearchSpace:
-    """The search space of a model's backbone or of the whole model, created if there is none.
+    """Create the search space of a model's backbone or of the whole model.
 
     The backbone, or in the scope ``'model'`` the model itself, gets the attribute ``search_space``.
-    By default its kinds of site are the :func:`default_kinds`. ``masks`` on queries and keys are
-    put on it, as they begin. A backbone that has no adapter, or is not dense, is refused.
+
+    Args:
+        model (nn.Module): Dense model; it is changed.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: the
+            :func:`default_kinds`.
+        scope (str): Part that gets the search space, of :data:`SCOPES`. Defaults to
+            ``'backbone'``.
+        masks (Sequence[str | dict]): Kinds of masks on queries and keys; masks are put on the
+            layers as they begin. Defaults to none.
+
+    Raises:
+        ValueError: The model has no adapter, is not dense, or cannot be refitted at these sites.
     """
     backbone = getattr(model, 'backbone', model)
     backbone = backbone if isinstance(backbone, nn.Module) else model
@@ -250,7 +261,11 @@ def check_timed(scope: str) -> None:
 
 
 def check_divisor(space: SearchSpace, divisor: int) -> None:
-    """Refuse a divisor above the width of every site, as of a number of units that was meant."""
+    """Refuse a divisor above the width of every site: a number of units may have been meant.
+
+    Raises:
+        ValueError: The divisor is above the width of the widest site.
+    """
     widest = max((site.total // site.rows for site in space.sites.values()), default=divisor)
     if divisor > max(widest, CompressOptions.divisor):
         raise ValueError('expected a `divisor` of sizes, of at most the '
@@ -258,7 +273,11 @@ def check_divisor(space: SearchSpace, divisor: int) -> None:
 
 
 def check_kinds(sites: Sequence[KindConfig]) -> None:
-    """Refuse kinds of site that cannot be refitted."""
+    """Refuse kinds of site that cannot be refitted.
+
+    Raises:
+        ValueError: A kind is unknown, or for searches alone.
+    """
     unknown = sorted({kind_name(kind) for kind in sites} - set(REFITTED))
     for kind in unknown:
         if kind in _SEARCHED:
@@ -270,7 +289,7 @@ def check_kinds(sites: Sequence[KindConfig]) -> None:
 
 
 def default_kinds(host: nn.Module) -> list[KindConfig]:
-    """The kinds of :data:`DEFAULT_SITES` that a host has, without two along the same axes.
+    """The kinds of :data:`DEFAULT_SITES` that a host has, without two kinds along one axis.
 
     In a whole model, heads are removed as a whole only in parts where they cannot become narrower.
     """

@@ -14,7 +14,6 @@ from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.core.processes import count_processes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
-from mmkcr.models.sites.heads import HeadChannels, RotaryPairs
 from mmkcr.visualization import show_progress
 from .batches import (
     Share,
@@ -34,16 +33,23 @@ from .units import Units
 
 #: Least share of a budget that an allocation uses if the sites' sizes allow it.
 FILLED = 0.97
-#: Kinds of site whose units are in bases of their own.
-_FORMS = {HeadChannels: NarrowHeads, RotaryPairs: RotaryHeads}
+#: Classes that profile the units of a site, by :attr:`HostSite.bases`.
+_FORMS = {None: Units, 'channels': NarrowHeads, 'pairs': RotaryHeads}
 
 
 def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward for a group of sites.
 
-    Heads that may become narrower are then rotated to other bases, in place, which does not change
-    the network's function. Progress gives the profiles of an earlier call, and gets each group's.
-    Outputs that depend on no site, and sites that are not reached, are refused.
+    Profiling rotates heads that may become narrower to other bases, in place, in the dense network;
+    its function stays. A profile holds the rotated weights. Progress gives the profiles of an
+    earlier call, and gets each group's.
+
+    Args:
+        calibration (Calibration): The dense network, images and options.
+        space (SearchSpace): The sites of the dense network.
+
+    Raises:
+        ValueError: The outputs depend on no site, or no image reaches a site.
     """
     done = calibration.done
     profiles = {} if done is None else done.profiles()
@@ -64,7 +70,7 @@ def profile_sites(calibration: Calibration, space: SearchSpace) -> dict[str, Sit
 
 
 def count_groups(calibration: Calibration, space: SearchSpace) -> int:
-    """Number of groups of sites that :func:`profile_sites` profiles one after the other."""
+    """Number of groups of sites that :func:`profile_sites` profiles in turn."""
     done = calibration.done
     return len(_groups_left(calibration, space, {} if done is None else done.profiles()))
 
@@ -73,9 +79,13 @@ def _groups_left(calibration: Calibration, space: SearchSpace,
                  known: Mapping[str, SiteProfile]) -> list[list[Units]]:
     """Sites without a known profile, in groups whose statistics fit into the memory."""
     settings = calibration.settings
-    return _groups([_FORMS.get(type(site), Units)(site, settings)
-                    for name, site in space.sites.items() if name not in known],
-                   int(STATISTICS * settings.memory))
+    left = [units_of(site, settings) for name, site in space.sites.items() if name not in known]
+    return _groups(left, int(STATISTICS * settings.memory))
+
+
+def units_of(site: HostSite, settings: CompressOptions) -> Units:
+    """The units of a site, to be profiled in the bases that the site may be moved to."""
+    return _FORMS[site.bases](site, settings)
 
 
 def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:
@@ -94,6 +104,19 @@ def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:
 def _profile_group(calibration: Calibration, group: Sequence[Units],
                    part: str) -> dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
+    _observe(calibration, group, part)
+    # here the network's heads are rotated
+    profiles = {one.site.name: one.profile() for one in group}
+    if calibration.settings.probe_images:
+        _measure_losses(calibration, group, profiles)
+    return profiles
+
+
+def _observe(calibration: Calibration, group: Sequence[Units], part: str) -> None:
+    """Run images forward and backward, and fill the moments of a group of sites.
+
+    One pass serves orders and bases of heads, as both use its activations.
+    """
     dense, surveyed, settings = calibration.dense, calibration.survey, calibration.settings
     layers = [(one.site.module(path), sensitive) for one in group
               for path, sensitive in one.layers().items()]
@@ -107,7 +130,6 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
     edge = len(first_images(batches, backward))
     parts = [of_size(some, calibration.size)
              for some in (batches[:edge], batches[edge:]) if len(some)]
-    # one pass: orders and bases of heads use the same activations
     bar = show_images(_number_shares(parts), f'Orders of units{part}', settings,
                       count_images(batches))
     observers = [observer for one in group for observer in one.observers(rows)]
@@ -116,21 +138,26 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
         pass
     for one in group:
         one.share_moments()
-    # here the network's heads are rotated
-    profiles = {one.site.name: one.profile() for one in group}
-    # so far positions count as independent; probes measure the real loss at some sizes
-    changes = {one.site.name: one.changes(profiles[one.site.name].order) for one in group
-               if one.site.total > 1 and settings.probe_images}
-    if changes:
-        probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
-        measured = output_changes(
-            dense, show_images(number_batches(take_share(probes)), 'Losses of sizes', settings,
-                               count_images(probes)),
-            calibration.forward, changes, settings.logits, settings.seed, surveyed.scales)
-        for one in group:
-            if one.site.name in measured:
-                _fit_to_measured(profiles[one.site.name], one.probed(), measured[one.site.name])
-    return profiles
+
+
+def _measure_losses(calibration: Calibration, group: Sequence[Units],
+                    profiles: Mapping[str, SiteProfile]) -> None:
+    """Measure the losses of some sizes on a few images, and scale the profiles to them, in place.
+
+    In losses from moments positions count as independent.
+    """
+    settings = calibration.settings
+    several = {one.site.name: one for one in group if one.site.total > 1}
+    changes = {name: one.changes(profiles[name].order) for name, one in several.items()}
+    if not changes:
+        return
+    probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
+    measured = output_changes(
+        calibration.dense, show_images(number_batches(take_share(probes)), 'Losses of sizes',
+                                       settings, count_images(probes)),
+        calibration.forward, changes, settings.logits, settings.seed, calibration.survey.scales)
+    for name, one in several.items():
+        _fit_to_measured(profiles[name], one.probe_sizes(), measured[name])
 
 
 def _number_shares(parts: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, range]]:
@@ -148,7 +175,12 @@ def _number_shares(parts: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, range]
 def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
     """Scale a site's losses, in place, to the measured change of the outputs at some sizes.
 
-    Between two measured sizes the loss rises as that of the moments does, from one to the other.
+    Between two measured sizes the loss is interpolated, in the shape of the moments' loss.
+
+    Args:
+        profile (SiteProfile): Profile of the site; it gets other losses.
+        places (Sequence[int]): Sizes that were measured, ascending.
+        measured (Tensor): Their measured losses.
     """
     losses, last = profile.losses, len(profile.losses) - 1
     # the loss of all units is 0; measured ones never grow with the size
@@ -164,13 +196,25 @@ def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tens
 
 def show_images(batches: Iterable[tuple[Any, range]], what: str, settings: CompressOptions,
                 count: int) -> Iterable[tuple[Any, range]]:
-    """Numbered batches, with a bar that counts their images, ``count`` in all processes."""
+    """Numbered batches behind a progress bar, if the options want one.
+
+    Args:
+        batches (Iterable): Batches of images, with the numbers of these.
+        what (str): Text before the bar.
+        settings (CompressOptions): Options; ``progress`` counts.
+        count (int): Number of images of all processes, which have about equal shares.
+    """
     return show_progress(batches, f'{what}, images', count // count_processes(),
                          visible=settings.progress, size=lambda one: len(one[1]))
 
 
 def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
-    """Sizes that a site may have, ascending; for channels of heads, equally many in every head."""
+    """Sizes that a site may have, ascending; for channels of heads, equally many in every head.
+
+    Args:
+        site (HostSite): The site.
+        settings (CompressOptions): Options; ``divisor`` and ``min_share`` count.
+    """
     total, divisor = site.total // site.rows, settings.divisor
     while total < 4 * divisor and divisor > 8 and divisor % 2 == 0:
         divisor //= 2
@@ -181,12 +225,16 @@ def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
 
 
 def _total_loss(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
+    """Sum of the sites' losses at some sizes."""
     return sum(float(losses[name][size]) for name, size in sizes.items())
 
 
 def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                    losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
-    """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest."""
+    """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest.
+
+    Arguments are those of :func:`fit_sizes`.
+    """
     curves, now = {}, int(macs(sizes))
     left = target - now  # the sum of changes that the budget allows
     for name, options in offered.items():
@@ -201,12 +249,18 @@ def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
     return allocate(curves, max(left, 0))
 
 
-def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,
+def share_budget(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,
                  target: int) -> dict[str, int]:
     """Sizes on offer with the least sum of losses within a budget that can be met.
 
     The costs of a site are taken at the other sites' sizes of the previous round, until nothing
-    changes. Arguments are those of :func:`fitted_sizes`.
+    changes.
+
+    Args:
+        offered (Mapping[str, list[int]]): Sizes on offer by site, ascending.
+        losses (Mapping[str, Tensor]): By site, its loss with k units, k = 0 … total.
+        macs (CostModel): Cost of a network as a function of its sizes.
+        target (int): The budget, in the unit of ``macs``.
     """
     # steps from one size to the next would stop at one that is slower than the sizes around it
     offered = useful_options(macs, offered)
@@ -218,7 +272,7 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
         # a fixed point: its costs are those that it was chosen by
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
-        chosen = fitted_sizes(chosen, offered, losses, macs, target)
+        chosen = fit_sizes(chosen, offered, losses, macs, target)
         lost = _total_loss(chosen, losses)
         if lost >= least and chosen == sizes:
             break
@@ -228,15 +282,20 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
     return best
 
 
-def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
+def fit_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                  losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Adjust sizes to a budget: interacting costs make a first solution miss it.
 
-    Sites shrink until the budget is met, at each step the one with the least loss per saving. Then
-    they grow while there is room, at each step the one with the largest gain per cost. If the steps
-    are too coarse to use the rest of the budget, one site makes room for others.
+    Sites shrink until the budget is met, at each step the site with the least loss per saving. Then
+    they grow while there is room, at each step the site with the largest gain per cost. If the
+    steps are too coarse to use the rest of the budget, a site makes room for others.
 
-    By site, ``offered`` are its sizes, ascending, and ``losses`` those with k units, k = 0 … total.
+    Args:
+        sizes (Mapping[str, int]): Sizes to begin with, by site.
+        offered (Mapping[str, list[int]]): Sizes on offer by site, ascending.
+        losses (Mapping[str, Tensor]): By site, its loss with k units, k = 0 … total.
+        macs (CostModel): Cost of a network as a function of its sizes.
+        target (int): The budget, in the unit of ``macs``.
     """
     def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
         now, steps = macs(sizes), []
@@ -277,7 +336,13 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
 
 
 def uniform_sizes(offered: Mapping[str, list[int]], macs: CostModel, target: int) -> dict[str, int]:
-    """The largest common share for all sites within the budget."""
+    """The largest common share of all sites within the budget.
+
+    Args:
+        offered (Mapping[str, list[int]]): Sizes on offer by site, ascending.
+        macs (CostModel): Cost of a network as a function of its sizes.
+        target (int): The budget, in the unit of ``macs``.
+    """
     def at(share: float) -> dict[str, int]:
         return {name: max([size for size in options if size <= share * options[-1] + 1e-9]
                           or options[:1]) for name, options in offered.items()}

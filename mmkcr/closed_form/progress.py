@@ -19,7 +19,7 @@ _ANY_TARGET = ('calibration', 'target', 'cost', 'latency', 'part', 'input_shape'
 
 
 class FinishedBlock(NamedTuple):
-    """What is stored when a block was refitted."""
+    """Weights and ridges of a refitted block, as they are stored."""
 
     #: State of each changed layer by path.
     weights: dict[str, dict[str, Any]]
@@ -53,7 +53,7 @@ class CompressProgress(Progress):
         return {site: SiteProfile(**values) for site, values in stored.items()}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
-        """Write profiles, by site, in place of those stored so far."""
+        """Write profiles, by site, in place of the profiles that were stored so far."""
         self._shared.save(_PROFILES, {name: vars(profile) for name, profile in profiles.items()})
 
     def read_block(self, block: str) -> FinishedBlock | None:
@@ -63,18 +63,19 @@ class CompressProgress(Progress):
 
     def save_block(self, block: str, layers: Mapping[str, nn.Module],
                    ridges: Mapping[str, float]) -> None:
-        """Write what a block became.
+        """Write the refitted weights of a block.
 
         Args:
-            block (str): Its path.
+            block (str): Path of the block.
             layers (Mapping[str, nn.Module]): Its refitted layers by path.
-            ridges (Mapping[str, float]): Of the layers that were refitted so far.
+            ridges (Mapping[str, float]): Relative ridge of each layer that was refitted so far, by
+                path.
         """
         self.save(f'{block}.pth', FinishedBlock(
             {name: layer.state_dict() for name, layer in layers.items()}, dict(ridges))._asdict())
 
     def has_begun(self, step: str) -> bool:
-        """Whether a later step, such as fine-tuning, began with what these blocks became."""
+        """Whether a later step, as fine-tuning, began with the refitted blocks."""
         return self.read(f'{step}.begun') is not None
 
     def begin(self, step: str) -> None:
@@ -84,14 +85,14 @@ class CompressProgress(Progress):
 
 def open_profiles(folder: str | Path, key: Mapping[str, Any], options: CompressOptions,
                   given: str | Path | None = None) -> CompressProgress:
-    """The place of a compression's profiles, which hold for every target and way of sharing it out.
+    """Open the place of a compression's profiles. They hold for every target.
 
     Args:
-        folder (str | Path): That the compression writes to; profiles are below it.
+        folder (str | Path): Folder that the compression writes to; profiles are below it.
         key (Mapping): Identity of network and images: config, checkpoint, digest of the images.
-        options (CompressOptions): Of the compression.
-        given (str | Path, optional): Folder of another compression, whose profiles are used in
-            place of own ones. Defaults to None.
+        options (CompressOptions): Options of the compression.
+        given (str | Path, optional): Folder of another compression; its profiles are used in place
+            of own ones. Defaults to None.
 
     Raises:
         ValueError: There are no profiles in ``given``, or they are of another network, of other

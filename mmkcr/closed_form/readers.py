@@ -49,13 +49,13 @@ def readers(site: HostSite) -> list[Reader]:
             for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)]
 
 
-def refitted(site: HostSite) -> list[str]:
-    """Paths of the layers that are refitted: the readers, and those that lose outputs."""
+def refit_paths(site: HostSite) -> list[str]:
+    """Paths of the layers that are refitted: readers, and layers that lose outputs."""
     return [*(reader.path for reader in readers(site)), *site.lost_outputs()]
 
 
 def _reads(layer: nn.Module, dim: int) -> bool:
-    """Whether a dimension of a layer's weight is that of its inputs."""
+    """Whether a dimension of a layer's weight counts its inputs."""
     if isinstance(layer, nn.ConvTranspose2d):  # a refit needs patches that do not overlap
         return dim == 0 and layer.kernel_size == layer.stride and set(layer.padding) == {0}
     return dim == 1 and isinstance(layer, (nn.Linear, nn.Conv2d))
@@ -86,7 +86,13 @@ def weight_matrix(layer: nn.Module) -> Tensor:
 
 
 def set_weights(layer: nn.Module, matrix: Tensor, bias: Tensor) -> None:
-    """Give a layer another matrix, see :func:`weight_matrix`, and another bias if it has one."""
+    """Give a layer other weights, in place.
+
+    Args:
+        layer (nn.Module): A linear layer or a convolution.
+        matrix (Tensor): Its weight in the form of :func:`weight_matrix`, (outputs, features).
+        bias (Tensor): Its bias, (outputs,); unused if the layer has none.
+    """
     transposed = isinstance(layer, nn.ConvTranspose2d)
     layer.weight.data.copy_((matrix.T if transposed else matrix).reshape(layer.weight.shape))
     if layer.bias is not None:
@@ -97,7 +103,10 @@ def set_weights(layer: nn.Module, matrix: Tensor, bias: Tensor) -> None:
 def input_rows(layer: nn.Module, x: Tensor, chosen: Tensor | None = None) -> Tensor:
     """Inputs of a linear layer or convolution as rows (n, features) of one matrix product.
 
-    Of ``chosen`` rows no others are computed.
+    Args:
+        layer (nn.Module): The layer.
+        x (Tensor): Its input, (..., features), or (B, C, H, W) for a convolution.
+        chosen (Tensor, optional): Numbers of the rows to compute, (n,). Defaults to None: all.
     """
     if not isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
         return _rows(x, chosen)
@@ -111,7 +120,13 @@ def input_rows(layer: nn.Module, x: Tensor, chosen: Tensor | None = None) -> Ten
 
 
 def output_rows(layer: nn.Module, out: Tensor, chosen: Tensor | None = None) -> Tensor:
-    """Outputs of a linear layer or convolution as rows (n, outputs); see :func:`input_rows`."""
+    """Outputs of a linear layer or convolution as rows (n, outputs) of one matrix product.
+
+    Args:
+        layer (nn.Module): The layer.
+        out (Tensor): Its output, (..., outputs), or (B, C, H, W) for a convolution.
+        chosen (Tensor, optional): Numbers of the rows to compute, (n,). Defaults to None: all.
+    """
     if isinstance(layer, nn.ConvTranspose2d):  # the patch that one input gives
         return _rows(patches(out, layer.kernel_size, layer.stride), chosen, 3)
     return _rows(out.movedim(1, -1) if isinstance(layer, nn.Conv2d) else out, chosen)
@@ -126,7 +141,13 @@ def _rows(values: Tensor, chosen: Tensor | None, features: int = 1) -> Tensor:
 
 
 def count_rows(layer: nn.Module, x: Tensor, out: Tensor) -> int:
-    """Number of :func:`input_rows` of a call."""
+    """Number of :func:`input_rows` of a call of a layer, with the input ``x`` and output ``out``.
+
+    Args:
+        layer (nn.Module): The layer.
+        x (Tensor): Its input.
+        out (Tensor): Its output, or a gradient of this shape.
+    """
     if isinstance(layer, nn.Conv2d):
         return out.numel() // out.shape[1]
     return x.numel() // x.shape[1 if isinstance(layer, nn.ConvTranspose2d) else -1]
@@ -153,16 +174,21 @@ class Rows(NamedTuple):
     images: int = 1
 
     def of(self, inputs: int) -> int:
-        """Rows of an image, for a layer with so many inputs."""
+        """Rows of an image for a layer, by its number of inputs."""
         return max(math.ceil(self.enough * inputs / self.images),
                    min(self.most, self.most * 256 // inputs), 1)
 
 
 def pick(rows: int, most: int, images: Sequence[int] = range(1)) -> Tensor | None:
-    """At most ``most`` rows of each image of a batch, at random; None for all.
+    """Numbers of some rows of a batch, at random; None for all rows.
 
-    What is picked of an image depends on its number among all, not on its batch. If the rows do not
-    divide evenly into images, as those of regions may not, the batch counts as one image.
+    The draw for an image depends on its number among all images, not on its batch. If the rows do
+    not divide evenly into images, as rows of regions may not, the batch counts as one image.
+
+    Args:
+        rows (int): Number of rows of the batch.
+        most (int): Maximum number of rows of an image.
+        images (Sequence[int]): Numbers of the batch's images. Defaults to one image.
     """
     images = images if rows % len(images) == 0 else images[:1]
     each = rows // len(images)

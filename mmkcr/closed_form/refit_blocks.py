@@ -1,4 +1,4 @@
-"""Slicing a dense network block by block, and refitting what reads the kept units."""
+"""Slicing a dense network block by block, and refitting the readers of the kept units."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from .batches import (
     GroupedBatches,
     count_images,
     first_images,
-    in_groups,
+    group_batches,
     take_share,
 )
 from .given import Calibration
@@ -31,11 +31,11 @@ from .readers import (
     output_rows,
     pick,
     readers,
-    refitted,
+    refit_paths,
     set_weights,
     weight_matrix,
 )
-from .replay import ResumableForward, added_last, block_rows, catch_calls, norms_behind
+from .replay import ResumableForward, block_rows, catch_calls, norms_behind, output_factors
 from .report import LEAST_PER_INPUT
 
 
@@ -44,6 +44,11 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
 
     A reader is refitted with the inputs that it gets in the network compressed so far, so it also
     corrects earlier errors. Both networks run only from the current block on.
+
+    Args:
+        networks (Pair): The dense network, and its copy that is sliced in place.
+        structure (Structure): Units that every site keeps; its provenance gets notes on the refit.
+        calibration (Calibration): Images and options, and the progress of an earlier call.
     """
     spaces = Pair(*map(search_space, networks))
     settings, done = calibration.settings, calibration.done
@@ -52,13 +57,13 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
     for name, site in spaces.slim.sites.items():
         if len(structure.sites[name].kept) < site.total:
             blocks.setdefault(block_of(site.path), []).append(site)
-    grouped, rows = _enough(spaces.dense, structure, calibration)
+    grouped, rows = _choose_batches(spaces.dense, structure, calibration)
     runs = Pair(*(ResumableForward(network, space.host, grouped.batches, calibration.forward,
                                    int(RECORDS * settings.memory))
                   for network, space in zip(networks, spaces)))
     try:
         refits = Refits(runs, settings, rows, grouped.groups, [
-            path for sites in blocks.values() for site in sites for path in refitted(site)])
+            path for sites in blocks.values() for site in sites for path in refit_paths(site)])
         title = f'Refit of blocks, {rows.images} images each'
         for block, sites in show_progress(blocks.items(), title, visible=settings.progress):
             # finished before the call was killed: slice in the same way, load the weights
@@ -74,7 +79,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
                 site.slice_to(kept)
                 if fitted:
                     refits.refit(site)
-            changed = refits.changed(sites)
+            changed = refits.changed_layers(sites)
             if fitted and done:
                 done.save_block(block, changed, refits.ridges)
             if known is not None:
@@ -95,12 +100,12 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
         structure.provenance['ridges'] = refits.ridges
 
 
-def _enough(space: SearchSpace, structure: Structure,
-            calibration: Calibration) -> tuple[GroupedBatches, Rows]:
-    """Batches with as many images as the refits need, and how many rows of each are used.
+def _choose_batches(space: SearchSpace, structure: Structure,
+                    calibration: Calibration) -> tuple[GroupedBatches, Rows]:
+    """Choose batches with as many images as the refits need, and the number of rows of an image.
 
-    If even all images are few, the structure's provenance records it (``few_rows``): such a refit
-    fits these images more than images in general.
+    If even all images are few, the structure's provenance gets ``few_rows``, in place: the refit
+    then fits these images more than images in general.
     """
     settings, surveyed = calibration.settings, calibration.survey
     needed, few, enough = settings.least_images, {}, settings.per_unit[1]
@@ -115,7 +120,7 @@ def _enough(space: SearchSpace, structure: Structure,
     if few:
         structure.provenance['few_rows'] = few
     batches = first_images(calibration.batches, needed)
-    grouped = in_groups(batches, calibration.size)
+    grouped = group_batches(batches, calibration.size)
     share = take_share(grouped.batches)
     if share is not grouped.batches:
         grouped = GroupedBatches(share, [grouped.groups[place] for place in share.places])
@@ -126,7 +131,7 @@ class Refits:
     """Refits layers of a slim network to the dense network, in the block that both have entered.
 
     Args:
-        runs (Pair): Both networks, over the same batches.
+        runs (Pair): Runs of both networks over common batches.
         settings (CompressOptions): Options, with a number for ``memory``.
         rows (Rows): How many rows of an image enter the moments.
         groups (Sequence[int]): The group of images of every batch, 0 and up.
@@ -148,25 +153,30 @@ class Refits:
             norms_behind(runs.dense, dict.fromkeys(paths))
 
     def enter(self, block: str, sites: Sequence[HostSite]) -> None:
-        """Go on to a block with some sites: from here on runs cost no more than this block."""
+        """Go on to a block with some sites: runs now cost no more than the block.
+
+        Args:
+            block (str): Path of the block.
+            sites (Sequence[HostSite]): Its sites that are refitted.
+        """
         self._block = block
         for run in self.runs:
             run.enter(block)
-        paths = dict.fromkeys(path for site in sites for path in refitted(site))
+        paths = dict.fromkeys(path for site in sites for path in refit_paths(site))
         paths.pop(block, None)
         self.runs.dense.record([*paths, block])
 
     def note_outputs(self, site: HostSite, kept: Tensor) -> None:
-        """Note which outputs the layers of a site keep if it keeps some units."""
+        """Note the outputs that the layers of a site keep with the ``kept`` units, (n,)."""
         paths = {module: path for path, module in site.host.named_modules()}
         self._kept.update({
             paths[axis.module]: axis.entries(kept) for axis in site.axes()
             if axis.name == 'weight' and axis.dim == 0 and
             isinstance(axis.module, (nn.Linear, nn.Conv2d))})
 
-    def changed(self, sites: Sequence[HostSite]) -> dict[str, nn.Module]:
+    def changed_layers(self, sites: Sequence[HostSite]) -> dict[str, nn.Module]:
         """Layers of some sites that get new weights, and norms that take their means, by path."""
-        paths = [path for site in sites for path in refitted(site)]
+        paths = [path for site in sites for path in refit_paths(site)]
         paths += [self._norms[path] for path in paths if path in self._norms]
         return {path: sites[0].module(path) for path in paths}
 
@@ -180,17 +190,18 @@ class Refits:
     def _fit(self, paths: Sequence[str]) -> None:
         """Refit some layers from one pass of both networks.
 
-        A layer is fitted to the outputs of the dense network's layer, or to those that are kept. If
-        its outputs are the last term of its block's sum, it is fitted so that the *block's* output
-        matches the dense network's: then it also corrects errors of earlier blocks. What a layer
-        has no bias for is taken by the batch norm behind it.
+        A layer is fitted to the kept outputs of the dense network's layer. If its outputs are the
+        last term of its block's sum, it is fitted so that the *block's* output matches the dense
+        network's: then it also corrects errors of earlier blocks. For a layer without a bias, the
+        batch norm behind it takes the bias of the fit.
         """
         block, scale = self._block, None
         layers = {path: self.runs.slim.host.get_submodule(path) for path in paths}
         if len(paths) == 1:
             # None if the layer's outputs are not simply added: then it has targets of its own
             # from a batch of the first process, so that all take the same targets
-            scale = ask_first_process(partial(added_last, self.runs.dense, block, paths[0]))
+            scale = ask_first_process(partial(output_factors, self.runs.dense, block, paths[0]))
+            scale = None if scale is None else scale.to(layers[paths[0]].weight)
             scale = None if scale is None else self._columns(scale[None], paths[0])[0]
         moments = self._new_moments(layers)
         for batch, images in enumerate(self.runs.dense.images):

@@ -1,4 +1,4 @@
-"""Running a network repeatedly over the same images, each time from a later block on."""
+"""Running a network repeatedly over its images, each time from a later block on."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ from .readers import output_rows
 
 
 class ResumableForward:
-    """Runs a network repeatedly over the same batches, each time only the block that is entered.
+    """Runs a network repeatedly over its batches, each time only the block that is entered.
 
     While block 3 is entered, blocks 0 to 2 give known outputs instead of computing them::
 
@@ -30,7 +30,15 @@ class ResumableForward:
     of block 2 (parallel blocks, a residual sum outside of them). Then all blocks compute again, as
     where records take more than ``most_bytes``, for inputs and for outputs of a block.
 
-    The model is in eval mode, and restored by :meth:`close`. Paths of blocks start at the ``host``.
+    The model is in eval mode, and restored by :meth:`close`.
+
+    Args:
+        model (nn.Module): The network.
+        host (nn.Module): The part of it at which paths of blocks start.
+        batches (Sequence): Batches of images.
+        forward (Callable): Takes the model and a batch; returns the outputs.
+        most_bytes (int): Most memory for the inputs of a block, and for its outputs. Defaults to
+            2 GiB.
     """
 
     def __init__(self, model: nn.Module, host: nn.Module, batches: Any, forward: Forward,
@@ -72,7 +80,7 @@ class ResumableForward:
             return self.forward(self.model, self._shapes[batch])
 
     def enter(self, block: str) -> None:
-        """Go on to a block, in the order of the forward; the one before changes no more.
+        """Go on to a block, in the order of the forward; earlier blocks change no more.
 
         Within most backbones a block's output is all that the next block reads. A neck or a head
         reads several outputs of the backbone, so there the outputs of the whole part are kept.
@@ -103,7 +111,7 @@ class ResumableForward:
                 for path, calls in catch_calls(self, batch, paths).items()}
 
     def record(self, paths: Sequence[str]) -> None:
-        """Keep :meth:`outputs_of` all batches, as the weights are now, if they fit in memory."""
+        """Keep the outputs of some modules in all batches, of the weights now, if they fit."""
         called = [path for path in paths if self.calls[self.host.get_submodule(path)]]
         if called:
             self._outputs = self._of_all_batches(lambda batch: self.outputs_of(batch, called)) or []
@@ -130,7 +138,7 @@ class ResumableForward:
         block.forward = give
 
     def _of_all_batches(self, record: Callable[[int], Any]) -> list[Any] | None:
-        """What is recorded of each batch; None if it does not fit in memory."""
+        """Records of all batches, in order; None if they do not fit in memory."""
         content: list[Any] = []
         for batch in range(len(self.batches)):
             content.append(record(batch))
@@ -140,7 +148,7 @@ class ResumableForward:
         return content
 
     def _reads_what_is_known(self, block: str) -> bool:
-        """Whether a block gets, in the first batch, what it gets if all blocks compute."""
+        """Whether a block's inputs in the first batch are right, as if all blocks compute."""
         given = self._input_of(block, 0)
         tensors = flat_tensors(given, floating=False)
         if all(tensor.is_floating_point() for tensor in tensors):
@@ -152,7 +160,7 @@ class ResumableForward:
         return _equal(given, expected)
 
     def _input_of(self, path: str, batch: int) -> tuple:
-        """What a block gets in a batch: positional and named arguments; () if it is not called."""
+        """Positional and named arguments of a block in a batch; () if it is not called."""
         block, inputs = self.host.get_submodule(path), []
 
         def catch(_: nn.Module, *given: Any) -> None:
@@ -164,7 +172,7 @@ class ResumableForward:
         return tuple(inputs)
 
     def _inputs_of(self, path: str) -> list[tuple] | None:
-        """What a block gets in all batches; None if it is of no use, or does not fit in memory."""
+        """Arguments of a block in all batches; None if they are of no use, or do not fit."""
         inputs = self._of_all_batches(
             lambda batch: self._input_of(path, batch)) if self.once(path) else None
         return inputs if inputs and self._alone(path, inputs) else None
@@ -172,7 +180,7 @@ class ResumableForward:
     def _alone(self, path: str, inputs: list[tuple]) -> bool:
         """Whether a block needs nothing but its inputs where these differ in size.
 
-        A host may leave on a block what it is to know of the current image.
+        A host may leave notes on the current image in a block.
         """
         shapes = [[tensor.shape for tensor in flat_tensors(given)] for given in inputs]
         others = [batch for batch, shape in enumerate(shapes) if shape != shapes[0]]
@@ -195,7 +203,7 @@ class ResumableForward:
 
 
 def map_tensors(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A nest of tuples, lists and dicts with other tensors."""
+    """A nest of tuples, lists and dicts with a function's result in place of each tensor."""
     if isinstance(out, Tensor):
         return function(out)
     if type(out) in (tuple, list):
@@ -211,7 +219,7 @@ def _copy_tensors(out: Any) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether the tensors of two nests are the same."""
+    """Whether two nests have equal tensors."""
     one, other = (flat_tensors(nest, floating=False) for nest in (one, other))
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
@@ -226,9 +234,16 @@ def _hide_values(out: Any) -> Any:
 
 
 def catch_calls(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict[str, list[tuple]]:
-    """Inputs and outputs of some modules in one forward up to the last of them, a pair per call.
+    """Record the calls of some modules in one forward, which ends behind the last module.
 
-    Only the first positional input is recorded. All tensors are copies.
+    Args:
+        run (ResumableForward): The network and its batches.
+        batch (int): Number of the batch.
+        paths (Sequence[str]): Paths of the modules from the host.
+
+    Returns:
+        dict[str, list[tuple]]: By path, for each call, the first positional input and the output.
+        All tensors are copies.
     """
     calls: dict[str, list[tuple]] = {path: [] for path in paths}
     with ExitStack() as stack:
@@ -241,15 +256,21 @@ def catch_calls(run: ResumableForward, batch: int, paths: Sequence[str]) -> dict
 
 
 def block_rows(layer: nn.Module, out: Any, chosen: Tensor | None = None) -> Tensor:
-    """A block's output as rows, in the layout of one of its layers' outputs."""
+    """A block's output as rows, in the layout of one of its layers' outputs.
+
+    Args:
+        layer (nn.Module): The layer.
+        out (Any): Output of the block; its first tensor counts.
+        chosen (Tensor, optional): Numbers of the rows, (n,). Defaults to None: all.
+    """
     return output_rows(layer, flat_tensors(out)[0], chosen)
 
 
 def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]:
-    """Batch norms that take the outputs of layers without a bias, by the layer's path.
+    """Paths of the batch norms that take the outputs of layers without a bias, by layer.
 
-    The mean of such a norm can take what the layer has no bias for. It is found by experiment, with
-    one batch: the norm's input *is* the layer's output, and neither is called again.
+    The mean of the norm can take the bias that the layer lacks. The norm is found by experiment,
+    with one batch: its input *is* the layer's output, and neither is called again.
     """
     bare = {path: layer for path in layers if (layer := run.host.get_submodule(path)).bias is None}
     norms = {path: module for path, module in run.host.named_modules()
@@ -259,9 +280,11 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
     last, followers = [None, None], {}  # path of the layer that was called last, and its output
 
     def layer_ran(path: str, _: nn.Module, __: tuple, out: Tensor) -> None:
+        """Note the path of a layer and its output ``out``."""
         last[:] = path, out
 
     def norm_runs(path: str, _: nn.Module, args: tuple) -> None:
+        """Note the path of a norm if its ``args`` are the output of the last layer."""
         if args[0] is last[1]:
             followers[last[0]] = path
 
@@ -274,11 +297,16 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]
     return {path: norm for path, norm in followers.items() if run.once(path) and run.once(norm)}
 
 
-def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
-    """Factors (outputs,) with which a layer's outputs enter its block's; 1 except with layer scale.
+def output_factors(run: ResumableForward, block: str, path: str) -> Tensor | None:
+    """Factors (outputs,) of a layer's outputs in its block's outputs; 1 except with layer scale.
 
     They are found by experiment: the layer's outputs are shifted at random, and the change of the
-    block's outputs is compared with the shift. None means that the relation is not such a factor.
+    block's outputs is compared with the shift. None: the change is no multiple of the shift.
+
+    Args:
+        run (ResumableForward): The network, with the block entered.
+        block (str): Path of the block.
+        path (str): Path of the layer.
     """
     layer = run.host.get_submodule(path)
     if path == block or isinstance(layer, nn.ConvTranspose2d):

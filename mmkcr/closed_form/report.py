@@ -1,4 +1,4 @@
-"""What a compression did, in tables and sentences."""
+"""The report of a compression, in tables and sentences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,12 @@ def size_table(structure: Structure, rows: Sequence[tuple[str, float, float]] = 
                metrics: Sequence[Mapping[str, float]] = ()) -> str:
     """The networks side by side: dense, slim, and fine-tuned if there are metrics of a third.
 
-    ``rows`` are other sizes than MACs and parameters: name, dense value, slim value.
+    Args:
+        structure (Structure): Structure with MACs and parameters.
+        rows (Sequence[tuple[str, float, float]]): Sizes beside MACs and parameters: name, dense
+            value, slim value. Defaults to none.
+        metrics (Sequence[Mapping[str, float]]): Metrics by name, of each network in order.
+            Defaults to none.
     """
     tuned = ['tuned'] * (len(metrics) > 2)
     sizes = (('MACs (G)', structure.macs['dense'] / 1e9, structure.macs['subnet'] / 1e9),
@@ -49,7 +54,7 @@ def size_table(structure: Structure, rows: Sequence[tuple[str, float, float]] = 
 
 
 def sentences(structure: Structure, agreement: Mapping[str, float] | None) -> list[str]:
-    """What the table does not say: how well outputs agree, and what is uncertain."""
+    """Sentences behind the tables: the agreement of the outputs, and doubts about the refit."""
     lines = [] if agreement is None else [_agreement(agreement)]
     if still := structure.provenance.get('constant'):
         lines.append(f'{len(still)} layers see the same at all positions of all images, as '
@@ -69,11 +74,16 @@ def sentences(structure: Structure, agreement: Mapping[str, float] | None) -> li
 
 
 def _agreement(agreement: Mapping[str, float]) -> str:
+    """How well outputs agree, in sentences."""
     count = agreement['images']
     images = f'{count} image{"s" * (count != 1)}'
     seen = agreement.get('seen', 0)
-    which = f'{images} that the refit did not see' if not seen else f'{images}, {seen} of which ' \
-        'the refit saw,' if seen < count else f'the {images} of the refit itself, not on others,'
+    if not seen:
+        which = f'{images} that the refit did not see'
+    elif seen < count:
+        which = f'{images}, {seen} of which the refit saw,'
+    else:
+        which = f'the {images} of the refit itself, not on others,'
     same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
         ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
     error, own = agreement['error'], agreement.get('refit_error')
@@ -97,14 +107,13 @@ def result_text(result: Any) -> str:
 
 
 def plan(calibration: Calibration, layers: Sequence[nn.Module], groups: int, fits: float) -> str:
-    """What a compression is about to do, and how long all its passes take.
+    """The work ahead of a compression, and the time of all its passes, in a sentence.
 
     Args:
         calibration (Calibration): The network and the images.
         layers (Sequence[nn.Module]): Layers that may be refitted.
-        groups (int): Groups of sites that are profiled one after the other; 0 if profiles are
-            known.
-        fits (float): Mean number of fits in a block, each of which runs the slim block once.
+        groups (int): Groups of sites that are profiled in turn; 0 if profiles are known.
+        fits (float): Mean number of fits in a block; a fit runs the slim block once.
     """
     surveyed, settings = calibration.survey, calibration.settings
     there, held = count_images(calibration.batches), count_images(calibration.held_out)
@@ -130,14 +139,28 @@ def plan(calibration: Calibration, layers: Sequence[nn.Module], groups: int, fit
 @torch.no_grad()
 def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forward: Forward,
               logits: bool = False, size: int = 1, seen: int = 0) -> dict[str, float]:
-    """Distance between the outputs of two networks on images, ``seen`` of which calibration used.
+    """Distance between the outputs of two networks on images.
 
-    It is ``error``, the root of the summed squared difference over the summed squares of the
-    outputs; with ``logits`` (class scores) also ``top1``, the share of images with the same first
-    class, and of a segmentor ``pixels``, that of pixels; ``images``, their number; ``spread``, half
-    of the dense outputs' squared distances to those of the first image, over the summed squares
-    (about the share of them that differs between images); ``cosine``, the mean over the vectors of
-    features at all positions; ``seen``, if any.
+    Args:
+        dense (nn.Module): The dense network.
+        subnet (nn.Module): The compressed network.
+        batches (Sequence): Batches of images.
+        forward (Callable): Takes a network and a batch; returns the outputs.
+        logits (bool): Whether the last output is class scores (B, C). Defaults to False.
+        size (int): Maximum number of images in a batch. Defaults to 1.
+        seen (int): Number of these images that calibration used. Defaults to 0.
+
+    Returns:
+        dict[str, float]: ``error``, the root of the summed squared difference over the summed
+        squares of the outputs; ``images``, their number; ``spread``, half of the dense outputs'
+        squared distances to the first image's outputs, over the summed squares (about the share of
+        the squares that differs between images); ``cosine``, the mean over the vectors of features
+        at all positions; with ``logits`` also ``top1``, the share of images with equal first
+        classes, and of a segmentor ``pixels``, the share of pixels with equal classes; ``seen``,
+        if any.
+
+    Raises:
+        ValueError: Outputs are not finite.
     """
     lost = energy = apart = same = total = alike = vectors = 0.
     first, count, maps = None, 0, is_segmentor(dense)
@@ -156,8 +179,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
             same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
             total += ours[-1].numel() / ours[-1].shape[1]
         for a, b in zip(ours, theirs):
-            cosines = torch.cosine_similarity(
-                a.float(), b.float(), {0: 0, 4: 1}.get(a.ndim, -1)) if a.ndim else torch.ones(1)
+            cosines = _cosines(a.float(), b.float())
             alike, vectors = alike + float(cosines.double().sum()), vectors + cosines.numel()
         count = images.stop
         parts = [images_in(out, len(images)) for out in theirs]
@@ -171,6 +193,15 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
     if total:
         result['pixels' if maps else 'top1'] = same / total
     return dict(result, seen=seen) if seen else result
+
+
+def _cosines(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Cosines of the vectors at all positions, or of whole images where a vector is a number."""
+    dim = 1 if ours.ndim == 4 else -1
+    if ours.ndim < 2 or ours.shape[dim] == 1:
+        images = len(ours) if ours.ndim > 1 else 1
+        ours, theirs, dim = ours.reshape(images, -1), theirs.reshape(images, -1), 1
+    return torch.cosine_similarity(ours, theirs, dim)
 
 
 def _square(values: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Profile of a site: what it observes, the order of its units, and their losses."""
+"""Profile of a site: its observations, the order of its units, and their losses."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from mmkcr.functional.refit import refit
 from mmkcr.models.sites.base import HostSite
 from .calibration import ReaderMoments, WeightChange
 from .options import CompressOptions, SiteProfile
-from .readers import Rows, ordering_readers, output_energy, readers, refitted, weight_matrix
+from .readers import Rows, ordering_readers, output_energy, readers, refit_paths, weight_matrix
 
 #: Shares of a site's units at which its loss is measured.
 PROBES = (0.25, 0.5, 0.75)
@@ -21,16 +21,20 @@ class Units:
     """Units that are removed, and whose readers are refitted: hidden units, heads, channels.
 
     Heads that become narrower derive from it (:mod:`.heads`).
+
+    Args:
+        site (HostSite): The site of the dense network.
+        settings (CompressOptions): Options of the compression.
     """
 
     def __init__(self, site: HostSite, settings: CompressOptions) -> None:
         self.site, self.settings = site, settings
-        #: What the pass collected of each of the layers, by path.
+        #: Moments that the pass collected of each of the layers, by path.
         self.moments: dict[str, ReaderMoments] = {}
 
     def layers(self) -> dict[str, bool]:
         """Paths of the layers to observe, and whether the gradients of their outputs count too."""
-        return dict.fromkeys(refitted(self.site), True)
+        return dict.fromkeys(refit_paths(self.site), True)
 
     def bytes(self) -> int:
         """Bytes of the statistics, in fp64, and of the :meth:`changes`."""
@@ -42,7 +46,11 @@ class Units:
         return total
 
     def observers(self, rows: Rows) -> list[tuple[nn.Module, Callable]]:
-        """New :attr:`moments`, as modules and what is called behind them."""
+        """Make new :attr:`moments`; gives modules, and functions that are called behind them.
+
+        Args:
+            rows (Rows): Number of rows of an image that enter the moments.
+        """
         self.moments = {path: ReaderMoments(self.site.module(path), f'{self.site.name}:{path}',
                                             rows, sensitive)
                         for path, sensitive in self.layers().items()}
@@ -69,8 +77,14 @@ class Units:
         """The covariance C of every reader's inputs, and the Gram matrix G of its columns.
 
         An error e of the inputs causes a loss of about ``e^T G e`` with ``G = W^T S W``, where S
-        is the cost of an error of the reader's outputs at the network's outputs. The last value is
-        the number of columns of each unit.
+        is the cost of an error of the reader's outputs at the network's outputs.
+
+        Returns:
+            tuple[list[Tensor], list[Tensor], int]: C and G of every reader, (columns, columns),
+            fp64; the number of columns of each unit.
+
+        Raises:
+            ValueError: No image reaches a reader, or the outputs do not depend on it.
         """
         covariances, grams, all_readers = [], [], ordering_readers(self.site)
         for reader in all_readers:
@@ -84,7 +98,11 @@ class Units:
         return covariances, grams, all_readers[0].each
 
     def check_reached(self, moments: ReaderMoments) -> None:
-        """Refuse layers that no image reaches, or that the outputs do not depend on."""
+        """Refuse layers that no image reaches, or that the outputs do not depend on.
+
+        Raises:
+            ValueError: There are no inputs, or no gradients, among the moments.
+        """
         name = self.site.name
         if moments.inputs.count == 0:
             raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
@@ -93,15 +111,15 @@ class Units:
             raise ValueError(f'expected outputs that depend on site `{name}`, found that they do '
                              'not: let `forward` return those that do')
 
-    def probed(self) -> list[int]:
-        """The sizes at which the loss is measured, ascending."""
+    def probe_sizes(self) -> list[int]:
+        """The sizes whose losses are measured, ascending."""
         # per group, as all groups keep equally many units
         count = self.site.total // self.site.rows
         return sorted({min(max(round(share * count), 1), max(count - 1, 1)) * self.site.rows
                        for share in PROBES})
 
     def changes(self, order: Tensor) -> list[WeightChange]:
-        """Changes of the readers' weights by refits to the :meth:`probed` numbers of units."""
+        """Changes of the readers' weights by refits to the :meth:`probe_sizes` numbers of units."""
         changes = []
         for reader in readers(self.site):
             weight, deltas = weight_matrix(reader.layer), []
@@ -109,7 +127,7 @@ class Units:
             places = torch.arange(len(columns)).view(-1, reader.each)  # in `columns`, by unit
             covariance, mean = _centred_moment(reader.layer, self.moments[reader.path].inputs)
             covariance = covariance[columns[:, None], columns]
-            for count in self.probed():
+            for count in self.probe_sizes():
                 kept = places[order[:count].sort().values.cpu()].flatten()
                 # W' on the columns of the kept units, minus W on all columns of the site
                 delta = torch.zeros_like(weight)
@@ -122,10 +140,11 @@ class Units:
 
 
 def _centred_moment(layer: nn.Module, inputs: Moments) -> tuple[Tensor, Tensor]:
-    """Second moment of a layer's inputs about what its bias can take, and that: the mean, or 0.
+    """Second moment (d, d) of a layer's inputs about a centre, and the centre (d,).
 
-    A convolution without a bias has a norm behind it and counts as if it had one: EfficientViT-mini
-    had 96.5 % of top-1 so, and 93.9 % by moments about 0 (45 % of the MACs, three networks).
+    The centre is the mean if the layer has a bias to take it, else 0. A convolution without a bias
+    has a norm behind it and counts as if it had one: EfficientViT-mini had 96.5 % of top-1 so, and
+    93.9 % by moments about 0 (45 % of the MACs, three networks).
     """
     if layer.bias is None and not isinstance(layer, nn.Conv2d):
         return inputs.second_moment, torch.zeros_like(inputs.mean)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.models.tasks import is_detector, tensor_outputs
-from mmkcr.models.two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
+from mmkcr.models.two_stage import MASKS, most_proposals, refine_boxes, two_stage_outputs
 from .batches import images_digest
 
 
@@ -31,7 +31,11 @@ class Held(NamedTuple):
 class HeldBatches(Sequence):
     """Batches of a detector's data preprocessor, with the dense network's choices as ``'held'``.
 
-    It chooses for a batch when the batch is first asked for.
+    The network chooses for a batch when the batch is first asked for.
+
+    Args:
+        batches (Sequence): Batches of the data preprocessor.
+        dense (nn.Module): The dense detector. Its weights must stay as they are.
     """
 
     def __init__(self, batches: Sequence[Any], dense: nn.Module) -> None:
@@ -43,7 +47,7 @@ class HeldBatches(Sequence):
         return len(self._places)
 
     def sources(self) -> list[Any]:
-        """What each batch was taken from, see :meth:`ImageBatches.sources`."""
+        """The origin of each batch, see :meth:`ImageBatches.sources`."""
         known = self._batches.sources() if hasattr(self._batches, 'sources') else self._places
         return [known[place] for place in self._places]
 
@@ -74,7 +78,7 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
         # all images of a batch together stay within mmdet's 100 masks
         most = max(1, min(most_proposals(dense), MASKS // len(images)))
         boxes = [some_proposals(one.bboxes, most, images) for one in proposals]
-        return Held(boxes=refined_boxes(dense, features, boxes, samples))
+        return Held(boxes=refine_boxes(dense, features, boxes, samples))
     layer = _scoring_layer(dense)
     if layer is None:
         return Held()
@@ -86,11 +90,18 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
 
 
 def some_proposals(boxes: Tensor, count: int, images: Tensor) -> Tensor:
-    """Some of an image's proposals: half of them the best, the others from the whole ranking.
+    """Some of an image's proposals: half of them the best, half from the whole ranking.
 
     Most of the proposals that a box head sees are background. The best ones are objects, and a head
-    must not be fitted to objects alone. Proposals are (P, 4), the best first; fewer than ``count``
-    are repeated, and if there are none, the whole image is one.
+    must not be fitted to objects alone.
+
+    Args:
+        boxes (Tensor): All proposals, (P, 4), the best first; of none the whole image is taken.
+        count (int): Number of proposals to give; fewer proposals are repeated.
+        images (Tensor): The batch (B, 3, H, W), for its size.
+
+    Returns:
+        Tensor: Proposals, (count, 4).
     """
     if not len(boxes):
         height, width = images.shape[-2:]

@@ -18,8 +18,8 @@ _CATEGORIES = re.compile(rb'"categories"\s*:\s*\[\s*[^\s\]]')
 _QUESTION = re.compile(rb'"question_id"\s*:')
 _ANSWERED = re.compile(rb'"answers"\s*:\s*\[\s*[^\s\]]')
 #: Commands that create a folder of that name.
-COMMANDS = {'digits': 'python tools/dataset_converters/digits.py --out',
-            'digits-vqa': 'python tools/dataset_converters/digits_vqa.py --out'}
+MAKERS = {'digits': 'python tools/dataset_converters/digits.py --out',
+          'digits-vqa': 'python tools/dataset_converters/digits_vqa.py --out'}
 
 
 def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS) -> None:
@@ -141,8 +141,8 @@ def _matches(pattern: 're.Pattern[bytes]', path: Path) -> Iterator[int]:
 
 
 def _remedy(folder: Path) -> str:
-    root = next((path for path in (folder, *folder.parents) if path.name in COMMANDS), None)
-    return f'; make it with `{COMMANDS[root.name]} {root}`' if root else ''
+    root = next((path for path in (folder, *folder.parents) if path.name in MAKERS), None)
+    return f'; make it with `{MAKERS[root.name]} {root}`' if root else ''
 
 
 @TRANSFORMS.register_module()

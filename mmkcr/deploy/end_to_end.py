@@ -12,7 +12,7 @@ from mmengine.config import Config
 from torch import nn
 
 from mmkcr.core import atomic_write
-from mmkcr.deploy.export import OPSET, padded_shape
+from mmkcr.deploy.export import OPSET, find_padding_shape
 from mmkcr.deploy.latency import PairTiming, measure_pair
 from mmkcr.deploy.prepare import prepare
 from mmkcr.lazy import is_of
@@ -76,7 +76,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
         if is_of(getattr(prepared, 'rpn_head', None), 'mmdet.models.dense_heads.RPNHead'):
             _propose_by_level(prepared.rpn_head)
         # at a size at which every map is padded: operations missing in a trace are missing for good
-        images = torch.randn(1, *padded_shape(prepared, shape))
+        images = torch.randn(1, *find_padding_shape(prepared, shape))
         file = Path(work_dir) / 'end2end'
         export(prepared, images, file.as_posix(), 'onnxruntime', dict(
             data_samples=_samples(task, prepared, *images.shape[2:]), mode='predict'),

@@ -101,11 +101,11 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
             channels, height, width = shape
             # other sizes than the traced ones, and other aspect ratios
             shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
-        graph = _traced(prepare(view.model, runtime, dynamic), shape, dynamic)
+        graph = _trace(prepare(view.model, runtime, dynamic), shape, dynamic)
         with atomic_write(path) as temporary:
             # the file itself tells its MACs, and at which size, to whoever times it
             graph.metadata_props.add(key=f'{_META}.macs', value=str(view.count_macs(shape)))
-            graph.metadata_props.add(key=f'{_META}.input_shape', value=_written(shape))
+            graph.metadata_props.add(key=f'{_META}.input_shape', value=_format_shape(shape))
             onnx.save(graph, temporary)
             errors = compare_onnx(view, temporary, shapes, runtime=compared)
             _check(errors, tolerance, compared)
@@ -155,7 +155,7 @@ def _check(errors: dict[Shape, float], tolerance: float, runtime: str) -> None:
     # not <=: nan must fail, too
     if not errors[worst] <= tolerance:
         raise ExportMismatch(f'expected outputs within {tolerance:g} of PyTorch in `{runtime}`, '
-                             f'found {errors[worst]:.3g} at input {_written(worst)}')
+                             f'found {errors[worst]:.3g} at input {_format_shape(worst)}')
 
 
 def _first_line(error: Exception) -> str:
@@ -163,9 +163,9 @@ def _first_line(error: Exception) -> str:
                 type(error).__name__)[:200]
 
 
-def _traced(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'object':
+def _trace(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'object':
     """An ONNX graph from ``images`` to ``output``, or to ``output0`` and so on."""
-    traced = padded_shape(prepared, shape) if dynamic else tuple(shape)
+    traced = find_padding_shape(prepared, shape) if dynamic else tuple(shape)
     names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
     images = torch.zeros(2, *traced)
     with torch.no_grad(), quiet(), without_fast_path(), tempfile.TemporaryDirectory() as folder:
@@ -178,7 +178,7 @@ def _traced(prepared: TensorModel, shape: Sequence[int], dynamic: bool) -> 'obje
                 prepared, (images, ), str(path), dynamo=False, opset_version=OPSET,
                 input_names=['images'], output_names=outputs,
                 dynamic_axes=dict(images=names, **{name: {0: 'batch'} for name in outputs}))
-            return _folded(path)
+            return _fold_constants(path)
         except Exception as error:  # of whatever a module does, too
             raise ValueError('expected a model that can be exported to ONNX, found '
                              f'`{type(prepared.model).__name__}`, which cannot: '
@@ -203,7 +203,7 @@ def _block_of(error: Exception, prepared: TensorModel, images: Tensor) -> str:
     return ''
 
 
-def _folded(path: Path) -> 'object':
+def _fold_constants(path: Path) -> 'object':
     """A traced graph after ONNX Runtime's basic optimisations, which are valid everywhere."""
     import onnx
     import onnxruntime
@@ -221,7 +221,7 @@ def _folded(path: Path) -> 'object':
     return graph
 
 
-def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]:
+def find_padding_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]:
     """A size at which every map of the model is padded; odd, and larger than its own.
 
     The hosts skip padding where it would do nothing, and then a trace would not contain it.
@@ -237,7 +237,7 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]
                        for side in (shape[1] * 5 // 4, shape[2] * 3 // 2))
 
 
-def recorded(path: str | Path) -> tuple[int | None, tuple[int, ...] | None]:
+def read_macs_and_shape(path: str | Path) -> tuple[int | None, tuple[int, ...] | None]:
     """What an ONNX file says of one image: its MACs and its shape (C, H, W); each may be None.
 
     A file of dynamic size records the MACs at this size, and not at another.
@@ -253,7 +253,7 @@ def recorded(path: str | Path) -> tuple[int | None, tuple[int, ...] | None]:
     return None if macs is None else int(macs), shape if all(shape) else None
 
 
-def _written(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return 'x'.join(map(str, shape))
 
 

@@ -1,5 +1,6 @@
 """Static quantisation of ONNX files by the runtimes' own libraries, and four files side by side."""
 
+import bisect
 import contextlib
 import importlib.util
 import io
@@ -134,11 +135,14 @@ def sensitive_nodes(quantized: Path, judge: Callable[[Path], tuple[float, float]
             onnx.save(changed, path := Path(folder) / 'changed.onnx')
             return judge(path)
 
-    order = sorted(blocks, key=lambda name: judge_without([name])[0])
-    for count in range(1, len(blocks) // 2 + 1):
-        if judge_without(order[:count])[1] >= enough:
-            return {name: [node.name for node in blocks[name]] for name in order[:count]}
-    return {}
+    def reaches(count: int) -> bool:
+        return judge_without(order[:count])[1] >= enough
+
+    order, most = sorted(blocks, key=lambda name: judge_without([name])[0]), len(blocks) // 2
+    if not most or not reaches(most):
+        return {}
+    fewest = 1 + bisect.bisect_left(range(1, most), True, key=reaches)
+    return {name: [node.name for node in blocks[name]] for name in order[:fewest]}
 
 
 class DeployedFile(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import eval_mode
-from mmkcr.deploy.export import export_onnx, recorded
+from mmkcr.deploy.export import export_onnx, read_macs_and_shape
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.visualization import show_progress
@@ -103,8 +103,8 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
         for side in (dense, slim):
             if isinstance(side, nn.Module):
                 stack.enter_context(eval_mode(side))
-        calls, macs = zip(*(_opened(side, runtime, inputs, threads, amp, stack)
-                            for side in (dense, slim)))
+        calls, macs = zip(*(_open_side(side, runtime, inputs, threads, amp, stack)
+                              for side in (dense, slim)))
         clock = clock or clock_for(runtime, threads, inputs.device.type)
         return PairTiming(*measure_calls(*calls, repeats, warmup, clock), *macs)
 
@@ -132,8 +132,8 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
     return seconds
 
 
-def _opened(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: str | None,
-            stack: ExitStack) -> tuple[Callable[[], Any], int | None]:
+def _open_side(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: str | None,
+               stack: ExitStack) -> tuple[Callable[[], Any], int | None]:
     """A function that runs one side and returns when it is done; the MACs, if they are known."""
     shape = tuple(inputs.shape[1:])
     if runtime not in PACKAGES:
@@ -146,14 +146,14 @@ def _opened(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: 
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         if inputs.device.type != 'cpu':  # models are traced on the CPU
             side = copy.deepcopy(side).cpu()
-        side = exported(side, Path(folder) / 'model.onnx', inputs.shape, runtime)
+        side = export_for_timing(side, Path(folder) / 'model.onnx', inputs.shape, runtime)
     # a known shape lets the runtime plan its memory
     session = open_onnx(side, runtime, threads, tuple(inputs.shape), str(inputs.device))
-    images, (macs, counted) = inputs.cpu().numpy(), recorded(side)
+    images, (macs, counted) = inputs.cpu().numpy(), read_macs_and_shape(side)
     return lambda: session(images), macs if counted == shape else None
 
 
-def exported(model: nn.Module, path: Path, shape: Sequence[int], runtime: str) -> Path:
+def export_for_timing(model: nn.Module, path: Path, shape: Sequence[int], runtime: str) -> Path:
     """The file of a model that is timed with images (B, C, H, W) in a runtime of ONNX files."""
     return export_onnx(model, path, shape[1:], False, shape[:1], 1e-3, runtime).path
 

@@ -16,18 +16,18 @@ from mmkcr.closed_form.profiles import size_options
 from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.core.machine import hardware_name, this_machine
-from mmkcr.deploy.latency import Side, exported, measure_pair
+from mmkcr.deploy.latency import Side, export_for_timing, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.tasks import counted_part, search_space, task_forward
+from mmkcr.models.tasks import part_to_count, search_space, task_forward
 
 #: Measured shares of the units; the last stands for the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75, 1 - 1e-9)
 #: A prediction that is further off, as a share of itself, is warned of.
 MOST_OFF = 0.05
 #: Conditions of a table of which nothing else was said.
-DEFAULTS: dict[str, Any] = dict(runtime='onnxruntime', threads=1, batch=1)
+CONDITIONS: dict[str, Any] = dict(runtime='onnxruntime', threads=1, batch=1)
 
 
 def table_path(config: str | Path, runtime: str, threads: int, batch: int) -> Path:
@@ -36,7 +36,7 @@ def table_path(config: str | Path, runtime: str, threads: int, batch: int) -> Pa
     return Path(f'work_dirs/latency_tables/{Path(config).stem}_{conditions}.json')
 
 
-def chosen_table(args: Any) -> Path | None:
+def find_table(args: Any) -> Path | None:
     """The table of a target of time, checked against the conditions that were given.
 
     The arguments are a :class:`~mmkcr.cli.fields.Timed` with ``target_latency``, ``config``,
@@ -45,8 +45,8 @@ def chosen_table(args: Any) -> Path | None:
     """
     if args.target_latency is None:
         return None
-    given = {key: getattr(args, key) for key in DEFAULTS if getattr(args, key) is not None}
-    wanted = {**DEFAULTS, **given}
+    given = {key: getattr(args, key) for key in CONDITIONS if getattr(args, key) is not None}
+    wanted = {**CONDITIONS, **given}
     path = Path(args.latency_table or table_path(args.config, **wanted))
     if args.latency_table is None and not path.is_file():
         require_runtime(wanted['runtime'])  # no table is asked for that cannot be made
@@ -102,15 +102,16 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
     """
     dense = copy.deepcopy(model)
     searchable(dense, sites)
-    table = _begun(dense, Path(path), settings, divisor)
+    table = _open_table(dense, Path(path), settings, divisor)
     if not any(entry['measured'] for entry in table.classes):
         raise ValueError(f'expected sites with sizes to choose from, found {len(table.classes)} '
                          f'kinds of them with one size each (divisor {divisor})')
     with tempfile.TemporaryDirectory() as folder:
         side = model
         if settings['runtime'] in PACKAGES:  # once for all pairs
-            side = exported(_timed(model, settings), Path(folder) / 'dense.onnx',
-                            (settings['batch'], *settings['input_shape']), settings['runtime'])
+            shape = settings['batch'], *settings['input_shape']
+            side = export_for_timing(_find_timed_part(model, settings), Path(folder) / 'dense.onnx',
+                                     shape, settings['runtime'])
         for entry in table.classes:
             for size in entry['measured']:
                 if str(size) in entry['changes']:
@@ -130,9 +131,10 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
                        f'`{entry["sites"][0]}`: {ratio:.3f} of the dense time')
 
 
-def _begun(dense: nn.Module, path: Path, settings: Mapping[str, Any], divisor: int) -> LatencyTable:
+def _open_table(dense: nn.Module, path: Path, settings: Mapping[str, Any],
+                divisor: int) -> LatencyTable:
     """The table as far as it exists, or an empty one."""
-    space, counted = search_space(dense), counted_part(dense, settings['part'])
+    space, counted = search_space(dense), part_to_count(dense, settings['part'])
     macs = MacsModel(counted, space.host, space.sites,
                      task_forward(counted, settings['input_shape']))
     full = {name: site.total for name, site in space.sites.items()}
@@ -163,12 +165,12 @@ def time_against(dense: Side, subnet: nn.Module, settings: Mapping[str, Any],
                  repeats: int = 15) -> tuple[float, float]:
     """Nanoseconds of the dense network, and the subnet's share of its time, measured in turns."""
     images = torch.randn(settings['batch'], *settings['input_shape'])
-    timing = measure_pair(*(_timed(side, settings) for side in (dense, subnet)), images, repeats,
-                          2, settings['runtime'], settings['threads'])
+    sides = [_find_timed_part(side, settings) for side in (dense, subnet)]
+    timing = measure_pair(*sides, images, repeats, 2, settings['runtime'], settings['threads'])
     return timing.seconds[0] * 1e9, timing.ratio
 
 
-def _timed(side: Side, settings: Mapping[str, Any]) -> Side:
+def _find_timed_part(side: Side, settings: Mapping[str, Any]) -> Side:
     """The part of a side that is timed, on the CPU as tables are; a file has no backbone apart."""
     part = getattr(side, 'backbone', side) if settings['part'] == 'backbone' else side
     elsewhere = isinstance(part, nn.Module) and next(part.parameters()).device.type != 'cpu'
@@ -187,7 +189,7 @@ def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: dict[str, A
     warning = '' if abs(off) <= MOST_OFF else (
         f'\nwarning: the measured time is more than {MOST_OFF:.0%} {where} the prediction: measure '
         'on an idle machine, or make the table again with more `--repeats`')
-    runtime, threads, batch = (predicted[key] for key in DEFAULTS)
+    runtime, threads, batch = (predicted[key] for key in CONDITIONS)
     return (f'Time in `{runtime}`, batch {batch}, threads {threads}: '
             f'predicted {milliseconds(predicted["subnet"])} of {milliseconds(predicted["dense"])} '
             f'({share:.1%}), measured {ratio:.1%} ({off:+.1%} of the prediction){warning}')

@@ -26,7 +26,7 @@ from mmkcr.models.layers.take_over import take_over
 from .runtimes import PACKAGES
 from .tensor_model import TensorModel
 
-RUNTIMES = ('any', *PACKAGES)
+EXPORT_RUNTIMES = ('any', *PACKAGES)
 #: From this number of contiguous kept channels on, gathering them as rows is faster.
 GROUPED_FROM = 16
 #: Added to the scores of masked keys, so that the softmax gives 0. With the hosts' -100 it gives
@@ -42,10 +42,10 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
     - Host layers that cannot be traced are replaced.
 
     The model, a backbone or task model, dense or a subnet, is not changed. The runtime is among
-    :data:`RUNTIMES`; with ``dynamic_size`` height and width are not those of the trace.
+    :data:`EXPORT_RUNTIMES`; with ``dynamic_size`` height and width are not those of the trace.
     """
-    if runtime not in RUNTIMES:
-        raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
+    if runtime not in EXPORT_RUNTIMES:
+        raise ValueError(f'expected a runtime among {EXPORT_RUNTIMES}, found {runtime!r}')
     view = TensorModel(copy.deepcopy(model))
     make_ours(view)
     for path, module in list(view.named_modules()):
@@ -120,14 +120,14 @@ def host_window_reverse(layer: nn.Module, windows: Tensor, height: int, width: i
     return window_reverse(windows, height, width, layer.window_size)
 
 
-def padded(layer: nn.Module, x: Tensor) -> Tensor:
+def pad_map(layer: nn.Module, x: Tensor) -> Tensor:
     """Pad a map (B, C, H, W) so that a filter of mmcv's covers it, possibly by nothing."""
-    def missing(length: Any, kernel: int, stride: int, dilation: int) -> Any:
+    def find_padding(length: Any, kernel: int, stride: int, dilation: int) -> Any:
         outputs = (length + stride - 1) // stride  # ceil, in integers
         pads = (outputs - 1) * stride + (kernel - 1) * dilation + 1 - length
         return pads.clamp(min=0) if isinstance(pads, Tensor) else max(pads, 0)
 
-    height, width = map(missing, x.shape[-2:], layer.kernel_size, layer.stride, layer.dilation)
+    height, width = map(find_padding, x.shape[-2:], layer.kernel_size, layer.stride, layer.dilation)
     top, left = (0, 0) if layer.padding == 'corner' else (height // 2, width // 2)
     return F.pad(x, (left, width - left, top, height - top))
 
@@ -215,7 +215,7 @@ TRACEABLE: dict[str, dict[str, Callable]] = {
 #: With dynamic height and width, too. At a fixed size the hosts' own layers do less work.
 TRACEABLE_AT_ANY_SIZE: dict[str, dict[str, Callable]] = {
     **TRACEABLE,
-    'mmcv.cnn.bricks.transformer.AdaptivePadding': dict(forward=padded),
+    'mmcv.cnn.bricks.transformer.AdaptivePadding': dict(forward=pad_map),
     'mmpretrain.models.backbones.mobilevit.MobileVitBlock': dict(forward=mobile_block),
 }
 

@@ -1,4 +1,4 @@
-"""Augmentation: every position of a distillation has one batch, and all that is drawn for it."""
+"""Augmentation: every position of a distillation has one batch and one draw."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,9 +50,12 @@ def move_batch(batch: Any, device: torch.device) -> Any:
 
 
 def augment(batch: Any, draw: torch.Generator) -> Any:
-    """Crop, mirror and recolour the images of a batch, and mix those of every other batch.
+    """Crop, mirror and recolour the images of a batch, and mix the images of every other batch.
 
-    Images are (N, C, H, W), or under ``'inputs'`` of a dict; other batches are left as they are.
+    Args:
+        batch (Any): Images (N, C, H, W), or a dict that has them under ``'inputs'``. A batch of
+            another form is left as it is.
+        draw (torch.Generator): Generator on the CPU of all random numbers.
     """
     if isinstance(batch, Mapping) and isinstance(batch.get('inputs'), Tensor):
         return dict(batch, inputs=augment(batch['inputs'], draw))

@@ -1,4 +1,4 @@
-"""What a user gives to a distillation: looked at before work begins, and identified."""
+"""A user's networks and images: checked before a distillation begins, and identified."""
 
 import dataclasses
 import hashlib
@@ -46,7 +46,11 @@ def split_images(images: Tensor | Sequence[Any], held_out: Tensor | Sequence[Any
 
 
 def check_networks(student: nn.Module, teacher: nn.Module) -> None:
-    """Refuse networks that cannot be trained, or of which one cannot teach the other.
+    """Refuse a student that cannot be trained, or a teacher that cannot teach it.
+
+    Args:
+        student (nn.Module): The compressed network.
+        teacher (nn.Module): The dense network.
 
     Raises:
         ValueError: Weights without values, not finite, in 16 bits or all frozen; or a teacher
@@ -75,7 +79,7 @@ def check_networks(student: nn.Module, teacher: nn.Module) -> None:
 def identify(student: nn.Module, teacher: nn.Module, batches: Sequence[Any],
              held_out: Sequence[Any], forward: Forward, settings: DistilOptions,
              **others: Any) -> dict[str, Any]:
-    """The identity of a distillation: calls with equal keys have the same result.
+    """The identity of a distillation: calls with equal keys have equal results.
 
     Args:
         student (nn.Module): The network that learns.
@@ -83,7 +87,7 @@ def identify(student: nn.Module, teacher: nn.Module, batches: Sequence[Any],
         batches (Sequence): Batches to learn from.
         held_out (Sequence): Batches to compare on.
         forward (Callable): The function that gives the outputs; it goes by its name.
-        settings (DistilOptions): Options, of which all but ``progress`` count.
+        settings (DistilOptions): Options; all but ``progress`` count.
         **others: Further entries of the key, as they are.
     """
     options = dataclasses.asdict(dataclasses.replace(settings, progress=True))
@@ -94,7 +98,7 @@ def identify(student: nn.Module, teacher: nn.Module, batches: Sequence[Any],
 
 
 def network_digest(network: nn.Module) -> str:
-    """SHA-256 of the classes of a network's modules, of its tensors, and of what is frozen."""
+    """SHA-256 of the classes of a network's modules, its tensors, and the names of frozen ones."""
     sha = hashlib.sha256()
     for name, module in network.named_modules():
         sha.update(f'{name} {type(module).__qualname__}\n'.encode())

@@ -66,7 +66,7 @@ class DistilModel:
         return [value for value, flag in zip(network.parameters(), flags, strict=True) if flag]
 
     def loss(self, batch: Any) -> Tensor:
-        """Loss of the student on a batch, a scalar."""
+        """Loss of the student on a batch of the form that ``forward`` takes; a scalar."""
         outputs, wanted = self._paired_outputs(self.student, batch)
         losses = []
         if self._logits:
@@ -82,7 +82,7 @@ class DistilModel:
     def measure_distance(self) -> float:
         """Mean distance of the average's outputs to the teacher's, on held-out images.
 
-        It is of the outputs that the task reads, not of the blocks between.
+        It counts the outputs that the task reads, not the blocks between.
         """
         distances = []
         for batch in self._held_out:
@@ -130,7 +130,7 @@ class DistilModel:
         return outputs, wanted
 
     def _outputs(self, network: nn.Module, batch: Any) -> list[Tensor]:
-        """Outputs of the blocks between, where gradients stop, then those that are to agree."""
+        """Outputs of the blocks between, where gradients stop, then the outputs that must agree."""
         caught, outputs = self._run(network, batch, self._between)
         return [tensor for path in self._between for tensor in caught.get(path, [])] + outputs
 

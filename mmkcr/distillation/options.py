@@ -11,10 +11,10 @@ class DistilOptions:
     Args:
         rate (float): Learning rate of each tensor over the root mean square of its values at the
             start, to a power of two, so that small and large ones change alike. Defaults to 5e-4.
-        warm_up (float): Share of the steps in which the rate rises from 0. Defaults to 0.1.
+        warm_up (float): Share of the steps that raise the rate from 0. Defaults to 0.1.
         between (int): Number of blocks whose outputs are compared too. Defaults to 3. Gradients
-            stop there, so that each window of blocks learns its own outputs: without, the same rate
-            destroys more of a refitted DINOv2 than it teaches.
+            stop there, so that each window of blocks learns its own outputs. Without the stops
+            this rate destroys more of a refitted DINOv2 than it teaches.
         temperature (float): Tau, for class scores. Defaults to 2.
         average (float): Weights are averaged over about this share of the steps. Defaults to 0.1.
         comparisons (int): How often the averaged weights are compared with the teacher on
@@ -43,7 +43,7 @@ class DistilOptions:
 
 
 def read_length(length: str | int) -> int | float:
-    """Read a length: steps as an integer, or a time such as ``'30min'`` in seconds as a float.
+    """Read a length: steps as an integer, or a time like ``'30min'`` in seconds as a float.
 
     Raises:
         ValueError: It is neither.

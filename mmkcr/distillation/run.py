@@ -22,7 +22,7 @@ from .augmentation import AugmentedBatches
 from .given import check_networks, identify, split_images
 from .model import DistilModel
 from .options import DistilOptions, read_length
-from .training import Training, compared_steps
+from .training import Training, steps_to_compare
 
 #: Folder of the progress in ``work_dir``, and its file.
 FOLDER, STATE = '.distil', 'state.pth'
@@ -61,7 +61,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
            length: str | int, forward: Forward | None = None,
            held_out: Tensor | Sequence[Any] | None = None, logits: bool = False,
            work_dir: str | Path | None = None, **options: Any) -> DistilResult:
-    """Teach a compressed network what its dense one does on unlabelled images.
+    """Teach a compressed network the outputs of its dense network on unlabelled images.
 
     It runs on a GPU if there is one, and in several processes under ``torchrun``. The result is
     never worse than the student on held-out images. Frozen parameters of the student stay as they
@@ -69,15 +69,16 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
 
     Args:
         student (nn.Module): The compressed network; it is not changed.
-        teacher (nn.Module): The dense network, with weights of the same type; it is not changed.
+        teacher (nn.Module): The dense network, with weights of the student's type; it is not
+            changed.
         images (Tensor | Sequence): Images (N, 3, H, W), or batches for ``forward``.
-        length (str | int): Number of steps, or a time such as ``'30min'``, ``'2h'`` or ``'90s'``:
-            as many steps as fit into it at the speed of the first ones, with all that the call
-            does beside them.
+        length (str | int): Number of steps, or a time like ``'30min'``, ``'2h'`` or ``'90s'``: as
+            many steps as fit into it at the speed of the first ones, with all other work of the
+            call.
         forward (Callable, optional): Takes a network and a batch of ``images``; returns the outputs
             that are to agree. Defaults to None: the network is called with the batch.
         held_out (Tensor | Sequence, optional): Images to compare on. Defaults to None: the last
-            tenth of ``images``, from which nothing is learnt then.
+            tenth of ``images``; nothing is learnt from it then.
         logits (bool): Whether the last output is class scores (B, C). Defaults to False.
         work_dir (str | Path, optional): Folder of the progress. A killed call that is repeated
             with it goes on where it was, and a finished one gives its result again. With other
@@ -123,7 +124,7 @@ def check_length(teacher: nn.Module, images: Tensor | Sequence[Any], length: str
                  forward: Forward | None = None, logits: bool = False, **options: Any) -> None:
     """Refuse before a compression images and a time that are too few to distil its result.
 
-    A time must suffice for a step of the dense network, which a compressed one takes faster.
+    A time must suffice for a step of the dense network; a compressed network is faster.
 
     Args:
         teacher (nn.Module): The dense network.
@@ -151,14 +152,14 @@ def check_length(teacher: nn.Module, images: Tensor | Sequence[Any], length: str
 
 def _begin(training: Training, length: int | float, settings: DistilOptions,
            progress: Progress | None, began: float) -> int:
-    """Compare what a training begins with; gives its number of steps.
+    """Compare the networks at the start of a training; gives its number of steps.
 
     Args:
         training (Training): A training that has taken no step.
         length (int | float): Steps, or seconds.
         settings (DistilOptions): Options.
         progress (Progress, optional): Place of the states, whose writing takes time, too.
-        began (float): Time at which the call began.
+        began (float): Start of the call, by ``time.perf_counter()``.
     """
     started = time.perf_counter()
     if not math.isfinite(training.compare(0)):
@@ -184,7 +185,7 @@ def _begin(training: Training, length: int | float, settings: DistilOptions,
 def _train(training: Training, steps: range, settings: DistilOptions,
            progress: Progress | None) -> None:
     """Take steps, compare, and keep the state; end with a warning where numbers are not finite."""
-    compared = set(compared_steps(steps.stop, settings))
+    compared = set(steps_to_compare(steps.stop, settings))
     for step in show_progress(steps, 'Distillation', visible=settings.progress):
         loss = training.take_step(step, steps.stop)
         done = step + 1

@@ -57,7 +57,7 @@ class Training:
         return error
 
     def take_step(self, step: int, steps: int) -> float:
-        """Take a step; returns the loss. A step whose loss is not finite changes nothing.
+        """Take a step; gives its loss. A step whose loss is not finite changes nothing.
 
         Args:
             step (int): Number of steps before this one.
@@ -79,7 +79,7 @@ class Training:
         """Seconds that a step takes; steps are taken, and their effects undone.
 
         Args:
-            seconds (float): Time of the whole run, of which the measurement takes a small share.
+            seconds (float): Time of the whole run; the measurement takes a small share of it.
         """
         before = [value.detach().clone() for value in self._student]
         took: list[float] = []
@@ -169,7 +169,12 @@ def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
         1., (step + 1) / max(1., settings.warm_up * steps))
 
 
-def compared_steps(steps: int, settings: DistilOptions) -> Sequence[int]:
-    """Numbers of taken steps behind which the weights are compared: the last one is among them."""
+def steps_to_compare(steps: int, settings: DistilOptions) -> Sequence[int]:
+    """Numbers of taken steps before each comparison of the weights; the last step is among them.
+
+    Args:
+        steps (int): Number of steps of the run.
+        settings (DistilOptions): Options, with the number of comparisons.
+    """
     interval = -(-steps // max(1, settings.comparisons))
     return [*range(interval, steps, interval), steps]

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 2048
-"""Rows converted to fp64 at a time: 12.6 MB of them at d = 768."""
+from .moments import CHUNK
 
 DEFAULT_LANDMARKS = 50000
 """m, "throughout all the experiments" of KCR v2 (section 4.1)."""

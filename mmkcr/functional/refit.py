@@ -141,9 +141,15 @@ def patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0
     """The patches of maps (B, C, H, W) that a convolution multiplies by its kernels.
 
     Flattened, they are rows for :class:`Moments`, with the taps of a channel side by side: a unit
-    of ``pivot_order(..., groups=kh * kw)`` is an input channel. Arguments are those of
-    ``nn.Conv2d`` with zero padding. The result, (B, rows, columns, C, kh, kw), is a view: nothing
-    is computed or kept but the padded inputs.
+    of ``pivot_order(..., groups=kh * kw)`` is an input channel.
+
+    Args:
+        maps (Tensor): (B, C, H, W).
+        kernel_size, stride, padding, dilation (int | tuple[int, int]): Of the convolution, which
+            pads with zeros. Default to 1, 0 and 1.
+
+    Returns:
+        Tensor: (B, rows, columns, C, kh, kw), a view: the padded inputs alone are kept.
     """
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = (
         (size, size) if isinstance(size, int) else tuple(size)

@@ -10,4 +10,4 @@ from .kcr import metric as kernel_metric
 from .kcr.selfsup import moca, moca_heads
 from .kcr.vqa import questions
 from .ofb import adaptive_one_hot, masked_search, progressive_pruning
-from .search import bilevel, gumbel, price, refresh, search_model
+from .search import bilevel, gumbel, price, refresh, search_model, teachers

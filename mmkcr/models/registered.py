@@ -4,6 +4,5 @@
 from mmkcr import registry  # before any host library
 from .backbones.efficientvit import EfficientViT, EfficientViTClsHead
 from .backbones.register_vit import RegisterVisionTransformer
-from .losses import DistillationLoss, FeatureDistillationLoss
 from .search_space import SearchSpace
 from .searchable import Searchable, SearchableBackbone

@@ -13,7 +13,7 @@ from torch import nn
 
 from lab.random_subnets import random_subnet
 from mmkcr.apis import count_macs
-from mmkcr.deploy.export import export_onnx, recorded
+from mmkcr.deploy.export import export_onnx, read_macs_and_shape
 from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES, open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
@@ -122,7 +122,7 @@ def test_models_and_their_files_run_in_a_runtime(runtime, tmp_path):
 
 
 def without_shape(path):
-    """The file as it was before the input shape was recorded."""
+    """The file as it was before the input shape was read_macs_and_shape."""
     graph, old = onnx.load(path), path.with_name(f'old_{path.name}')
     kept = [entry for entry in graph.metadata_props if entry.key != 'mmkcr.input_shape']
     del graph.metadata_props[:]
@@ -137,7 +137,7 @@ def test_macs_of_a_file_are_those_of_its_size(tmp_path):
     macs = count_macs(model, (3, 8, 8))
     dynamic = export_onnx(model, tmp_path / 'dynamic.onnx', (3, 8, 8)).path
     fixed = export_onnx(model, tmp_path / 'fixed.onnx', (3, 8, 8), False).path
-    assert recorded(dynamic) == recorded(fixed) == (macs, (3, 8, 8))
+    assert read_macs_and_shape(dynamic) == read_macs_and_shape(fixed) == (macs, (3, 8, 8))
     for path, size, expected in (
             (dynamic, 8, macs), (dynamic, 12, None), (fixed, 8, macs),
             (without_shape(dynamic), 8, None), (without_shape(fixed), 8, macs)):

@@ -12,7 +12,7 @@ from mmkcr.closed_form.batches import (
     AugmentedImages,
     ImageBatches,
     augment_images,
-    in_groups,
+    group_batches,
     source_groups,
     split_batches,
 )
@@ -52,7 +52,7 @@ def test_groups_of_single_images_are_about_equal(count):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 8))
 @settings(derandomize=True, deadline=None)
 def test_batches_have_one_group_each_and_every_image_once(origins, size):
-    batches, groups = in_groups(Crops(origins), size)
+    batches, groups = group_batches(Crops(origins), size)
     of_image = source_groups(Crops(origins))
     assert len(batches) == len(groups) and batches.images == len(origins)
     places = [[int(image[0, 0, 0]) for image in batch] for batch in batches]
@@ -63,7 +63,7 @@ def test_batches_have_one_group_each_and_every_image_once(origins, size):
 
 def test_batches_that_are_given_stay():
     given = [dict(inputs=torch.zeros(3, 1)) for _ in range(7)]
-    batches, groups = in_groups(given, 16)
+    batches, groups = group_batches(given, 16)
     assert batches is given and groups == [0, 0, 1, 1, 2, 3, 4]
 
 

@@ -1,10 +1,12 @@
 """What is told of images that the refit had, and of others."""
 
+import pytest
 import torch
 from mmpretrain.models import VisionTransformer
 from torch import nn
 
 from mmkcr.apis import compress
+from mmkcr.closed_form.report import agreement
 
 SHAPE = (3, 32, 32)
 OPTIONS = dict(input_shape=SHAPE, progress=False, divisor=1, uniform=True)
@@ -65,3 +67,19 @@ def test_few_images_are_augmented_if_asked():
     assert more.structure.provenance['asked']['augment'] is True
     for one, two in zip(plain.model(images(2, 2)), more.model(images(2, 2))):
         assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize(('shape', 'vectors'), [
+    ((4, 5), lambda out: out), ((4, 6, 5), lambda out: out.reshape(-1, 5)),
+    ((4, 5, 2, 3), lambda out: out.movedim(1, -1).reshape(-1, 5)),
+    ((4, 1, 2, 3), lambda out: out.reshape(4, -1)), ((4, 1), lambda out: out),
+    ((4, ), lambda out: out[None])])
+def test_the_cosine_is_the_mean_over_vectors_of_features(shape, vectors):
+    """Of maps over channels, of tokens over the last axis; of what has one channel over all."""
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.randn(3, *shape, generator=generator) for _ in range(2))
+    network, outputs = nn.Identity(), {True: ours, False: theirs}
+    found = agreement(network, None, [torch.tensor([[number]]) for number in range(3)],
+                      lambda model, batch: outputs[model is None][int(batch)])
+    cosines = [torch.cosine_similarity(vectors(a), vectors(b), 1) for a, b in zip(ours, theirs)]
+    assert found['cosine'] == pytest.approx(float(torch.cat(cosines).mean()), abs=1e-6)

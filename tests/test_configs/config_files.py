@@ -21,7 +21,7 @@ from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.methods.search.refresh import RefreshHook
 from mmkcr.methods.search.schedules import ScheduledHook, TemperatureDecayHook
-from mmkcr.models import DistillationLoss
+from mmkcr.methods.search.teachers import DistillationLoss
 from mmkcr.models.tasks import find_backbone, find_task, search_space
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.closed_form.profiles import shared_sizes
+from mmkcr.closed_form.profiles import share_budget
 from mmkcr.core import (
     LatencyModel,
     LatencyTable,
@@ -151,7 +151,7 @@ def test_time_with_bumps_is_shared_out_nearly_as_by_enumeration():
         def lost(chosen, losses=losses):
             return sum(float(losses[name][size]) for name, size in chosen.items())
 
-        chosen = shared_sizes(offered, losses, cost, target)
+        chosen = share_budget(offered, losses, cost, target)
         assert cost(chosen) <= target
         found.append(lost(chosen))
         best.append(min(lost(other) for other, value in zip(every, costs) if value <= target))

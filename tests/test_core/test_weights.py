@@ -21,7 +21,7 @@ from mmkcr.core import (
     count_params,
     select_units,
 )
-from mmkcr.engine.build import state_bytes
+from mmkcr.core.products import state_bytes
 from mmkcr.methods.named import DWConvVisionTransformer, KCRVisionTransformer, OFBVisionTransformer
 from mmkcr.methods.ofb.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.methods.ofb.progressive_pruning import ProgressivePruningHook

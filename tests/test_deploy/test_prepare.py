@@ -12,7 +12,7 @@ from lab.kind_coverage import randomise
 from lab.random_subnets import random_subnet
 from mmkcr.apis import slim
 from mmkcr.core.forward import flat_tensors
-from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, prepare
+from mmkcr.deploy.prepare import EXPORT_RUNTIMES, GROUPED_FROM, prepare
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.methods.named import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.norms import SlicedLayerNorm
@@ -53,7 +53,7 @@ def assert_same(model, runtime='any', size=32, rtol=1e-4, atol=1e-4):
     return ready
 
 
-@pytest.mark.parametrize('runtime', RUNTIMES)
+@pytest.mark.parametrize('runtime', EXPORT_RUNTIMES)
 @pytest.mark.parametrize('cls, kwargs, kinds', NETS)
 def test_the_same_outputs_and_the_model_is_left_as_it_is(cls, kwargs, kinds, runtime):
     model = subnet(cls, kwargs, kinds)

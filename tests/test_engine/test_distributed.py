@@ -6,7 +6,7 @@ from torch import nn
 
 from long_form import few
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
-from mmkcr.models import FeatureDistillationLoss
+from mmkcr.methods.search.teachers import FeatureDistillationLoss
 
 # SGD, because Adam turns the rounding noise of a gradient that is zero into whole steps;
 # no stochastic depth and no mixup, whose noise differs by rank

@@ -6,8 +6,10 @@ import torch
 from mmpretrain.registry import MODELS
 
 from lab.corp import corp
+from lab.grail import grail
 from lab.real_controls import METHODS, SAME_SIZES, control
 from lab.saliency import tokens
+from lab.snapvit import snapvit_structure
 from lab.torch_pruning import IMPORTANCES, PRUNED, torch_pruning_structure
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.compression import refit_structure
@@ -44,6 +46,36 @@ def test_corp_keeps_what_stays_and_compensates_for_what_goes():
     for block, cut in zip(without.blocks, slim.blocks):
         block.mlp.fc2.weight.data *= (cut.mlp.fc2.weight != 0).any(0)
     assert lost(model, slim, images) < lost(model, without, images)
+
+
+def test_grail_folds_the_units_that_go_into_the_others():
+    model, images = network()
+    slim, macs = grail(model, images, '80%')
+    assert 0.77 * macs['dense'] < macs['subnet'] <= 0.8 * macs['dense']
+    hidden = [int((block.mlp.fc2.weight != 0).any(0).sum()) for block in slim.blocks]
+    assert len(set(hidden)) == 1 and hidden[0] < 128
+    without = network()[0]
+    for block, cut in zip(without.blocks, slim.blocks):
+        block.mlp.fc2.weight.data *= (cut.mlp.fc2.weight != 0).any(0)
+    assert lost(model, slim, images) < lost(model, without, images)
+    with pytest.raises(ValueError, match='expected a target that GRAIL reaches without hidden '
+                       'units, found 20%'):
+        grail(model, images, '20%')
+
+
+def test_snapvit_ranks_units_over_all_blocks_by_their_gradients():
+    model, images = network()
+    with torch.no_grad():  # units and a head that nothing reads have no gradient
+        model.blocks[1].mlp.fc2.weight[:, :100] = 0
+        model.blocks[2].attn.proj.weight[:, :16] = 0
+    structure = snapvit_structure(model, images, '75%')
+    kept = {name: set(site.kept) for name, site in structure.sites.items()}
+    units = {name: value for name, value in kept.items() if name.endswith('mlp_hidden')}
+    fewest = min(units, key=lambda name: len(units[name]))
+    assert 'blocks.1' in fewest and not units[fewest] & set(range(100))
+    heads = next(value for name, value in kept.items() if 'blocks.2' in name and name not in units)
+    assert heads == {1}
+    assert all(kept.values())
 
 
 def test_controls_have_as_many_units_as_the_closed_form():

@@ -29,12 +29,12 @@ def test_agreement_is_that_of_the_definition():
 
 def test_a_picture_has_a_tile_for_each_network():
     from PIL import Image
-    dense = SimpleNamespace(maps=lambda value, images: (None, torch.full(
+    dense = SimpleNamespace(size=28, maps=lambda value, images: (None, torch.full(
         (len(images), 1, 224, 224), value)))
     red = Image.new('RGB', (60, 40), 'red')
     sheet = picture(dense, {'dense': 1., 'slim': 0.}, [red] * 2, 50, 10)
-    assert sheet.size == (150, 110)
-    assert [sheet.getpixel((x, 85)) for x in (25, 75, 125)] == [
+    assert sheet.size == (100, 180)
+    assert [sheet.getpixel((75, y)) for y in (35, 95, 155)] == [
         (255, 0, 0), (255, 255, 255), (0, 0, 0)]
 
 

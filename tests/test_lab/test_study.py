@@ -18,7 +18,7 @@ from lab.run_settings import move_data
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from lab.study_report import summarise, table
-from mmkcr.engine.build import file_sha256
+from mmkcr.core.io import file_sha256
 
 REPO = Path(__file__).parents[2]
 DIGITS = f'{REPO}/configs/kcr/digits/kcr-'

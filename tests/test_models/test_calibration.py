@@ -23,7 +23,7 @@ from mmkcr.closed_form.calibration import (
     passes,
 )
 from mmkcr.closed_form.readers import Rows, input_rows, output_energy, output_rows, pick
-from mmkcr.closed_form.replay import ResumableForward, added_last
+from mmkcr.closed_form.replay import ResumableForward, output_factors
 from moments import moments_of
 
 IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
@@ -211,10 +211,10 @@ def test_how_a_layer_is_added_to_its_block(scale):
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         run = ResumableForward(model, model, [IMAGES], forward)
-        factors = added_last(run, 'blocks.1', 'blocks.1.mlp.fc2')
-        assert added_last(run, 'blocks.1', 'blocks.1.attn.proj') is None  # the MLP reads it
-        assert added_last(run, 'blocks.1', 'blocks.1') is None
-        assert added_last(run, 'blocks.1', 'blocks.0.mlp.fc2') is None
+        factors = output_factors(run, 'blocks.1', 'blocks.1.mlp.fc2')
+        assert output_factors(run, 'blocks.1', 'blocks.1.attn.proj') is None  # the MLP reads it
+        assert output_factors(run, 'blocks.1', 'blocks.1') is None
+        assert output_factors(run, 'blocks.1', 'blocks.0.mlp.fc2') is None
         run.close()
     expected = torch.ones(16).double() if scale is None else block.ls2.gamma
     torch.testing.assert_close(factors, expected.detach(), rtol=1e-9, atol=0)
@@ -229,5 +229,5 @@ def test_a_layer_before_a_norm_is_not_added():
     model.eval()
     with torch.no_grad():
         run = ResumableForward(model, model, [IMAGES.float()], forward)
-        assert added_last(run, 'stages.0.blocks.0', 'stages.0.blocks.0.ffn.layers.1') is None
+        assert output_factors(run, 'stages.0.blocks.0', 'stages.0.blocks.0.ffn.layers.1') is None
         run.close()

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 from mmpretrain.models import VisionTransformer
 
+from mmkcr.engine.build import build_model
 from mmkcr.methods.named import KCRVisionTransformer
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models import Searchable
-from mmkcr.models.building import build_model
 
 HOST = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64),
             img_size=32, patch_size=8, out_type='avg_featmap')

@@ -162,6 +162,21 @@ def test_a_public_name_is_of_one_module():
     assert len(names) > 500 and not [name for name, count in names.items() if count > 1]
 
 
+def constants(path: Path) -> Iterator[str]:
+    """Names in capitals that a module gives a value, with and without an underscore before them."""
+    for node in ast.parse(path.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else \
+            [node.target] if isinstance(node, ast.AnnAssign) else []
+        for name in (name for target in targets for name in ast.walk(target)):
+            if isinstance(name, ast.Name) and name.id.isupper():
+                yield name.id
+
+
+def test_a_constant_is_of_one_module():
+    names = Counter(name for path in FILES for name in {*constants(path)})
+    assert len(names) > 150 and not [name for name, count in names.items() if count > 1]
+
+
 def test_no_private_operator_of_a_library_is_called():
     """They are not ours to call, and a saving that the dense network could have is none."""
     private = re.compile(r'torch\.ops\.|mkldnn|_mkl')

@@ -74,13 +74,14 @@ def objects():
         reader=mmengine.runner.checkpoint.CheckpointLoader.load_checkpoint)
 
 before = objects()
-import mmkcr
+import mmkcr, mmkcr.registry
 from mmkcr import compress
 assert objects() == before
 from mmkcr import prepare_hosts
 prepare_hosts()
 changed = {name for name, value in objects().items() if value != before[name]}
-assert changed == {'image', 'path', 'external', 'packages', 'reader'}, changed
+assert changed == {
+    'image', 'path', 'external', 'packages', 'print_log', 'reader'}, changed
 after = objects()
 prepare_hosts()
 assert objects() == after

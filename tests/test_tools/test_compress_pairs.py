@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from mmkcr.apis import compress
+from mmkcr.apis import compress, compress_files
 from mmkcr.cli import compress as command
 from mmkcr.core import LatencyTable
 from mmkcr.core.machine import this_machine
@@ -142,6 +142,25 @@ def test_a_divisor_above_every_width():
     with pytest.raises(ValueError, match=r'expected a `divisor` .* at most the \d+ units of the '
                                          'widest site, found 4096'):
         compress(model, torch.rand(4, 3, 32, 32), '80%', divisor=4096, progress=False)
+
+
+@pytest.mark.parametrize('scope', ['backbone', 'model'])
+def test_a_divisor_above_every_width_before_an_image_is_read(
+        scope, words, monkeypatch, tmp_path, capsys):
+    def reach(*_):
+        raise ImagesReached
+
+    monkeypatch.setattr(compress_files, 'calibration_images', reach)
+    monkeypatch.setattr(command, 'check_data_folders', lambda *_: None)
+    torch.save(dict(state_dict=build_model(load_config(SCENES)).state_dict()),
+               tmp_path / 'dense.pth')
+    call = [SCENES, *words(('macs',))[1:], '--scope', scope, '--divisor']
+    with pytest.raises(SystemExit):
+        command.main([*call, '4096'])
+    said = capsys.readouterr().err
+    assert 'of the widest site, found 4096' in said and said.count('error: ') == 1
+    with pytest.raises(ImagesReached):
+        command.main([*call, '16'])
 
 
 @pytest.mark.long

@@ -30,8 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.kind_coverage import Family, law_error
 from lab.machine import machine_info
-from mmkcr.apis.compress_files import CONFIG
-from mmkcr.apis.slim_files import WEIGHTS
+from mmkcr.apis.file_names import CONFIG, SUBNET
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import count_params
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
@@ -99,7 +98,7 @@ def measure(name: str, images: int, target: str) -> tuple[str, ...]:
         spent = run(words, folder)
         slim = load_config(folder / 'slim' / CONFIG)
         subnet = build_model(slim)
-        load_weights(subnet, folder / 'slim' / WEIGHTS)
+        load_weights(subnet, folder / 'slim' / SUBNET)
         kept = count_macs(subnet, shape)
         params = count_params(subnet)
     law = law_of(dense, shape)

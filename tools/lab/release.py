@@ -14,20 +14,20 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.compress_files import CONFIG
+from mmkcr.apis.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.apis.inference import model_index
 from mmkcr.apis.publish import publish
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, config_text, subnet_name
+from mmkcr.apis.slim_files import config_text, subnet_name
 from mmkcr.cli.launch import latest_checkpoint
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure, atomic_write
+from mmkcr.core.io import file_sha256
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
     default_shape,
     dense_config,
-    file_sha256,
     load_config,
     set_structure,
 )
@@ -77,7 +77,7 @@ def read_work_dir(folder: Path, name: str = '') -> Trained:
         FileNotFoundError: There is no checkpoint.
         ValueError: There is no config, or more than one.
     """
-    if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
+    if (folder / CONFIG).is_file() and (folder / SUBNET).is_file():
         return _compressed(folder, name)
     configs = sorted(folder.glob('*.py'))
     if len(configs) != 1:
@@ -116,7 +116,7 @@ def _compressed(folder: Path, name: str) -> Trained:
              '--images', source['calibration']['images'], '--seed', source['calibration']['seed']]
     command = ' '.join(map(str, words))
     return Trained(name or subnet_name(structure),
-                   folder / CONFIG, folder / WEIGHTS, None, {}, command, _data(stem))
+                   folder / CONFIG, folder / SUBNET, None, {}, command, _data(stem))
 
 
 def _options(asked: Mapping[str, Any]) -> list[Any]:

@@ -19,10 +19,8 @@ _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in (
 
 def normalised(image: Image.Image, size: int = SIZE) -> Tensor:
     """The middle square of a photograph (3, size, size), normalised by ImageNet's statistics."""
-    side = min(image.size)
-    left, top = ((length - side) // 2 for length in image.size)
-    square = image.convert('RGB').resize((size, size), box=(left, top, left + side, top + side))
-    return (torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255 - _MEAN) / _STD
+    pixels = torch.from_numpy(np.array(middle_square(image, size)))
+    return (pixels.permute(2, 0, 1) / 255 - _MEAN) / _STD
 
 
 def tokens(backbone: nn.Module, images: Tensor) -> Tensor:
@@ -103,27 +101,34 @@ def complexity(patches: Tensor) -> float:
     return kernel_complexity(tails(values), len(features))[0]
 
 
+def middle_square(image: Image.Image, size: int) -> Image.Image:
+    """The middle square of a photograph at ``size`` pixels, RGB."""
+    side = min(image.size)
+    left, top = ((length - side) // 2 for length in image.size)
+    return image.convert('RGB').resize((size, size), box=(left, top, left + side, top + side))
+
+
 def picture(dense: Saliency, networks: Mapping[str, nn.Module], photographs: Sequence[Image.Image],
             side: int = 240, head: int = 28) -> Image.Image:
-    """Photographs above one another, and beside each the saliency that every network finds.
+    """Photographs beside one another, and below each the saliency that every network finds.
 
     Args:
         dense (Saliency): Its decoder is that of all.
         networks (dict[str, nn.Module]): Backbones by their titles.
         photographs (Sequence): Any size; their middle square is taken.
         side (int): Pixels of a tile. Defaults to 240.
-        head (int): Pixels of the line of titles. Defaults to 28.
+        head (int): Pixels of a line of titles. Defaults to 28.
     """
-    images = torch.stack([normalised(photograph) for photograph in photographs])
-    columns = {'photograph': images * _STD + _MEAN, **{
-        title: dense.maps(network, images)[1].expand(-1, 3, -1, -1)
-        for title, network in networks.items()}}
-    sheet = Image.new('RGB', (side * len(columns), head + side * len(images)), 'white')
+    images = torch.stack([normalised(photograph, dense.size) for photograph in photographs])
+    rows = {'photograph': [middle_square(photograph, side) for photograph in photographs]}
+    for title, network in networks.items():
+        maps = (dense.maps(network, images)[1][:, 0] * 255).byte().numpy()
+        rows[title] = [Image.fromarray(tile).resize((side, side)) for tile in maps]
+    sheet = Image.new('RGB', (side * len(images), (head + side) * len(rows)), 'white')
     draw = ImageDraw.Draw(sheet)
-    for column, (title, tiles) in enumerate(columns.items()):
-        draw.text((column * side + 8, 4), title, 'black', font_size=18)
-        for row, tile in enumerate(tiles):
-            pixels = (tile.permute(1, 2, 0).clamp(0, 1) * 255).byte().numpy()
-            sheet.paste(Image.fromarray(pixels).resize((side, side)),
-                        (column * side, head + row * side))
+    for row, (title, tiles) in enumerate(rows.items()):
+        top = row * (head + side)
+        draw.text((8, top + 4), title, 'black', font_size=18)
+        for column, tile in enumerate(tiles):
+            sheet.paste(tile, (column * side, top + head))
     return sheet

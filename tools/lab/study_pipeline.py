@@ -6,7 +6,7 @@ from typing import Any
 
 from mmengine.config import Config
 
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
+from mmkcr.apis.file_names import STRUCTURE, SUBNET
 from mmkcr.core import atomic_write
 from mmkcr.engine.build import load_config, read_config
 from .grids import resolve_path, with_values
@@ -62,7 +62,7 @@ class StudyPipeline(StagedPipeline):
         """
         if stage is None:
             return None
-        weights = Path(self.results[stage].get('checkpoint', self.folder / stage / WEIGHTS))
+        weights = Path(self.results[stage].get('checkpoint', self.folder / stage / SUBNET))
         if not weights.is_file():
             raise ValueError(f'expected weights of the stage `{stage}` to start from, found none')
         return Start(str(weights), self._structure(stage))

@@ -50,7 +50,7 @@ class SaliencyDecoder(nn.Module):
 
     def forward(self, patches: Tensor, size: int = 224) -> Tensor:
         """Saliency (N, 1, size, size) of normalised patch tokens (N, H * W, C) of square images."""
-        side = round(patches.shape[1]**0.5)
+        side = round(int(patches.shape[1])**0.5)  # a number in a trace, too
         x = patches.transpose(1, 2).unflatten(2, (side, side))
         for number in (1, 2, 3):
             up, norm = getattr(self, f'upconv{number}'), getattr(self, f'bn{number}')

@@ -21,7 +21,7 @@ _FREE = ('init_cfg', 'pretrained', 'structure', 'with_cp', 'num_workers', 'persi
 #: such as clipping, and schedulers that only one config has are not.
 _RESTORED = re.compile(r'(optim_wrapper\.(.*\.)?optimizer\.|param_scheduler\.|randomness\.seed$)'
                        r'(?!.*\btype$)')
-_KEY = 'entries'
+_CONFIG_ENTRIES = 'entries'
 _MISSING = object()
 
 
@@ -47,7 +47,7 @@ class CheckpointGuardHook(Hook):
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Add the config as data, as its text is Python, which nobody runs on resuming."""
-        checkpoint['meta'][_KEY] = config_entries(runner.cfg.to_dict())
+        checkpoint['meta'][_CONFIG_ENTRIES] = config_entries(runner.cfg.to_dict())
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load the checkpoint once, strictly, before the host loads it.
@@ -63,7 +63,7 @@ class CheckpointGuardHook(Hook):
                                  'found none, as in a file of the best weights or of a published '
                                  'network: resume from another checkpoint of the run, or begin '
                                  'from these weights (`load_from` without `--resume`)')
-            _compare(runner, (checkpoint.get('meta') or {}).get(_KEY), path)
+            _compare(runner, (checkpoint.get('meta') or {}).get(_CONFIG_ENTRIES), path)
         load = load_task if self.complete else load_run if runner._resume else load_start
         load(runner.model, weights_of(checkpoint, runner.model, path), path)
 

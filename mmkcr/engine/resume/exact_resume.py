@@ -17,7 +17,7 @@ from mmkcr.registry import HOOKS
 from . import batches
 from .checkpoints import AtomicCheckpointHook, PreemptionHook
 
-_KEY = 'exact_resume'
+_STATE = 'exact_resume'
 #: Attributes by library and class, also of subclasses; dots lead to parts of an object.
 HOST_STATE: dict[str, tuple[str, ...]] = {
     'mmdet.BatchSyncRandomResize': ('_input_size', ),
@@ -98,7 +98,7 @@ class ExactResumeHook(Hook):
         # in the middle of an epoch: more iterations than the epochs that are complete hold
         within = isinstance(loop, EpochBasedTrainLoop) and meta['iter'] > meta['epoch'] * len(
             loop.dataloader)
-        checkpoint[_KEY] = dict(
+        checkpoint[_STATE] = dict(
             sampler_seeds={name: getattr(batches.source_sampler(loader), 'seed', None)
                            for name, loader in batches.loaders_of(runner.train_loop).items()},
             # what was to be validated before an epoch began has been
@@ -110,7 +110,7 @@ class ExactResumeHook(Hook):
         """Keep what a run to resume has stored, and find out how much of its epoch is past."""
         if not runner._resume:
             return
-        self._resumed.update(checkpoint.get(_KEY, {}))
+        self._resumed.update(checkpoint.get(_STATE, {}))
         loop, meta = runner.train_loop, checkpoint.get('meta') or {}
         # weights alone are the guard's to refuse
         if not isinstance(loop, EpochBasedTrainLoop) or not {'epoch', 'iter'} <= meta.keys():

@@ -17,7 +17,7 @@ from mmkcr.functional.kernel import (
     truncation_rank,
 )
 from mmkcr.methods.search.refresh import RefreshedTerm, RefreshHook
-from mmkcr.models.losses import mean_over_processes
+from mmkcr.methods.search.teachers import mean_over_processes
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS, MODELS
 

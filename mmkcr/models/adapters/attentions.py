@@ -18,9 +18,9 @@ from mmkcr.core.axes import along_outputs
 from mmkcr.models.layers import sized_attention as ours
 from mmkcr.models.layers import window_attention as windows
 from mmkcr.models.layers.take_over import take_over
-from .views import UNCALLED, attention_adapter, in_transformers, present, record
+from .views import BACKBONES, UNCALLED, attention_adapter, in_transformers, present, record
 
-_MM, _UTILS = 'mmpretrain.models.backbones', 'mmpretrain.models.utils.attention'
+_UTILS = 'mmpretrain.models.utils.attention'
 _APART = ('q_proj', 'k_proj', 'v_proj')
 
 
@@ -168,27 +168,27 @@ simple_attention(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
 simple_attention(f'{_UTILS}.BEiTAttention', 'timm.models.beit.Attention',
                  sized=windows.SizedBEiTAttention)
 # in pre-training it has a mask of its own
-simple_attention(f'{_MM}.mixmim.MixMIMWindowAttention', sized=windows.SizedMixMIMAttention)
+simple_attention(f'{BACKBONES}.mixmim.MixMIMWindowAttention', sized=windows.SizedMixMIMAttention)
 simple_attention(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention',
                  sized=windows.SizedWindowAttentionV2, **_COSINES)
 simple_attention('timm.models.swin_transformer.WindowAttention')
-simple_attention(f'{_MM}.twins.LocallyGroupedSelfAttention',
+simple_attention(f'{BACKBONES}.twins.LocallyGroupedSelfAttention',
                  'mmseg.models.backbones.twins.LocallyGroupedSelfAttention',
                  sized=windows.SizedGroupedAttention)
-simple_attention(f'{_MM}.twins.GlobalSubsampledAttention', 'timm.models.pvt_v2.Attention',
+simple_attention(f'{BACKBONES}.twins.GlobalSubsampledAttention', 'timm.models.pvt_v2.Attention',
                  projections=('q', 'kv'), sized=ours.SizedReducedAttention)
-simple_attention(f'{_MM}.xcit.ClassAttntion', sized=ours.SizedClassAttention,
+simple_attention(f'{BACKBONES}.xcit.ClassAttntion', sized=ours.SizedClassAttention,
                  projections=('q', 'k', 'v'))
-simple_attention(f'{_MM}.xcit.XCA', sized=ours.SizedCrossCovariance,
+simple_attention(f'{BACKBONES}.xcit.XCA', sized=ours.SizedCrossCovariance,
                  why_no_width='its softmax is over the channels of a head')
-simple_attention(f'{_MM}.vit_sam.Attention',
+simple_attention(f'{BACKBONES}.vit_sam.Attention',
                  *in_transformers(sam='SamVisionAttention', vitdet='VitDetAttention'),
                  why_no_width='its positions have channels that all heads share')
-simple_attention(f'{_MM}.vit_eva02.AttentionWithRoPE',
+simple_attention(f'{BACKBONES}.vit_eva02.AttentionWithRoPE',
                  why_no_width='its positions are no rotations of pairs of channels')
 # wide values, biases by offset; an activation and a layer with its norm may end it
-simple_attention(f'{_MM}.levit.Attention', f'{_MM}.levit.AttentionSubsample',
-                 f'{_MM}.efficientformer.AttentionWithBias', f'{_UTILS}.LeAttention',
+simple_attention(f'{BACKBONES}.levit.Attention', f'{BACKBONES}.levit.AttentionSubsample',
+                 f'{BACKBONES}.efficientformer.AttentionWithBias', f'{_UTILS}.LeAttention',
                  projections=(), output=('proj.1.linear', 'proj'), resize=_resize_biased,
                  of_heads=_of_whole_heads, **dict.fromkeys(
                      ('why_no_width', 'why_uncalled'),

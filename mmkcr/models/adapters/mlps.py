@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Unsupported
-from .views import in_transformers, mlp_adapter, present
+from .views import BACKBONES, in_transformers, mlp_adapter, present
 
-_MM = 'mmpretrain.models.backbones'
 _TIMM = 'timm.layers.mlp'
 #: Why channels cannot be selected.
 _IN_BLOCK = dict(why_no_channels='it is part of its block, without a place for a selection')
@@ -28,7 +27,7 @@ def simple_mlp(*names: str, inputs: tuple[str, ...] = ('fc1', ),
     mlp_adapter(*names)(partial(present, dict(others, inputs=inputs, output=output)))
 
 
-@mlp_adapter('mmcv.cnn.bricks.transformer.FFN', f'{_MM}.deit3.DeiT3FFN')
+@mlp_adapter('mmcv.cnn.bricks.transformer.FFN', f'{BACKBONES}.deit3.DeiT3FFN')
 def ffn(module: nn.Module) -> dict[str, Any]:
     """mmcv's ``FFN`` of two layers (ViT, Swin, BEiT, TNT, Twins, XCiT, DaViT ...); refuses others.
     """
@@ -62,7 +61,7 @@ def mix_ffn(module: nn.Module) -> dict[str, Any]:
                 after='dropout_layer', width='feedforward_channels')
 
 
-@mlp_adapter(f'{_MM}.convnext.ConvNeXtBlock', f'{_MM}.edgenext.SDTAEncoder')
+@mlp_adapter(f'{BACKBONES}.convnext.ConvNeXtBlock', f'{BACKBONES}.edgenext.SDTAEncoder')
 def pointwise_pair(module: nn.Module) -> dict[str, Any]:
     """The two pointwise layers that end a block of ConvNeXt and EdgeNeXt; refuses a norm between.
     """
@@ -100,7 +99,7 @@ def plain_norm(norm: nn.Module) -> None:
         raise Unsupported(f'a `{type(norm).__name__}` mixes the channels')
 
 
-@mlp_adapter(f'{_MM}.resnet.Bottleneck')
+@mlp_adapter(f'{BACKBONES}.resnet.Bottleneck')
 def bottleneck(module: nn.Module) -> list[dict[str, Any]]:
     """The two inner widths of a bottleneck, each with the norm behind its convolution."""
     plain_bottleneck(module)
@@ -138,16 +137,16 @@ def d_fine_mlp(module: nn.Module) -> Any:
 # of DINOv2 and EVA-02, with a norm over the hidden layer or without
 simple_mlp('mmpretrain.models.utils.swiglu_ffn.SwiGLUFFN', inputs=('w12', ), output='w3',
            after='dropout_layer', scales=('gamma2', ), hidden_norm=('norm', ))
-simple_mlp(f'{_MM}.mvit.MLP')
-simple_mlp(f'{_MM}.efficientformer.LinearMlp', after='drop2')
-simple_mlp(f'{_MM}.efficientformer.ConvMlp', between=('norm1', ), **_TWICE)
-simple_mlp(f'{_MM}.poolformer.Mlp', f'{_MM}.tinyvit.MLP', **_TWICE)
-simple_mlp(f'{_MM}.hivit.Mlp', after='drop')
-simple_mlp(f'{_MM}.van.MixFFN', 'timm.models.pvt_v2.MlpWithDepthwiseConv', between=('dwconv', ),
-           **_TWICE)
-simple_mlp(f'{_MM}.levit.MLP', inputs=('linear1.linear', ), between=('linear1.bn', ),
+simple_mlp(f'{BACKBONES}.mvit.MLP')
+simple_mlp(f'{BACKBONES}.efficientformer.LinearMlp', after='drop2')
+simple_mlp(f'{BACKBONES}.efficientformer.ConvMlp', between=('norm1', ), **_TWICE)
+simple_mlp(f'{BACKBONES}.poolformer.Mlp', f'{BACKBONES}.tinyvit.MLP', **_TWICE)
+simple_mlp(f'{BACKBONES}.hivit.Mlp', after='drop')
+simple_mlp(f'{BACKBONES}.van.MixFFN', 'timm.models.pvt_v2.MlpWithDepthwiseConv',
+           between=('dwconv', ), **_TWICE)
+simple_mlp(f'{BACKBONES}.levit.MLP', inputs=('linear1.linear', ), between=('linear1.bn', ),
            output='linear2.linear', **_NORMED)
-simple_mlp(f'{_MM}.hornet.HorNetBlock', inputs=('pwconv1', ), output='pwconv2', **_IN_BLOCK)
+simple_mlp(f'{BACKBONES}.hornet.HorNetBlock', inputs=('pwconv1', ), output='pwconv2', **_IN_BLOCK)
 
 # ---- timm and Hugging Face ----------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.take_over import is_patched
 
+#: Package of mmpretrain's backbones.
+BACKBONES = 'mmpretrain.models.backbones'
 #: Words in a view that are no paths.
 _NO_PATHS = ('why_no_channels', 'why_no_width', 'why_uncalled', 'width', 'rotary')
 #: A reason of `why_uncalled`.
@@ -285,8 +287,10 @@ def present(arguments: Mapping[str, Any], module: nn.Module) -> Any:
     A single path is the first of a tuple that is there.
     """
     there = {path for path, part in module.named_modules() if not isinstance(part, nn.Identity)}
-    view = {key: tuple(path for path in value if path in there) if isinstance(value, tuple)
-            else value for key, value in arguments.items()}
+    view = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, tuple):
+            view[key] = tuple(filter(there.__contains__, value))
     for key in {'path', 'output', 'hidden_norm'} & view.keys():
         if isinstance(view[key], tuple):
             view[key] = next(iter(view[key]), '')

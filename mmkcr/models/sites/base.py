@@ -31,6 +31,9 @@ class HostSite(Site):
     views: ClassVar[Callable[[nn.Module], list[Any]]]
     #: Whether the kind looks at attention layers.
     of_attention: bool = False
+    #: Bases that a profile may move the units to, as the host computes the same in them:
+    #: ``'channels'``, any mixtures within a head, or ``'pairs'`` of rotary positions.
+    bases: ClassVar[str | None] = None
     #: Options that a config of the kind may have besides ``kind`` and ``where``.
     options: tuple[str, ...] = ()
 

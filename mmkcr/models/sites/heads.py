@@ -123,6 +123,7 @@ class HeadChannels(AttentionWidth):
     """
 
     kind = 'head_channels'
+    bases = 'channels'
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> AttentionWidth:
@@ -152,6 +153,7 @@ class RotaryPairs(AttentionWidth):
     """
 
     kind = 'head_channels'
+    bases = 'pairs'
     rotates = True
 
     def _of_units(self, axis: Axis) -> Axis:

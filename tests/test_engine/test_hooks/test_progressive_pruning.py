@@ -14,8 +14,8 @@ from long_form import few
 from mmkcr.apis import count_macs, slim
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import count_params
+from mmkcr.core.products import state_bytes
 from mmkcr.datasets import DatasetPart
-from mmkcr.engine.build import state_bytes
 from mmkcr.methods.ofb import progressive_pruning
 from mmkcr.models.slicing import apply_decisions
 from mmkcr.models.tasks import search_space

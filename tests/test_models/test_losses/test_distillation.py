@@ -12,7 +12,7 @@ from mmengine.model import ExponentialMovingAverage
 from mmengine.registry import DefaultScope
 from mmpretrain.structures import DataSample
 
-from mmkcr.models.losses import Teacher
+from mmkcr.methods.search.teachers import Teacher
 from mmkcr.registry import MODELS
 
 VIT = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32)

@@ -9,7 +9,8 @@ from mmengine.registry import MODELS as HOSTS
 from lab.kind_coverage import GATES, randomise
 from mmkcr.closed_form.options import default_kinds
 from mmkcr.core import BytesModel, MacsModel, ParamsModel, Unsupported, count_params
-from mmkcr.engine.build import build_model, state_bytes
+from mmkcr.core.products import state_bytes
+from mmkcr.engine.build import build_model
 from mmkcr.models.adapters import channel_views
 from mmkcr.models.counting import count_macs
 from mmkcr.models.searchable import Searchable

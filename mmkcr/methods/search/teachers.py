@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mmkcr.core.forward import flat_tensors
+from mmkcr.engine.build import HOSTS, build_model, load_weights, read_config
+from mmkcr.models.tasks import find_task, keep_randomness
 from mmkcr.registry import MODELS
-from .building import HOSTS, build_model, load_weights, read_config
-from .tasks import find_task, keep_randomness
 
 
 class Teacher:
