@@ -55,9 +55,9 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
 
     Args:
         model (str | Path | Config): See :func:`model_config`.
-        weights (str, optional): Checkpoint. Defaults to None: the one in the package
+        weights (str, optional): Checkpoint. Defaults to None: the weights in the package
             (``mmkcr zoo`` lists the models with weights), or the config's ``load_from``.
-        structure (str, optional): Structure file. Defaults to None: that of the config.
+        structure (str, optional): Structure file. Defaults to None: the config's.
         device (str): Where it runs. Defaults to ``'cpu'``.
         **kwargs: Arguments of the host's class.
 
@@ -95,9 +95,10 @@ def model_index() -> dict[str, dict[str, Any]]:
     """Entries of this package's metafiles, and its trained networks, by the models' names.
 
     Returns:
-        dict[str, dict]: ``Config`` is a path that can be opened, ``Options`` what ``--cfg-options``
-        changes in it, if anything, ``Metadata`` holds sizes and data, ``Results`` what was measured
-        here, or None. For networks that come with the package ``Weights`` is a path, too.
+        dict[str, dict]: ``Config`` is a path that can be opened, ``Options`` are entries of it that
+        ``--cfg-options`` changes, if any, ``Metadata`` holds sizes and data, ``Results`` the
+        metrics that were measured here, or None. For networks that come with the package
+        ``Weights`` is a path, too.
     """
     root = shipped_root()
     metafiles = mmengine.load(root / 'model-index.yml')['Import']

@@ -42,11 +42,12 @@ def publish(config: str | Path, checkpoint: str | Path | None = None,
     Args:
         config (str | Path): Config of the model: deployment, retraining or dense.
         checkpoint (str | Path, optional): Defaults to None: ``load_from`` of the config.
-        out (str | Path, optional): Folder. Defaults to that of the checkpoint, or the current one
-            if that is an address.
-        name (str, optional): Defaults to that of the config; of a folder that ``compress`` wrote,
-            to that of the dense network's config with the share of the MACs.
-        options (dict, optional): Config entries to overwrite.
+        out (str | Path, optional): Folder. Defaults to None: the checkpoint's folder, or the
+            current folder for an address.
+        name (str, optional): Beginning of the file's name. Defaults to None: the name of the
+            config; in a folder that ``compress`` wrote, the name of the dense network's config with
+            the share of the MACs.
+        options (dict, optional): Config entries to overwrite, by dotted path. Defaults to None.
         half (bool): Store weights with at least two dimensions in 16 bits; the model that loads
             them computes in its own precision. Defaults to False.
 

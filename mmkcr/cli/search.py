@@ -39,7 +39,7 @@ def has_gates(part: Any) -> bool:
 
 @runs(SearchJob, quiet=False)
 def main(args: SearchJob) -> None:
-    """Check that there are gates, and train."""
+    """Check that there are gates, else refuse the config; then train."""
     given = load_config(args.config, compressed=False)
     config = expand_compression(given)
     if not has_gates(config.get('model')):

@@ -59,7 +59,7 @@ class TestJob(Running):
 
 
 def testing_config(config: Config, args: TestJob) -> Config:
-    """Put the arguments into the config; with ``--tta`` what its ``compression`` stands for."""
+    """Put the arguments into the config; ``--tta`` replaces its ``compression`` by the model."""
     apply_running(config, args)
     config.load_from, config.resume = find_weights(config, args.checkpoint, args.config), False
     if args.amp:
@@ -109,11 +109,11 @@ def _augment_tests(config: Config) -> None:
 
 
 def test_with_masks(runner: Runner) -> dict[str, Any]:
-    """Test, and test again with all masks forced open: the control of what the masks do.
+    """Test, and test again with all masks forced open, to see the effect of the masks.
 
     Metrics of the first test come with ``masks/open``, ``masks/always`` and ``masks/never`` in
-    percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and those of
-    the second test as ``<name>_open``. Images that fill up the last batch of several processes
+    percent (means over the masks), also by layer as ``masks/<layer>/open``, and metrics of the
+    second test as ``<name>_open``. Images that fill up the last batch of several processes
     count twice in the shares.
     """
     with MaskWatch(runner.model) as watch:
@@ -141,7 +141,7 @@ def test_with_masks(runner: Runner) -> dict[str, Any]:
 
 @runs(TestJob, quiet=False)
 def main(args: TestJob) -> None:
-    """Check, build and test."""
+    """Refuse options that do not fit each other or the config; then build and test."""
     if args.out is None and args.out_item is not None:
         raise ValueError('expected `--out` with the file to write beside `--out-item`, found none')
     if args.onnx is None and args.runtime is not None:

@@ -34,20 +34,20 @@ class ZooJob:
 
 
 def results(entry: Mapping[str, Any]) -> str:
-    """What was measured, as in ``box AP 0.66, mask AP 0.55``."""
+    """Measured metrics, as in ``box AP 0.66, mask AP 0.55``."""
     metrics = [metric for result in entry.get('Results') or ()
                for metric in (result.get('Metrics') or {}).items()]
     return ', '.join(f'{name} {value}' for name, value in metrics)
 
 
 def scaled(value: float | None, unit: float) -> str:
-    """A size in its unit, '' where it is not known."""
+    """A size in a unit, as text; '' where it is not known."""
     return f'{value / unit:.4g}' if value else ''
 
 
 @runs(ZooJob)
 def main(args: ZooJob) -> None:
-    """Read the metafiles and print."""
+    """Read the metafiles and print; a pattern that fits no name is refused."""
     entries = {name: entry for name, entry in model_index().items()
                if fnmatch(name, args.pattern) and ('Weights' in entry or not args.trained)}
     if not entries:
