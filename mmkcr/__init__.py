@@ -1,7 +1,7 @@
 """mmkcr: vision transformers made smaller and faster.
 
-Importing the package imports no other library and changes none. What it offers is imported
-when it is asked for; the OpenMMLab libraries when a config names one of them.
+Importing the package imports no other library and changes none. Its names are imported when they
+are asked for; the OpenMMLab libraries when a config names one of them.
 """
 
 from .lazy import lazy_names

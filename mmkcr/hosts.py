@@ -1,7 +1,7 @@
-"""What this package changes in the OpenMMLab libraries, and when.
+"""Changes of this package in the OpenMMLab libraries.
 
 Importing the package changes nothing. Commands call :func:`prepare_hosts`, and so do the functions
-that read a config, build a model or build a runner. Whoever loads a config with ``mmkcr::`` bases
+that read a config, build a model or build a runner. Code that loads a config with ``mmkcr::`` bases
 by MMEngine's own ``Config.fromfile`` calls it before.
 """
 
@@ -22,7 +22,7 @@ ORIGINALS = {
     'onedl-mmdetection': ('mmdet', ),
     'onedl-mmsegmentation': ('mmsegmentation', ),
 }
-#: What pip is asked for by models of the hosts that read text.
+#: Requirement of the hosts' models that read text, for pip.
 TRANSFORMERS_4 = '"transformers>=4.57,<5"'
 
 
@@ -66,7 +66,8 @@ def ensure_torchvision() -> bool:
     """Import torchvision, and return whether its operators' schemas had to be declared.
 
     The wheel of PyPI is built for CUDA. Beside a CPU build of torch its operators cannot be loaded,
-    and ``import torchvision`` stops at the two that it registers fake kernels for.
+    and ``import torchvision`` stops at two operators, for which it registers fake kernels. Other
+    errors of the import are raised again.
     """
     try:
         import torchvision  # noqa: F401
@@ -103,12 +104,13 @@ def refuse_mixed_families() -> None:
 
 
 def name_unreadable_images() -> None:
-    """Make mmcv's image loading name the file that it cannot read, whatever the cause."""
+    """Make mmcv's image loading raise an error that names the file, whatever the cause."""
     from mmcv.transforms import LoadImageFromFile
     load = LoadImageFromFile.transform
 
     @functools.wraps(load)
     def transform(self: Any, results: dict) -> dict | None:
+        """Load the image; an error becomes an :class:`UnreadableImageError`."""
         try:
             return load(self, results)
         except Exception as error:  # of the file system, OpenCV, Pillow
@@ -136,6 +138,7 @@ def leave_multimodal_models_out(installed: str) -> None:
             registry.register_module(name=name, module=functools.partial(refuse, name))
 
     def refuse(name: str, *_: Any, **__: Any) -> None:
+        """Refuse to build a model, in one sentence."""
         raise ImportError(f'expected transformers 4 for `{name}` of mmpretrain, found transformers '
                           f'{installed}: pip install {TRANSFORMERS_4}')
 

@@ -1,11 +1,11 @@
 """Checkpoints are data: reading one runs no code, unless the user trusts it.
 
 MMEngine tries PyTorch's restricted unpickler and then falls back to the unrestricted one, which
-runs whatever a file asks for; and its list of permitted functions contains ``getattr``. This
+runs any code of a file; and its list of permitted functions contains ``getattr``. This
 package reads with :func:`read_checkpoint`. :func:`restrict_checkpoints` makes MMEngine's own
-readers do the same in this process, for its runs, inferencers and ``Pretrained``.
+readers safe, too, in this process: for its runs, inferencers and ``Pretrained``.
 :func:`trust_checkpoints`, ``--trust-checkpoint`` of the commands, or the environment variable
-``MMKCR_TRUST_CHECKPOINT=1`` permit for checkpoints what MMEngine permits.
+``MMKCR_TRUST_CHECKPOINT=1`` let checkpoints run code, as MMEngine does.
 """
 
 import contextlib
@@ -48,7 +48,11 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
                     keys: Sequence[str] = ('state_dict', )) -> dict[str, Any]:
     """Read a checkpoint from a file, a URL, or any other source that MMEngine reads.
 
-    The weights are under the first of ``keys`` that is there, else they are the checkpoint itself.
+    Args:
+        path (str | Path): File or address.
+        map_location (Any): Of ``torch.load``: where tensors are put. Defaults to ``'cpu'``.
+        keys (Sequence[str]): Keys of the weights; the first that is there counts. Without any of
+            them the checkpoint itself is the weights. Defaults to ``'state_dict'``.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -66,7 +70,7 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
 
 
 def _load(filename: str, map_location: Any) -> Mapping:
-    """A file's entries by name; what pickle, zip and PyTorch raise becomes one sentence."""
+    """A file's entries by name; errors of pickle, zip and PyTorch become one sentence."""
     if not is_address(filename) and not Path(filename).expanduser().is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{filename}`, found none')
     try:
@@ -123,6 +127,7 @@ def restrict_checkpoints() -> None:
     from mmengine.runner.checkpoint import CheckpointLoader
 
     def load_checkpoint(filename: str, map_location: Any = None, logger: Any = None) -> Any:
+        """Read a file or address ``filename``; ``logger`` is part of the host's signature."""
         content = _load(filename, map_location)
         hub = content.get('message_hub')
         runtime = hub.get('runtime_info') if isinstance(hub, dict) else None

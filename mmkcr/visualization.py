@@ -29,17 +29,17 @@ def show_progress(items: Iterable[Item], what: str, total: int | None = None,
 
     If standard error is not a terminal, as in logs and pipes, there is a line every
     :data:`PERIOD` seconds instead. Processes other than the first show nothing, nor do loops inside
-    one that is shown.
+    a loop with a bar.
 
     Args:
         items (Iterable): The items.
         what (str): Text before the bar.
         total (int, optional): Number of items. Defaults to None: their length, if they have one.
         refresh (bool): Draw from a separate thread. False draws only between items, for loops that
-            are timed.
-        visible (bool): Whether to show anything.
-        size (Callable, optional): What an item counts as, such as the images of a batch.
-            Defaults to None: 1.
+            are timed. Defaults to True.
+        visible (bool): Whether to show anything. Defaults to True.
+        size (Callable, optional): Gives the count of an item, as the images of a batch. Defaults
+            to None: 1.
     """
     global _showing
     if not visible or _showing or os.environ.get('RANK', '0') != '0':

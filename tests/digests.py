@@ -334,7 +334,7 @@ def exported(method):
 def configs():
     """A short hash of every key of what every config stands for."""
     from mmengine.config import Config
-    expand = api('compressed_config', 'mmkcr.engine.compressed_config', 'mmkcr.engine')
+    expand = api('expand_compression', 'mmkcr.engine.compressed_config', 'mmkcr.engine')
     found = {}
     for path in sorted((ROOT / 'configs').rglob('*.py')):
         if '_base_' in path.parts:

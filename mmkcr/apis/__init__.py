@@ -1,4 +1,4 @@
-"""What a user imports: build, compress, slim, count, infer.
+"""Functions for users: build, compress, slim, count, infer.
 
 A name is imported when it is asked for: the command line shows its help without the hosts' models.
 """

@@ -1,4 +1,4 @@
-"""Compressing from files to files: what ``mmkcr compress`` does."""
+"""Compressing from files to files, for ``mmkcr compress``."""
 
 import copy
 import dataclasses
@@ -58,7 +58,7 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions(CompressOptions):
-    """Options of a compression from files to files, such as those of ``mmkcr compress``.
+    """Options of a compression from files to files, as ``mmkcr compress`` has them.
 
     Args:
         config (str | Path): Config of a dense model, a file or library::path.
@@ -70,12 +70,12 @@ class FileOptions(CompressOptions):
         images (int, optional): Images at most, a tenth of which only compares outputs. Defaults to
             None: as many as leave 2048 (``least_images``) to calibrate on.
         profiles (str | Path, optional): Folder of an earlier compression of this checkpoint, with
-            these images and sites; its calibration is used. Defaults to None: that in ``out``, if
-            it fits.
+            these images and sites; its calibration is used. Defaults to None: the calibration in
+            ``out``, if it fits.
         latency_table (str | Path, optional): File of a table of latencies: ``target`` is a time.
             Defaults to None.
         force_table (bool): Take a table of another machine. Defaults to False.
-        device (str): Where networks run, such as ``cuda``. Defaults to ``cpu``.
+        device (str): Where networks run, for example ``cuda``. Defaults to ``cpu``.
         out (str | Path, optional): Folder to write to. Defaults to None: the folder ``compress``
             in the work directory of the config, or in ``work_dirs/<config name>``.
     """
@@ -97,8 +97,8 @@ class CompressTask:
     """A dense network with its images, see :func:`build_task`.
 
     Args:
-        options (FileOptions): With numbers in the place of what the config decides: ``part``,
-            ``input_shape``, ``logits``.
+        options (FileOptions): Options without gaps: ``part``, ``input_shape`` and ``logits`` have
+            the values of the config.
         config (Config): Of the dense network.
         model (nn.Module): The dense network, on its device.
         meta (dict): Of its checkpoint.
@@ -129,7 +129,7 @@ def build_task(options: FileOptions) -> CompressTask:
     """Build the network of a config, load its checkpoint, and find its calibration images.
 
     Args:
-        options (FileOptions): What a user gave.
+        options (FileOptions): Options of a user.
 
     Raises:
         ValueError: The config is not of a task model with a backbone, the checkpoint belongs to
@@ -184,15 +184,15 @@ def compress_files(task: CompressTask, options: FileOptions, folder: Path,
                    later: Mapping[str, Any] | None = None) -> SubnetFiles:
     """Compress to the target of some options; write structure, weights, config and sensitivity.
 
-    A call that was killed goes on if it is repeated. The sites' profiles stay in the folder for
+    A killed call goes on if it is repeated. The sites' profiles stay in the folder for
     later calls, see :func:`~mmkcr.closed_form.progress.open_profiles`.
 
     Args:
         task (CompressTask): The network and its images.
-        options (FileOptions): Those of the task, with a target.
+        options (FileOptions): Options of the task, with a target.
         folder (Path): Where files are written.
-        later (Mapping, optional): Steps that follow, such as fine-tuning. Until they are done
-            the progress stays, for a call that is repeated. Defaults to None.
+        later (Mapping, optional): Steps that follow, as a fine-tuning. Until they are done the
+            progress stays, for a call that is repeated. Defaults to None.
 
     Raises:
         ValueError: See :func:`~mmkcr.closed_form.compression.compress`; or a table of latencies
@@ -292,7 +292,7 @@ def distil_files(task: CompressTask, folder: str | Path, length: str | int,
 
 
 def check_distillation(task: CompressTask, length: str | int) -> None:
-    """Refuse what would stop a distillation behind the compression: too few images, a short time.
+    """Refuse a distillation that would stop behind the compression: few images, a short time.
 
     Args:
         task (CompressTask): The dense network and its images.
@@ -303,7 +303,7 @@ def check_distillation(task: CompressTask, length: str | int) -> None:
 
 
 def _lessons(task: CompressTask, scope: str) -> tuple[Sequence[Any], Callable[..., Any]]:
-    """Batches to distil on, and the outputs that are to agree, for what was compressed."""
+    """Batches to distil on, and the outputs that are to agree, by the compressed scope."""
     if scope == 'backbone':
         return task.batches, task_outputs
     detects = tasks.is_detector(task.model)
@@ -319,8 +319,9 @@ def int8_files(task: CompressTask, slim: nn.Module, folder: Path,
                runtime: str) -> list[DeployedFile]:
     """Write fp32 and int8 files of both networks, see :func:`~mmkcr.deploy.int8.deploy_int8`.
 
-    They take images of the size that MACs are counted for, to which others are resized. They are
-    calibrated on :data:`INT8_IMAGES` of the task's except the last tenth, which compares outputs.
+    They take images of the size that MACs are counted for; other images are resized. They are
+    calibrated on :data:`INT8_IMAGES` images of the task except the last tenth, which compares
+    outputs.
 
     Args:
         task (CompressTask): The dense network and its images.

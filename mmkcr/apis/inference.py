@@ -9,7 +9,7 @@ from typing import Any
 import mmengine
 from mmengine.config import Config
 
-from mmkcr.engine.build import load_config, set_structure, trained_weights
+from mmkcr.engine.build import find_weights, load_config, set_structure
 from mmkcr.hosts import prepare_hosts
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.safe_load import read_checkpoint
@@ -55,9 +55,9 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
 
     Args:
         model (str | Path | Config): See :func:`model_config`.
-        weights (str, optional): Checkpoint. Defaults to None: the one in the package
+        weights (str, optional): Checkpoint. Defaults to None: the weights in the package
             (``mmkcr zoo`` lists the models with weights), or the config's ``load_from``.
-        structure (str, optional): Structure file. Defaults to None: that of the config.
+        structure (str, optional): Structure file. Defaults to None: the config's.
         device (str): Where it runs. Defaults to ``'cpu'``.
         **kwargs: Arguments of the host's class.
 
@@ -82,7 +82,7 @@ def inferencer(model: str | Path | Config, weights: str | None = None,
                          f'`default_scope = {scope!r}`')
     if weights is None and not isinstance(model, Config):
         weights = model_index().get(str(model), {}).get('Weights')
-    weights = trained_weights(config, weights, str(config.filename or model))
+    weights = find_weights(config, weights, str(config.filename or model))
     checkpoint = read_checkpoint(weights)  # refused here, in one sentence
     cls = getattr(import_module(f'{scope}.apis'), INFERENCERS[scope])
     built = cls(config, weights, device=device, **kwargs)
@@ -95,9 +95,10 @@ def model_index() -> dict[str, dict[str, Any]]:
     """Entries of this package's metafiles, and its trained networks, by the models' names.
 
     Returns:
-        dict[str, dict]: ``Config`` is a path that can be opened, ``Options`` what ``--cfg-options``
-        changes in it, if anything, ``Metadata`` holds sizes and data, ``Results`` what was measured
-        here, or None. For networks that come with the package ``Weights`` is a path, too.
+        dict[str, dict]: ``Config`` is a path that can be opened, ``Options`` are entries of it that
+        ``--cfg-options`` changes, if any, ``Metadata`` holds sizes and data, ``Results`` the
+        metrics that were measured here, or None. For networks that come with the package
+        ``Weights`` is a path, too.
     """
     root = shipped_root()
     metafiles = mmengine.load(root / 'model-index.yml')['Import']

@@ -29,7 +29,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.core.progress import Progress
 from mmkcr.deploy.export import export_onnx
-from mmkcr.deploy.frontier import AGREEMENTS, Lever, Row, combine, undominated
+from mmkcr.deploy.frontier import AGREEMENTS, Lever, Row, combine, drop_beaten
 from mmkcr.deploy.frontier_files import FrontierResult
 from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx, require_quantizer, sensitive_nodes
 from mmkcr.deploy.latency import measure_pair
@@ -58,10 +58,10 @@ class FrontierOptions(CompressOptions):
         targets (Sequence[str]): MACs of the cuts, as shares of the dense network's. Defaults to
             80, 60 and 40 %.
         sides (Sequence[float]): Sides of smaller inputs, as shares. Defaults to 0.75 and 0.5.
-        scopes (Sequence[str]): What is cut: the ``'backbone'``, the whole ``'model'`` of a detector
-            or segmentor, or one after the other. Defaults to the backbone.
+        scopes (Sequence[str]): Parts that are cut: the ``'backbone'``, the whole ``'model'`` of a
+            detector or segmentor, or both in turn. Defaults to the backbone.
         runtime (Sequence[str], optional): Of ``'onnxruntime'`` and ``'openvino'``. Defaults to
-            None: those that are installed with their quantiser.
+            None: each that is installed with its quantiser.
         threads (Sequence[int]): Threads of the processor. Defaults to 1.
 
     Raises:
@@ -91,7 +91,7 @@ class FrontierOptions(CompressOptions):
 
     @property
     def runtimes(self) -> list[str]:
-        """The runtimes that are asked for, else those that are installed."""
+        """The runtimes that are asked for, else all that are installed."""
         return list(self.runtime or [name for name, package in QUANTIZERS.items() if all(
             importlib.util.find_spec(needed) for needed in (name, package))])
 
@@ -99,10 +99,10 @@ class FrontierOptions(CompressOptions):
 def frontier(model: nn.Module, images: Tensor | Sequence[Any], out: str | Path = 'frontier',
              forward: Forward | None = None, evaluate: Evaluate | None = None,
              **options: Any) -> FrontierResult:
-    """Measure what makes a network faster, each lever alone and in pairs, and recommend one.
+    """Measure levers that make a network faster, alone and in pairs, and recommend.
 
     Levers are cuts by :func:`~mmkcr.closed_form.compression.compress`, int8, half precision and a
-    smaller input. One that fails is a row that says why. A call that was killed goes on if it is
+    smaller input. A lever that fails is a row that says why. A killed call goes on if it is
     repeated. The folder gets ``frontier.csv``, ``frontier.md``, pictures, and in ``networks`` the
     networks that no other beats.
 
@@ -114,8 +114,7 @@ def frontier(model: nn.Module, images: Tensor | Sequence[Any], out: str | Path =
         forward (Callable, optional): Of ``compress``.
         evaluate (Evaluate, optional): Tests a file with labels. Defaults to None: quality is
             agreement with the dense network.
-        **options: See :class:`FrontierOptions`; ``input_shape`` defaults to that of the first
-            image.
+        **options: See :class:`FrontierOptions`; ``input_shape`` defaults to the first image's.
 
     Raises:
         ImportError: A runtime, its quantiser or matplotlib is missing.
@@ -127,11 +126,15 @@ def frontier(model: nn.Module, images: Tensor | Sequence[Any], out: str | Path =
 def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: FrontierOptions,
                      out: Path, forward: Forward | None = None,
                      evaluate: Evaluate | None = None) -> FrontierResult:
-    """Do what :func:`frontier` does, with a record of options.
+    """Measure a frontier as :func:`frontier`, with a record of options.
 
     Args:
         model, images, out, forward, evaluate: See :func:`frontier`.
-        options (FrontierOptions): What is asked for.
+        options (FrontierOptions): Levers, runtimes, threads and the quality to keep.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: See :func:`frontier`.
     """
     if importlib.util.find_spec('matplotlib') is None:
         raise ImportError('expected matplotlib for the picture, found that it is not installed: '
@@ -171,7 +174,11 @@ class SmallerInput(nn.Module):
         self.network, self.sides, self.shapes = TensorModel(network), sides, shapes
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Run on images (B, C, H, W) of the usual size."""
+        """Run on images (B, C, H, W) of the usual size.
+
+        Raises:
+            ValueError: A shape of an output depends on the size of the image.
+        """
         small = F.interpolate(images, self.sides, mode='bilinear')
         outputs = flat_tensors(self.network(small), floating=False)
         outputs = [F.interpolate(out, shape[2:], mode='bilinear') if len(shape) == 4 else out
@@ -184,9 +191,9 @@ class SmallerInput(nn.Module):
 
 
 class _Bench:
-    """Makes files of one network, and rows of files; what is done stays in a folder.
+    """Makes files of one network, and rows of files; both stay in a folder for a repeated call.
 
-    Its arguments are those of :func:`measure_frontier`.
+    Arguments are as of :func:`measure_frontier`.
     """
 
     def __init__(self, model: nn.Module, images: Any, options: FrontierOptions, out: Path,
@@ -244,12 +251,19 @@ class _Bench:
         return levers
 
     def try_cut(self, lever: Lever) -> None:
-        """Cut ahead of all rows; an error is that of the rows."""
+        """Cut ahead of all rows; an error is shown by the rows of the cut."""
         with contextlib.suppress(Exception):  # of whatever a compression runs
             lever.change(self.dense)
 
     def cut(self, network: nn.Module, folder: Path, target: str, scope: str) -> nn.Module:
-        """Cut the dense network, once, to a target; a folder has the result."""
+        """Cut the dense network once; later calls load the result from the folder.
+
+        Args:
+            network (nn.Module): The dense network.
+            folder (Path): Folder of the cut network.
+            target (str): MACs, as a share of the dense network's.
+            scope (str): ``'backbone'`` or ``'model'``.
+        """
         if not folder.is_dir():
             key, of_model = dict(of=self.progress.key, scope=scope), scope == 'model'
             shared = CompressProgress(self.progress.folder / scope, key)
@@ -266,7 +280,7 @@ class _Bench:
         return self.cuts[folder.name]
 
     def file(self, levers: Sequence[Lever], runtime: str) -> Path:
-        """The file of some levers in a runtime, which is made once."""
+        """The ONNX file of some levers in a runtime; it is made once."""
         path = self.progress.folder / f'{runtime}-{_plain(_name(levers))}.onnx'
         kind = levers[0].kind if levers else ''
         if path.is_file():
@@ -305,13 +319,25 @@ class _Bench:
 
     def compare(self, file: Path, runtime: str,
                 expected: Mapping[Tensor, Sequence[Tensor]]) -> dict[str, float]:
-        """Agreement of a file with what is expected of images."""
+        """Agreement of a file with the dense network.
+
+        Args:
+            file (Path): ONNX file.
+            runtime (str): Runtime that runs it.
+            expected (Mapping): The dense network's outputs by image (1, C, H, W).
+        """
         session = open_onnx(file, runtime)
         return agreement(self.dense, file, list(expected), lambda network, image: _run(
             session, image) if network is file else expected[image], self.options.logits)
 
     def row(self, levers: Sequence[Lever], runtime: str, threads: int) -> Row:
-        """Measure a file, or read what an earlier call measured; an error becomes a note."""
+        """Measure a file, or read the row of an earlier call; an error becomes a note.
+
+        Args:
+            levers (Sequence[Lever]): Levers of the file; none for the dense network.
+            runtime (str): Runtime that runs it.
+            threads (int): CPU threads.
+        """
         name = _name(levers)
         stored = f'{runtime}-{_plain(name)}-{threads}.row'
         if known := self.progress.read(stored):
@@ -334,7 +360,7 @@ class _Bench:
         return row
 
     def _judge(self, levers: Sequence[Lever], file: Path, runtime: str) -> dict[str, Any]:
-        """Agreement on the held-out images and the metric, the same for any number of threads."""
+        """Agreement on the held-out images and the metric, equal for any number of threads."""
         name = f'{file.stem}.judged'
         if (judged := self.progress.read(name)) is None:
             compared = self.compare(file, runtime, self.expected)
@@ -351,7 +377,7 @@ class _Bench:
         failed = {(row.runtime, row.levers) for row in rows if row.ratio is None}
         rows = [row for row in rows if row.ratio is not None or row.levers.count(' with ') == 0
                 or not any((row.runtime, name) in failed for name in row.levers.split(' with '))]
-        best, folder = {row.file for row in undominated(rows)}, self.out / 'networks'
+        best, folder = {row.file for row in drop_beaten(rows)}, self.out / 'networks'
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*best, *(cut for cut in self.cuts if any(cut in file for file in best))):
             if (folder / name).is_dir():

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmkcr.apis.file_names import CONFIG, FINETUNE
 from mmkcr.apis.slim_files import provenance, relative, subnet_name
 from mmkcr.core import atomic_write, count_params
-from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
+from mmkcr.engine.build import build_model, find_weights, load_config, load_weights
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.tasks import find_task, search_spaces
 from mmkcr.safe_load import is_address, read_checkpoint
@@ -42,11 +42,12 @@ def publish(config: str | Path, checkpoint: str | Path | None = None,
     Args:
         config (str | Path): Config of the model: deployment, retraining or dense.
         checkpoint (str | Path, optional): Defaults to None: ``load_from`` of the config.
-        out (str | Path, optional): Folder. Defaults to that of the checkpoint, or the current one
-            if that is an address.
-        name (str, optional): Defaults to that of the config; of a folder that ``compress`` wrote,
-            to that of the dense network's config with the share of the MACs.
-        options (dict, optional): Config entries to overwrite.
+        out (str | Path, optional): Folder. Defaults to None: the checkpoint's folder, or the
+            current folder for an address.
+        name (str, optional): Beginning of the file's name. Defaults to None: the name of the
+            config; in a folder that ``compress`` wrote, the name of the dense network's config with
+            the share of the MACs.
+        options (dict, optional): Config entries to overwrite, by dotted path. Defaults to None.
         half (bool): Store weights with at least two dimensions in 16 bits; the model that loads
             them computes in its own precision. Defaults to False.
 
@@ -58,7 +59,7 @@ def publish(config: str | Path, checkpoint: str | Path | None = None,
         ValueError: They do not belong together, or belong to a search.
     """
     cfg = load_config(config, options)
-    checkpoint = trained_weights(cfg, checkpoint and str(checkpoint), str(config))
+    checkpoint = find_weights(cfg, checkpoint and str(checkpoint), str(config))
     model = build_model(cfg)
     task = find_task(model)
     content = load_weights(model, checkpoint)

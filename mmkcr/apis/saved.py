@@ -47,13 +47,13 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
     """Write a compressed network into a folder that :func:`load` reads.
 
     The folder is complete or absent. It has ``model.safetensors``, ``structure.json``,
-    ``report.json`` (sizes, agreement, what was asked, versions, and the SHA-256 of every file,
-    which :func:`load` compares), and how the dense network is
-    built: ``config.json`` of a network of transformers or of timm, ``config.py`` of a task model
-    that carries its config (``cfg``), as the hosts' ``init_detector``, ``init_model`` and
-    ``get_model`` leave it. It is tried: where the network that it gives has other outputs on an
-    image, or there is none, a warning says that :func:`load` needs the dense network. A warning
-    names a rate of dropout or stochastic depth that :func:`load` cannot give back.
+    ``report.json`` (sizes, agreement, options, versions, and the SHA-256 of every file for
+    :func:`load` to compare), and how the dense network is built: ``config.json`` of a network of
+    transformers or of timm, ``config.py`` of a task model that carries its config (``cfg``), as the
+    hosts' ``init_detector``, ``init_model`` and ``get_model`` leave it. The network is built again
+    from the folder: if this fails, or its outputs on an image differ, a warning says that
+    :func:`load` needs the dense network. A warning names a rate of dropout or stochastic depth that
+    :func:`load` cannot give back.
 
     Args:
         result (CompressResult): Of :func:`~mmkcr.closed_form.compression.compress`.
@@ -216,7 +216,7 @@ def load(folder: str | Path, model: nn.Module | None = None,
 
     Args:
         folder (str | Path): With ``structure.json`` and ``model.safetensors``; or with
-            ``config.py`` and what it names, or such a config itself.
+            ``config.py`` and the files that it names; or the path of the config itself.
         model (nn.Module, optional): The dense network, with any weights; it is not changed.
             Defaults to None: the folder says how it is built.
         device (str | torch.device): Where it is put. Defaults to ``'cpu'``.
@@ -245,10 +245,10 @@ def load(folder: str | Path, model: nn.Module | None = None,
 def _build(path: Path, model: nn.Module | None) -> nn.Module:
     """See :func:`load`, without comparing the files with the report; on the CPU."""
     if model is None and (not path.is_dir() or (path / CONFIG).is_file()):
-        from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
+        from mmkcr.engine.build import build_model, find_weights, load_config, load_weights
         config = load_config(path / CONFIG if path.is_dir() else path)
         model = build_model(config)
-        load_weights(model, trained_weights(config, None, str(config.filename)))
+        load_weights(model, find_weights(config, None, str(config.filename)))
         return model
     _require(path, (STRUCTURE, WEIGHTS))
     structure, state = Structure.load(path / STRUCTURE), read_checkpoint(path / WEIGHTS)

@@ -26,27 +26,29 @@ from mmkcr.engine.build import (
     load_weights,
     run_folder,
 )
-from mmkcr.engine.compressed_config import run_length, scoped, task_config, with_import
+from mmkcr.engine.compressed_config import add_scope, run_length, task_config, with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models.backbone_loading import content_sha256
-from mmkcr.models.counting import both_parts, counted_proposals
+from mmkcr.models.counting import both_parts, describe_proposals
 from mmkcr.models.tasks import search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
-#: Learning rates of a fine-tuning over the schedule's: at full rates a good network forgets.
+#: Factor of a fine-tuning's learning rates: at the full rates a good network forgets.
 RATE = 0.1
 
 
 class SubnetFiles:
-    """What :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files` wrote.
+    """Result of :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files`.
 
     Args:
-        dense, slim (nn.Module): The bare task models that are compared.
-        structure (Structure): Of the subnet, with provenance.
-        folder (Path): Where it was written.
-        progress (CompressProgress, optional): Whoever takes later steps removes it at the end.
+        dense (nn.Module): The bare dense task model.
+        slim (nn.Module): The bare task model with the subnet.
+        structure (Structure): Kept units of the subnet, with provenance.
+        folder (Path): Folder with the files of the subnet.
+        progress (CompressProgress, optional): The caller removes it after the later steps.
+            Defaults to None.
     """
 
     def __init__(self, dense: nn.Module, slim: nn.Module, structure: Structure, folder: Path,
@@ -58,7 +60,7 @@ class SubnetFiles:
         predicted = structure.provenance.get('latency')
         #: Sentences: how parts are counted, how good a prediction of time was …
         self.notes = list(filter(None, (
-            counted_proposals(slim), predicted and check_prediction(dense, slim, predicted))))
+            describe_proposals(slim), predicted and check_prediction(dense, slim, predicted))))
 
 
 def slim_files(config: str | Path, checkpoint: str | Path,
@@ -67,12 +69,33 @@ def slim_files(config: str | Path, checkpoint: str | Path,
                options: Mapping[str, Any] | None = None, part: str | None = None,
                latency: str | Path | None = None, force_latency: bool = False,
                cost: str = 'macs') -> SubnetFiles:
-    """Slim a trained supernet and write the subnet; see ``mmkcr slim --help``.
+    """Slim a trained supernet and write the subnet.
 
     Two files are written, both or, on any error, neither: ``structure.json``, and ``subnet.pth``
-    with the ``state_dict`` of the bare task model (weights inherited) and a ``meta``. With a table
-    of ``latency`` (``force_latency``: also of another machine) ``target_macs`` is a time. Other
-    arguments are those of :func:`mmkcr.apis.slim`.
+    with the ``state_dict`` of the bare task model (weights inherited) and a ``meta``.
+
+    Args:
+        config (str | Path): Config of the search, a file or library::path.
+        checkpoint (str | Path): Checkpoint of the search, a file or an address.
+        target_macs (str | int | float, optional): Most of ``cost``, an amount or a share of the
+            dense network's; with a table of latencies a time. Defaults to None: the units whose
+            gates are open.
+        divisor (int): Sizes are multiples of it, or full. Defaults to 1.
+        shape (Sequence[int], optional): (C, H, W) that costs are counted for. Defaults to None: the
+            size of the config.
+        out (str | Path, optional): Folder to write to. Defaults to None: ``slim`` in the work
+            directory of the config.
+        options (dict, optional): Entries of the config to overwrite, by dotted path. Defaults to
+            None.
+        part (str, optional): ``'model'`` or ``'backbone'``, which the target counts. Defaults to
+            None: the part that the price of the config counts.
+        latency (str | Path, optional): File of a table of latencies. Defaults to None.
+        force_latency (bool): Take a table of another machine. Defaults to False.
+        cost (str): ``'macs'``, ``'params'`` or ``'bytes'``. Defaults to ``'macs'``.
+
+    Raises:
+        ValueError: A config without gates, a checkpoint of another network, an unreachable target,
+            or a table of other conditions.
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
@@ -96,15 +119,25 @@ def slim_files(config: str | Path, checkpoint: str | Path,
 
 def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
                content: Mapping[str, Any]) -> dict[str, Any]:
-    """Provenance of a subnet, in JSON types; a checkpoint behind an address has no hash."""
+    """Provenance of a subnet, in JSON types.
+
+    Args:
+        cfg (Config): Config of the run that trained the checkpoint, read.
+        config (str | Path): Its file or library::path.
+        checkpoint (str | Path): A file or an address; an address has no hash.
+        content (Mapping): Entries of the checkpoint; ``meta`` has seed, epoch and iteration.
+    """
     meta = content.get('meta') or {}
     seed = (cfg.get('randomness') or {}).get('seed')
+    if seed is None:
+        seed = meta.get('seed')
+    sha256 = None if is_address(checkpoint) else file_sha256(checkpoint)
     return dict(
         config=relative(config),
         checkpoint=Path(checkpoint).name,
-        checkpoint_sha256=None if is_address(checkpoint) else file_sha256(checkpoint),
+        checkpoint_sha256=sha256,
         weights='averaged' if 'ema_state_dict' in content else 'plain',
-        seed=meta.get('seed') if seed is None else seed,
+        seed=seed,
         epoch=meta.get('epoch'),
         iter=meta.get('iter'),
         versions=dict(torch=str(torch.__version__), mmengine=mmengine.__version__,
@@ -120,7 +153,7 @@ def relative(path: str | Path) -> str:
 
 
 def subnet_name(structure: Structure) -> str | None:
-    """Name of a subnet for others: its dense network's config and its share of the MACs.
+    """Name of a subnet by its dense network's config, its method and its share of the MACs.
 
     It is None without the provenance that `slim` and `compress` write.
     """
@@ -136,10 +169,14 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
                  folder: Path) -> None:
     """Write ``subnet.pth``, of a bare task model, and ``structure.json``, or neither.
 
-    ``subnet.pth`` is renamed last, and decides: whoever reads it compares the structure that it
-    holds, too, with the one beside it. So of a call that was killed between, no pair of files
-    loads that does not belong together. ``meta`` is that of the checkpoint that the subnet comes
-    from.
+    ``subnet.pth`` is renamed last, and decides: its readers compare the structure in it with the
+    structure beside it. So two files of different calls never load together.
+
+    Args:
+        subnet (nn.Module): The bare task model.
+        structure (Structure): Its kept units, with provenance.
+        meta (Mapping): Metadata of the checkpoint that the subnet comes from.
+        folder (Path): Folder to write to.
     """
     remove_stale(folder)  # half-written files of a killed call
     state = {name: value.detach().cpu().clone().contiguous()
@@ -158,14 +195,21 @@ def write_config(config: Config, scope: str, folder: Path, structure: Structure,
                  weights: str = SUBNET) -> None:
     """Write a dense config with the subnet as backbone or model, to start from its weights.
 
-    In the place of another config it removes the weights first, which do not belong to this one.
-    Files are named relative to the config, so the folder can be moved. The structure gets the dense
-    config in place of the class name, so that it alone builds the backbone.
+    Weights beside another config are removed first, as they belong to another network. Files are
+    named relative to the config, so the folder can be moved.
+
+    Args:
+        config (Config): Config of the dense network.
+        scope (str): ``'backbone'`` or ``'model'``: the part that is compressed.
+        folder (Path): Folder to write to.
+        structure (Structure): It gets the dense config in place of the class name, so that it
+            alone builds the backbone.
+        weights (str): Name of the file with the weights. Defaults to ``subnet.pth``.
     """
     # initial checkpoints of the dense model would be loaded over the subnet, or refused
     here, written = '{{ fileDirname }}', without_initial_weights(config)
     dense = written.model if scope == 'model' else written.model.backbone
-    structure.backbone['backbone'] = scoped(
+    structure.backbone['backbone'] = add_scope(
         {key: value for key, value in dense.items() if key != 'init_cfg'}, config).to_dict()
     slim = ConfigDict(structure.backbone, structure=f'{here}/{STRUCTURE}')
     if scope == 'model':
@@ -237,7 +281,7 @@ def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Stru
 def shorten_training(dense: Config, length: int) -> Config:
     """A copy of a training's config with another number of epochs, or of iterations.
 
-    All parts of its schedule are scaled, and learning rates are :data:`RATE` of the given ones.
+    All parts of its schedule are scaled, and learning rates are multiplied by :data:`RATE`.
     """
     before, by_epoch = run_length(dense)
     config = copy.deepcopy(dense)

@@ -67,7 +67,12 @@ class Parser(argparse.ArgumentParser):
                           help='show the traceback of an error (also: MMKCR_DEBUG=1)')
 
     def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:
-        """Parse and check; ``--trust-checkpoint`` takes effect for the process."""
+        """Parse and check; ``--trust-checkpoint`` takes effect for the process.
+
+        Raises:
+            ValueError: A word without ``=`` after ``--cfg-options``, swapped files, or a number,
+                device, target or output place that is impossible.
+        """
         given = sys.argv[1:] if not args or args[0] is None else args[0]
         self._check_options(given)
         try:
@@ -184,7 +189,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _is_users(error: Exception) -> bool:
-    """Whether the user can mend it: of other errors the traceback is shown."""
+    """Whether the user can mend the cause: other errors are shown with their traceback."""
     if isinstance(error, AssertionError):  # with a message, of a host: how these refuse settings
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         return bool(str(error)) and frame.f_globals.get(
@@ -195,7 +200,7 @@ def _is_users(error: Exception) -> bool:
 
 
 def reader_is_gone() -> bool:
-    """Whether nobody reads standard output any more, as after ``| head``."""
+    """Whether standard output has lost its reader, as after ``| head``."""
     poll = select.poll()
     # POLLERR needs no request: it reports a pipe without a reader
     poll.register(sys.stdout.fileno(), 0)
@@ -206,12 +211,13 @@ def command(main: Callable[[Sequence[str] | None], Any]) -> Callable:
     """Decorate ``main(argv=None)``: a user's mistake prints one line and exits with status 1.
 
     An interrupt of a command prints one word and exits with status 130. A character that the
-    terminal's encoding lacks is printed as ``?``. With ``--debug`` or
-    ``MMKCR_DEBUG=1`` the traceback is shown instead.
+    terminal's encoding lacks is printed as ``?``. With ``--debug`` or ``MMKCR_DEBUG=1`` the error
+    is raised, with its traceback.
     """
 
     @functools.wraps(main)
     def guarded(argv: Sequence[str] | None = None) -> Any:
+        """Run the command; an error of its user becomes one line."""
         given = sys.argv[1:] if argv is None else argv
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, 'reconfigure'):  # else it is no file's, as in a notebook

@@ -1,9 +1,9 @@
 """Compress any checkpoint in closed form: minutes, unlabelled images, nothing trained.
 
 Writes structure.json, subnet.pth and config.py, an ordinary config of the compressed model that
-train, test, inferencers and export take as it is; and sensitivity.json, what every site loses at
+train, test, inferencers and export take as it is; and sensitivity.json, the loss of every site at
 every size. The folder keeps the calibration (.profiles), so another target needs no new one.
-Several targets share one calibration and get a folder each, such as macs-60 for 60%.
+Several targets share one calibration and get a folder each, as macs-60 for 60%.
 
 A call that was killed goes on where it was if it is repeated: behind the last refitted block, in
 --distil and --finetune from the latest checkpoint, and --evaluate compresses nothing again.
@@ -65,7 +65,7 @@ from mmkcr.visualization import format_table
 
 
 def read_gigabytes(text: str) -> int:
-    """Bytes of a number of GB."""
+    """Bytes of a number of GB, 0 to 1e6; other numbers are refused."""
     if not 0 <= float(text) <= 1e6:  # NaN is refused too
         raise ArgumentTypeError(f'expected a number of GB within [0, 1e6], found {text}')
     return int(float(text) * 2**30)
@@ -117,7 +117,7 @@ class CompressJob(Timed, FileOptions):
 
 
 def next_steps(files: SubnetFiles) -> str:
-    """What can be done with the written files."""
+    """The commands that a user may run with the written files, in a sentence."""
     config, weights = (shlex.quote(str(files.folder / name)) for name in (CONFIG, SUBNET))
     hint = ''
     if files.parts and files.structure.provenance.get('asked', {}).get('scope') == 'backbone':
@@ -131,7 +131,15 @@ def next_steps(files: SubnetFiles) -> str:
 
 def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | None = None,
              runtime: str = 'onnxruntime') -> dict[str, float]:
-    """Metrics of a model, or of its exported file, on the test set of its config."""
+    """Metrics of a model, or of its exported file, on the test set of its config.
+
+    Args:
+        config (Config): Config of the model; it is not changed.
+        checkpoint (str | None): Its weights; None: ``load_from`` of the config.
+        work_dir (str): Work directory of the test.
+        onnx (Path, optional): Exported file that runs in place of the model. Defaults to None.
+        runtime (str): Runtime of the file. Defaults to ``'onnxruntime'``.
+    """
     config = copy.deepcopy(config)
     config.update(work_dir=work_dir, resume=False, launcher='none',
                   load_from=checkpoint or config.load_from)
@@ -143,14 +151,23 @@ def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | No
 
 
 def begin(files: SubnetFiles, step: str) -> None:
-    """Begin a step, of which an earlier call's is no start."""
+    """Begin a step anew, without the checkpoints of an earlier call's step."""
     if not files.progress.has_begun(step):
         (files.folder / step / 'last_checkpoint').unlink(missing_ok=True)
         files.progress.begin(step)
 
 
 def finetune(dense: Config, args: CompressJob, files: SubnetFiles) -> str:
-    """Train what was compressed, or go on with it; gives the checkpoint."""
+    """Fine-tune a compressed network, or go on with its fine-tuning.
+
+    Args:
+        dense (Config): Config of the dense network, which teaches.
+        args (CompressJob): Arguments of the command: checkpoint and length.
+        files (SubnetFiles): The compressed network.
+
+    Returns:
+        str: The last checkpoint.
+    """
     path = write_finetune_config(dense, args.checkpoint, files.structure, files.folder,
                                  args.finetune)
     config = load_config(path, compressed=False)
@@ -174,7 +191,13 @@ def go_on_tuning(config: Config) -> None:
 
 def compress_targets(args: CompressJob, task: CompressTask,
                      later: Mapping[str, Any]) -> Iterator[SubnetFiles]:
-    """The networks of all targets, the smallest first: an unreachable target is refused first."""
+    """The networks of all targets, the smallest first: an unreachable target is refused first.
+
+    Args:
+        args (CompressJob): Arguments of the command.
+        task (CompressTask): The dense network and its images.
+        later (Mapping): Steps that follow, by option; they are part of the progress.
+    """
     if args.structure is not None:
         yield refit_files(task, args.structure, later)
         return
@@ -196,9 +219,10 @@ def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]
     names = [name for name, value in (metrics[0] if metrics else {}).items()
              if isinstance(value, Real)]
     # classifiers compare images, segmentors pixels, detectors neither
-    shares = {head: [f'{share:.1%}' for share in column] for head, column in (
-        ('same class', [file.same for file in files]),
-        ('pixels of the same class', [file.pixels for file in files])) if None not in column}
+    columns = {'same class': [file.same for file in files],
+               'pixels of the same class': [file.pixels for file in files]}
+    shares = {head: [f'{share:.1%}' for share in column]
+              for head, column in columns.items() if None not in column}
     rows = []
     for place, file in enumerate(files):
         of_file = [f'{metrics[place][name]:.4g}' for name in names]
@@ -220,7 +244,14 @@ def slower_files(files: Sequence[DeployedFile]) -> list[str]:
 
 def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
            metrics: list[dict[str, float]]) -> None:
-    """Take the steps that follow, and print; ``metrics`` gets or has those of the dense model."""
+    """Distil, quantise, fine-tune and evaluate a compressed network as asked, and print.
+
+    Args:
+        args (CompressJob): Arguments of the command.
+        task (CompressTask): The dense network and its images.
+        files (SubnetFiles): The compressed network.
+        metrics (list[dict]): Metrics of the dense network, which an empty list gets.
+    """
     folder, deployed, tuned, measured, of_files = files.folder, [], [], [], []
     if args.distil is not None:
         print(distil_files(task, folder, args.distil, later=True))
@@ -254,7 +285,8 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
 
 
 def check_targets(args: CompressJob) -> None:
-    """Refuse options that do not belong to the target, and targets that are none."""
+    """Refuse options that do not belong to the target, and targets at or above the dense network.
+    """
     cost, given = find_target(args)
     if args.target_latency is not None:
         check_timed(args.scope)
@@ -272,7 +304,7 @@ def check_targets(args: CompressJob) -> None:
 
 
 def check_first(args: CompressJob) -> None:
-    """Refuse, before anything is compressed, what would stop it later: data, packages, configs."""
+    """Refuse missing data and packages and unfit configs before anything is compressed."""
     check_file(args.checkpoint, 'a checkpoint')
     check_file(args.structure, 'a structure')
     check_kinds(args.sites or ())

@@ -1,7 +1,7 @@
-"""Teach a compressed network what its dense one does, on unlabelled images.
+"""Teach a compressed network the outputs of its dense one, on unlabelled images.
 
-Writes the best network on held-out images in the place of that in FOLDER, a folder of
-compress.py; it is never worse than what was there. A call that was killed goes on if it is
+Writes the best network on held-out images over the network in FOLDER, a folder of
+compress.py; it is never worse than the network before. A call that was killed goes on if it is
 repeated. Runs on a GPU if there is one, and in several processes under torchrun.
 
 Example:

@@ -1,12 +1,12 @@
 """Export a subnet, or any model, to ONNX for a runtime, and compare it there with PyTorch.
 
-A classifier gives logits, a segmentor those of its head, a detector the maps of its neck. With
+Classifiers and segmentors give logits, a detector the maps of its neck. With
 --end-to-end (through mmdeploy) a segmentor gives the class of every pixel, a detector its boxes,
 labels and masks. --backbone exports the feature maps of the backbone alone. The batch is
 dynamic. Height and width are fixed for a runtime, and dynamic for
 `any`, where the backbone allows: ViT always, Swin with pad_small_map=True. Outputs are compared at
 several batch sizes and image sizes; a file that differs is not written. Where the config's backbone
-has a structure, the latency against the dense network is measured, exported in the same way.
+has a structure, the latency against the dense network, exported alike, is measured.
 
 Examples:
     mmkcr export slim/config.py --out subnet.onnx
@@ -36,10 +36,10 @@ from mmkcr.engine.build import (
     build_model,
     default_shape,
     dense_config,
+    find_weights,
     load_config,
     load_weights,
     run_folder,
-    trained_weights,
 )
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
@@ -73,7 +73,17 @@ class ExportJob(Configured, Shaped, Trusting):
 
 def against_dense(args: ExportJob, config: Config, report: ExportReport,
                   shape: tuple[int, int, int]) -> PairTiming | None:
-    """Time a file in turns with that of the dense network; None where the config is dense."""
+    """Time the file of a subnet in turns with a file of its dense network.
+
+    Args:
+        args (ExportJob): Arguments of the command: pairs, threads, runtime and part.
+        config (Config): Config of the subnet.
+        report (ExportReport): Its file.
+        shape (tuple[int, int, int]): (C, H, W) of the timed image.
+
+    Returns:
+        PairTiming, optional: None where the config is dense, or no pairs are asked for.
+    """
     if not args.repeats or backbone_config(config).get('structure') is None:
         return None
     torch.manual_seed(0)
@@ -88,7 +98,14 @@ def against_dense(args: ExportJob, config: Config, report: ExportReport,
 
 def report_end_to_end(path: str | Path, timing: PairTiming, against: str | None,
                       metrics: dict[str, tuple[float, float]]) -> None:
-    """Print metrics and time of a whole detector or segmentor."""
+    """Print metrics and time of a whole detector or segmentor.
+
+    Args:
+        path (str | Path): Its ONNX file.
+        timing (PairTiming): Times of ``against``, or of the file itself, and of the file.
+        against (str | None): File of another network.
+        metrics (dict): In PyTorch and in ONNX Runtime, by name; may be empty.
+    """
     if metrics:
         print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
             (name, *(f'{value:.4g}' for value in values)) for name, values in metrics.items()]))
@@ -108,7 +125,7 @@ def file_beside(config: str) -> Path | None:
 
 @runs(ExportJob)
 def main(args: ExportJob) -> None:
-    """Export, compare and print."""
+    """Export, compare and print; options that exclude each other are refused."""
     config = load_config(args.config, args.cfg_options)
     size = None if args.static_size == args.dynamic_size else args.dynamic_size
     if args.end_to_end and (args.backbone or args.static_size or args.runtime not in (
@@ -119,7 +136,7 @@ def main(args: ExportJob) -> None:
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
-        load_weights(model, trained_weights(config, args.checkpoint, args.config))
+        load_weights(model, find_weights(config, args.checkpoint, args.config))
         shape = default_shape(config, model, read_shape(args))
         if args.backbone:
             model = find_task(model).backbone

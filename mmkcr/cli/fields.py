@@ -1,7 +1,7 @@
 """Arguments of a command from the fields of a frozen dataclass, and fields that several have.
 
-A field's name, annotation and default become the argument's name, type and default; what only a
-reader of the help needs is given to :func:`argument`. A command that hands a record of options on
+A field's name, annotation and default become the argument's name, type and default;
+:func:`argument` adds the text of the help. A command that hands a record of options on
 (``FileOptions``) derives from it and names, in ``offers``, the fields that its arguments set; their
 help is the docstring of the record. So an option is written once.
 """
@@ -40,7 +40,7 @@ def argument(help: str, default: Any = None, *, positional: bool = False,
         positional (bool): Whether it has no ``--``. Defaults to False.
         group (str, optional): Options of one group exclude each other; one of a group whose name
             ends with ``!`` is required. Defaults to None.
-        **settings: Of :meth:`argparse.ArgumentParser.add_argument`, such as ``choices``,
+        **settings: Of :meth:`argparse.ArgumentParser.add_argument`, for example ``choices``,
             ``metavar`` and ``nargs``; ``names`` are more spellings.
     """
     if isinstance(default, list):
@@ -88,7 +88,7 @@ def _list_fields(job: type) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
-    """Add the fields of a dataclass to a parser: of :func:`argument`, and those it ``offers``."""
+    """Add the fields of a dataclass to a parser: of :func:`argument`, and its ``offers``."""
     hints, groups = typing.get_type_hints(job), {}
     for field_name, settings in _list_fields(job):
         name, group = field_name.replace('_', '-'), settings.pop('group')
@@ -104,7 +104,7 @@ def _add_arguments(parser: argparse.ArgumentParser, job: type) -> None:
 
 
 def _of_type(hint: Any) -> dict[str, Any]:
-    """What an annotation says: a flag, one value of a type, or several in a list."""
+    """Settings of an argument by its annotation: a flag, one value of a type, or several."""
     if isinstance(hint, types.UnionType):
         hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
     origin = typing.get_origin(hint) or hint
@@ -186,15 +186,23 @@ class Timed(Configured, Shaped, Trusting):
 
 
 def target(cost: str, example: str, more: str = '', **settings: Any) -> Any:
-    """A field for the most of a cost, with an example such as ``'12.6G'`` in its help."""
+    """A field for a target, the upper limit of a cost.
+
+    Args:
+        cost (str): Name of the cost: macs, params, bytes or latency.
+        example (str): An amount in the help, as ``'12.6G'``.
+        more (str): End of the help. Defaults to ``''``.
+        **settings: Of :func:`argument`; the group is ``'target'`` by default.
+    """
     return argument(f"most {TARGETS[f'target_{cost}'].noun}: {example}, 0.6 or 60%% of the dense "
                     f"model's{more}", metavar='TARGET', **{'group': 'target', **settings})
 
 
 def find_target(job: Any) -> tuple[type, Any]:
-    """The class of the cost that a target was given for, and the target(s).
+    """The class of the cost that a target was given for, and the target or targets.
 
-    What is about the table of a target of time is refused without this target.
+    Raises:
+        ValueError: Options of a table of latencies without a target of time.
     """
     for name in Timed.__annotations__:  # its own
         if getattr(job, name) not in (None, False) and job.target_latency is None:
@@ -220,7 +228,11 @@ class Running(Configured, Trusting):
 
 
 def apply_running(config: Config, job: Running) -> None:
-    """Put launcher and work directory into the config, in place."""
+    """Put launcher and work directory into the config, in place.
+
+    Raises:
+        ValueError: Mixed precision without a GPU.
+    """
     os.environ.setdefault('LOCAL_RANK', str(job.local_rank))
     config.launcher = job.launcher
     config.work_dir = str(job.work_dir or run_folder(config, job.config))

@@ -1,7 +1,7 @@
 """MACs and parameters of a model, from its config alone.
 
 Any classifier, detector or segmentor of the host libraries, dense, supernet
-or subnet. MACs are what the papers' tables call FLOPs, attention products
+or subnet. MACs are called FLOPs in the papers' tables, attention products
 included; no data set and no checkpoint is needed.
 
 Examples:
@@ -18,7 +18,7 @@ from mmkcr.apis import macs_report
 from mmkcr.cli.fields import Configured, Shaped, argument, read_shape, runs
 from mmkcr.core import count_params
 from mmkcr.engine.build import build_model, default_shape, load_config
-from mmkcr.models.counting import counted_proposals, macs_by_part
+from mmkcr.models.counting import describe_proposals, macs_by_part
 from mmkcr.models.tasks import find_task
 from mmkcr.models.two_stage import most_proposals
 from mmkcr.visualization import format_table
@@ -53,5 +53,5 @@ def main(args: FlopsJob) -> None:
         print(format_table((what, 'MACs (G)', 'share'), [
             (name, f'{macs / 1e9:.4g}', f'{macs / (report.total or 1):.1%}')
             for name, macs in rows.items()]))
-    if sentence := counted_proposals(model):
+    if sentence := describe_proposals(model):
         print(sentence)

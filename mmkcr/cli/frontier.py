@@ -55,7 +55,19 @@ class FrontierJob(Configured, Shaped, Trusting, FrontierOptions, FileOptions):
 
 def judge(job: FrontierJob, task: CompressTask, folder: Path, file: Path, runtime: str,
           cut: Path | None) -> tuple[str, float]:
-    """Name and value of the metric of a file on the test set."""
+    """Name and value of the metric of a file on the test set.
+
+    Args:
+        job (FrontierJob): Arguments of the command: checkpoint and metric.
+        task (CompressTask): The dense network.
+        folder (Path): Work directory of the test.
+        file (Path): The ONNX file.
+        runtime (str): One of :data:`~mmkcr.deploy.int8.QUANTIZERS`.
+        cut (Path | None): Folder of the cut network that the file is of; None for the dense one.
+
+    Raises:
+        ValueError: The test has no metric of the name that was asked for.
+    """
     config, checkpoint = (load_config(cut / CONFIG), None) if cut else (task.config, job.checkpoint)
     metrics = {name: value for name, value in evaluate(
         config, checkpoint, str(folder), file, runtime).items() if isinstance(value, Real)}

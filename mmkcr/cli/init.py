@@ -85,7 +85,21 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
     """Write a config that adds a method to a host's config.
 
     The host is built with random weights, to check that it has the layers of the method and that
-    they can meet the target. The arguments are those of ``mmkcr init``, see its ``--help``.
+    they can meet the target.
+
+    Args:
+        config (str | Path): Config of a dense task model, a file or library::path.
+        method (str): One of :data:`METHODS`. Defaults to ``'kcr'``.
+        stage (str): One of :data:`STAGES`. Defaults to ``'search'``.
+        target (str): MACs that a search aims at: an amount, or a share of the dense model's.
+            Defaults to 70 %.
+        out (str | Path, optional): File to write. Defaults to None: ``<method>-<stage>_<name>.py``
+            in the current folder.
+        force (bool): Overwrite an existing file. Defaults to False.
+        search (str, optional): Name of the search that a retraining follows. Defaults to None:
+            ``<method>-search_<name>``.
+        part (str, optional): ``'model'`` or ``'backbone'``, which the target counts. Defaults to
+            None: the backbone of detectors and segmentors, else the model.
 
     Returns:
         Path: The written file.
@@ -101,12 +115,7 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
         raise ValueError(f'expected a method of {METHODS} and a stage of {STAGES}, found '
                          f'{method!r} and {stage!r}')
     cfg, stem = read_config(config), Path(str(config)).stem
-    if is_pure_python(cfg.filename):
-        plain = ('from mmkcr.engine.build import load_config; '
-                 f'load_config({str(config)!r}).dump({f"plain_{stem}.py"!r})')
-        raise ValueError(f'expected a config that others may name in `_base_`, found `{config}` in '
-                         "MMEngine's pure Python style: write it as an ordinary one by `python -c "
-                         f'{shlex.quote(plain)}`')
+    _refuse_pure_python(cfg, config, stem)
     name = f'compress_{stem}' if stage == 'compress' else f'{method}-{stage}_{stem}'
     path = Path(out or f'{name}.py')
     if '\n' in f'{config}{path}{search}':  # which would end a comment
@@ -119,54 +128,98 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
     if path.exists() and not force:
         raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
     model = _dense_model(cfg, config)
-    base = f'mmkcr::_base_/methods/{method}_{stage}.py'
-    lines = []
+    lines = _sites_entries(model.backbone, method, stage)
+    if stage == 'search':
+        lines += _search_entries(model, method, target, part)
+    else:
+        before = f'{run_folder(cfg, config)}/compress' if stage == 'compress' else \
+            f'work_dirs/{search or f"{method}-search_{stem}"}/slim'
+        lines += [f'structure={f"{before}/{STRUCTURE}"!r}', f'weights={f"{before}/{SUBNET}"!r}']
+    header = _header(cfg, config, path, method, stage, target, named=bool(out))
+    with atomic_write(path) as temporary:
+        temporary.write_text(header + _settings(cfg, lines, stage, path), encoding='utf8')
+        if stage == 'search' and method != 'dwconv':  # which has no target
+            _check_target(temporary)
+    return path
+
+
+def _refuse_pure_python(cfg: Config, config: str | Path, stem: str) -> None:
+    """Refuse a config that no ordinary one can inherit from; the error has the remedy."""
+    if is_pure_python(cfg.filename):
+        plain = ('from mmkcr.engine.build import load_config; '
+                 f'load_config({str(config)!r}).dump({f"plain_{stem}.py"!r})')
+        raise ValueError(f'expected a config that others may name in `_base_`, found `{config}` in '
+                         "MMEngine's pure Python style: write it as an ordinary one by `python -c "
+                         f'{shlex.quote(plain)}`')
+
+
+def _sites_entries(backbone: nn.Module, method: str, stage: str) -> list[str]:
+    """The ``sites`` of a compression; a backbone without the layers of the method is refused."""
     if stage == 'compress':
-        kinds, folder = default_kinds(model.backbone), f'{run_folder(cfg, config)}/compress'
-        lines.append(f'sites={kinds!r}')
+        kinds = default_kinds(backbone)
         if not kinds:
-            raise ValueError(_does_not_fit(model.backbone, 'compress', DEFAULT_SITES))
-    else:
-        kinds, folder = _kinds(method), f'work_dirs/{search or f"{method}-search_{stem}"}/slim'
-        if getattr(getattr(model.backbone, 'search_space', None), 'method', None) == method:
-            lines.append("sites='own'")
-        elif any(why_not(model.backbone, kind) for kind in kinds):
-            raise ValueError(_does_not_fit(model.backbone, method, kinds))
-    if stage != 'search':
-        lines += [f'{key}={f"{folder}/{file}"!r}' for key, file in (
-            ('structure', STRUCTURE), ('weights', SUBNET))]
-    elif method == 'dwconv':  # half of the blocks
-        lines.append(f'gates=dict(count={max(1, len(find_sites(model.backbone, kinds)) // 2)})')
-    else:
-        lines.append(f'target={target!r}')
-        if part == 'backbone' or part is None and is_dense_task(model):
-            lines.append("part='backbone'")
+            raise ValueError(_does_not_fit(backbone, 'compress', DEFAULT_SITES))
+        return [f'sites={kinds!r}']
+    if getattr(getattr(backbone, 'search_space', None), 'method', None) == method:
+        return ["sites='own'"]
+    kinds = _kinds(method)
+    if any(why_not(backbone, kind) for kind in kinds):
+        raise ValueError(_does_not_fit(backbone, method, kinds))
+    return []
+
+
+def _search_entries(model: nn.Module, method: str, target: str, part: str | None) -> list[str]:
+    """Entries of a search: its target, or the number of blocks that dwconv replaces."""
+    if method == 'dwconv':
+        blocks = find_sites(model.backbone, _kinds(method))
+        return [f'gates=dict(count={max(1, len(blocks) // 2)})']
+    of_backbone = part == 'backbone' or part is None and is_dense_task(model)
+    return [f'target={target!r}', *(["part='backbone'"] if of_backbone else [])]
+
+
+def _header(cfg: Config, config: str | Path, path: Path, method: str, stage: str, target: str,
+            named: bool) -> str:
+    """First lines of the new config: the commands that follow, and ``_base_``.
+
+    Args:
+        cfg (Config): Config of the dense model.
+        config (str | Path): Its file or library::path.
+        path (Path): File that is written.
+        method, stage, target (str): See :func:`init_config`.
+        named (bool): Whether the user named the file; a retraining then needs the name.
+    """
     length, by_epoch = run_length(cfg)
-    text = _TEMPLATES[stage].format(
-        method=method, given=shlex.quote(str(config)), base=base, target=target,
-        config=config if '::' in str(config) else os.path.relpath(config, path.parent),
-        file=shlex.quote(str(path)), name=shlex.quote(path.stem),
-        searched=f' --search {shlex.quote(path.stem)}' if out else '',
-        last=f'{"epoch" if by_epoch else "iter"}_{length}',
-        # dwconv has chosen a number of blocks, and Once for Both has met its budget in the search
-        budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
+    # dwconv has chosen a number of blocks, and Once for Both has met its budget in the search
+    budget = '' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8'
+    inherited = config if '::' in str(config) else os.path.relpath(config, path.parent)
+    searched = f' --search {shlex.quote(path.stem)}' if named else ''
+    return _TEMPLATES[stage].format(
+        method=method, given=shlex.quote(str(config)), target=target, budget=budget,
+        base=f'mmkcr::_base_/methods/{method}_{stage}.py',
+        config=inherited, file=shlex.quote(str(path)), name=shlex.quote(path.stem),
+        searched=searched, last=f'{"epoch" if by_epoch else "iter"}_{length}')
+
+
+def _settings(cfg: Config, lines: Sequence[str], stage: str, path: Path) -> str:
+    """The ``compression`` of these lines, and entries of the dense config that it replaces."""
     begin, between = ('', ', ') if sum(map(len, lines)) < 70 else ('\n    ', ',\n    ')
-    text += f'compression = dict({begin}{between.join(lines)})\n'
+    text = f'compression = dict({begin}{between.join(lines)})\n'
     if stage != 'search' and cfg.get('load_from') is not None:
         text += 'load_from = None  # else these weights of the dense model come first\n'
     # else the host's run would be overwritten, and resumed
     for key, value in (('work_dir', f'work_dirs/{path.stem}'), ('resume', False)):
         if cfg.get(key):
             text += f'{key} = {value!r}\n'
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding='utf8')
-        if stage == 'search' and method != 'dwconv':  # which has no target
-            built = load_config(temporary)
-            model = build_model(built)
-            cost = model.price.cost_model(model.macs_model(default_shape(built, model)))
-            # refused with the range that the gates can meet
-            select_units(model.gates(), cost, cost.parse_target(model.price.target))
-    return path
+    return text
+
+
+def _check_target(path: Path) -> None:
+    """Build the search of a config; a target that its gates cannot meet is refused."""
+    built = load_config(path)
+    model = build_model(built)
+    cost = model.price.cost_model(model.macs_model(default_shape(built, model)))
+    # the error has the range that the gates can meet
+    select_units(model.gates(), cost, cost.parse_target(model.price.target))
 
 
 def _dense_model(cfg: Config, config: str | Path) -> nn.Module:
@@ -183,12 +236,12 @@ def _dense_model(cfg: Config, config: str | Path) -> nn.Module:
 
 
 def _kinds(method: str) -> list[Any]:
-    """Kinds of site that a method searches."""
+    """Kinds of site that a method searches, from its base config."""
     return read_config(f'mmkcr::_base_/methods/{method}_search.py').compression.sites
 
 
 def _does_not_fit(host: nn.Module, method: str, kinds: Sequence[str]) -> str:
-    """Error message: why a method does not fit, and what does."""
+    """Error message: why a method does not fit, and the methods that fit."""
     reasons = '; '.join(f'`{kind}`: {reason}' for kind in kinds if (reason := why_not(host, kind)))
     fitting = [f'`--method {other}`' for other in METHODS if other != method
                and not any(why_not(host, kind) for kind in _kinds(other))]

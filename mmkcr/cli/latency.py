@@ -1,14 +1,14 @@
 """Latency of two models against each other, and the share of the MAC saving that became time.
 
-Both run in one process, in turns and in alternating order, under the same settings; the ratio is
+Both run in one process, in turns and in alternating order, under equal settings; the ratio is
 the median over neighbouring pairs. The share is (1 - t_slim / t_dense) / (1 - macs_slim /
 macs_dense). On one thread of a CPU the clock is that of the process, so that neighbours on a busy
 machine do not count; else it is the wall clock.
 
 A side is a config (a file or library::path, also of an ordinary model), a checkpoint with its
 config and --trust-checkpoint, or an ONNX file; weights are random, as times do not depend on them.
-With the config of a subnet alone, the other side is the dense network. Models are exported for the
-runtime, both sides in the same way. Several values of an option are measured one after the other;
+With the config of a subnet alone, the second side is the dense network. Models are exported for the
+runtime, both sides alike. Several values of an option are measured one after the other;
 every pair is a line of a CSV file that is named by hardware and versions.
 
 Examples:
@@ -76,7 +76,12 @@ def build(config: Config, part: str) -> nn.Module:
 
 
 def make_pair(args: LatencyJob) -> tuple[Side, Side, tuple[int, int, int]]:
-    """Both sides, and the shape (C, H, W) of their images."""
+    """Both sides, and the shape (C, H, W) of their images.
+
+    Raises:
+        ValueError: One ONNX file alone, files without a size, or a dense network without a second
+            side.
+    """
     files = [name for name in (args.dense, args.slim) if str(name).endswith('.onnx')]
     if len(files) == 2:
         return Path(args.dense), Path(args.slim), read_shape(args) or _shape_of_files(files)
@@ -96,7 +101,7 @@ def make_pair(args: LatencyJob) -> tuple[Side, Side, tuple[int, int, int]]:
 
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
-    """The image's shape, which all ONNX files must say and agree on."""
+    """The image's shape in ONNX files; files without a shape, or with two, are refused."""
     shapes = {read_macs_and_shape(file)[1] for file in files}
     if len(shapes) > 1 or None in shapes:
         raise ValueError('expected `--shape` for ONNX files that do not agree on the size of the '
@@ -106,7 +111,20 @@ def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
 
 def measure(args: LatencyJob, dense: Side, slim: Side, shape: Sequence[int], runtime: str,
             batch: int, threads: int) -> dict[str, Any]:
-    """Time two sides in turns: a line of the file, with '' for what is not known."""
+    """Time two sides in turns.
+
+    Args:
+        args (LatencyJob): Arguments of the command: device, pairs, autocast and part.
+        dense (nn.Module | Path): The first side.
+        slim (nn.Module | Path): The second side, whose time is divided by the first's.
+        shape (Sequence[int]): (C, H, W) of the images.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
+        batch (int): Images of a batch.
+        threads (int): CPU threads.
+
+    Returns:
+        dict: A line of the CSV file by column; ``''`` for an unknown number.
+    """
     torch.manual_seed(0)
     images = torch.randn(batch, *shape, device=args.device)
     sides = [side.to(args.device) if isinstance(side, nn.Module) else side
@@ -120,11 +138,13 @@ def measure(args: LatencyJob, dense: Side, slim: Side, shape: Sequence[int], run
         ms_dense=timing.seconds[0] * 1e3, ms_slim=timing.seconds[1] * 1e3, ratio=timing.ratio,
         ratio_q1=first, ratio_q3=third, share=timing.share(), share_q1=timing.share(third),
         share_q3=timing.share(first))
+    rounded = {key: '' if value is None else float(f'{value:.4g}')
+               for key, value in numbers.items()}
+    clock = 'cpu' if of_process else 'wall'
     return dict(
         part=args.part, height=shape[1], width=shape[2], runtime=runtime, threads=threads,
-        batch=batch, amp=args.amp or 'fp32', device=args.device,
-        clock='cpu' if of_process else 'wall', pairs=len(timing.dense),
-        **{key: '' if value is None else float(f'{value:.4g}') for key, value in numbers.items()})
+        batch=batch, amp=args.amp or 'fp32', device=args.device, clock=clock,
+        pairs=len(timing.dense), **rounded)
 
 
 def append(row: dict[str, Any], folder: Path) -> Path:
@@ -142,12 +162,12 @@ def append(row: dict[str, Any], folder: Path) -> Path:
 
 
 def latency_text(rows: list[dict[str, Any]]) -> str:
-    """The table."""
+    """The printed table of the measured lines."""
     columns = ('slim', 'runtime', 'threads', 'batch', 'G MACs', 'ms', 'MACs', 'time', 'quartiles',
                'share')
     return format_table(columns, [(
         row['slim'], row['runtime'], row['threads'], row['batch'],
-        # '' where an ONNX file does not say, or says those of another size
+        # '' where an ONNX file does not say the MACs, or says them for another size
         f'{row["gmacs_dense"] or "unknown"} to {row["gmacs_slim"] or "unknown"}',
         f'{row["ms_dense"]} to {row["ms_slim"]}',
         row['macs_ratio'], row['ratio'], f'{row["ratio_q1"]} to {row["ratio_q3"]}', row['share'])

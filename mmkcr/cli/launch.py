@@ -34,8 +34,11 @@ _NUMBERED = re.compile(r'(epoch|iter)_\d+\.pth')
 def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: Any) -> None:
     """Give data loaders the settings that mmpretrain's commands give them, in place.
 
-    Settings (``pin_memory``, ``persistent_workers``) are defaults, but False overrides the
-    config's. Without a GPU nothing is pinned.
+    Args:
+        config (Config): Config with data loaders.
+        fields (Sequence[str]): Names of the data loaders.
+        **settings (bool): ``pin_memory``, ``persistent_workers``: True is a default, False
+            overrides the config's value. Without a GPU nothing is pinned.
     """
     settings['pin_memory'] = settings['pin_memory'] and torch.cuda.is_available()
     refused = {key: False for key, value in settings.items() if not value}
@@ -48,7 +51,15 @@ def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: A
 
 
 def check_file(path: str | None, what: str) -> None:
-    """Refuse a local file that does not exist, by what it should be; None and URLs pass."""
+    """Refuse a local file that does not exist; None and addresses pass.
+
+    Args:
+        path (str | None): The file.
+        what (str): Its content in the error, as ``'a checkpoint'``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
     if path is not None and not is_address(path) and not Path(path).expanduser().is_file():
         other = 'a folder: give a file in it' if Path(path).expanduser().is_dir() else 'none'
         raise FileNotFoundError(f'expected {what} at `{path}`, found {other}')
@@ -57,8 +68,8 @@ def check_file(path: str | None, what: str) -> None:
 def resume_latest(config: Config) -> None:
     """Make a run resume from the latest checkpoint of its work directory, if there is one.
 
-    Otherwise it begins from ``load_from``, if the config has it. So a run can always be started
-    with ``--resume``, as batch systems do that restart jobs.
+    Otherwise it begins from ``load_from``, if the config has it. So a batch system that restarts
+    jobs can always start a run with ``--resume``.
     """
     checkpoint = latest_checkpoint(config.work_dir)
     config.resume = checkpoint is not None
@@ -67,9 +78,9 @@ def resume_latest(config: Config) -> None:
 
 
 def latest_checkpoint(work_dir: str) -> str | None:
-    """The checkpoint named by ``last_checkpoint``, or else the one with the highest number.
+    """The checkpoint named by ``last_checkpoint``, or else the checkpoint of the highest number.
 
-    This also works after the work directory was moved: a file of that name in it is used.
+    After the work directory was moved, its own file of the name is taken.
     """
     folder = Path(work_dir)
     pointer = folder / 'last_checkpoint'
@@ -93,7 +104,11 @@ def build_runner(config: Config) -> Runner:
 def start_training(config: Config) -> Runner:
     """Check a complete config, build its runner and train.
 
-    Nothing is written where the config has no training, or names data that are missing.
+    Raises:
+        FileNotFoundError: The config names data or a checkpoint that are missing. Nothing is
+            written then.
+        ValueError: The config has no training, or a training without steps. Nothing is written
+            then.
     """
     if config.get('train_cfg') is None:
         raise ValueError('expected a config with a `train_cfg`, found '
@@ -128,7 +143,11 @@ class StartHook(Hook):
     started = False
 
     def before_train(self, runner: Runner) -> None:
-        """Refuse what would fail in a batch; the checkpoint is loaded by now."""
+        """Refuse a model that would fail in a batch; the checkpoint is loaded by now.
+
+        Raises:
+            ValueError: A regulariser without its state, or a target that the gates cannot meet.
+        """
         model = unwrap(runner.model)
         # regularisers whose state no hook computes and no checkpoint has
         refreshed = {hook.loss for hook in runner.hooks if isinstance(hook, RefreshHook)}
@@ -153,12 +172,20 @@ class StartHook(Hook):
 def one_run(config: Config, *hooks: Hook | dict, alone: bool = True) -> Iterator[Runner]:
     """Lock a work directory and build its runner; restore the folder if nothing begins.
 
-    MMEngine creates folders and files before it builds what a config describes. If the run fails
+    MMEngine creates folders and files before it builds the parts of a config. If the run fails
     before its first batch, the copy of the config is restored or removed; the log stays, with the
     reason in it, and so does everything else. After that, values that are not finite, unreadable
-    images and full disks are still reported in one sentence; any other error becomes a
-    ``RuntimeError``, so that a command shows its traceback. The given hooks are registered; a run
-    ``alone`` refuses a folder that another run writes to.
+    images and full disks are still reported in one sentence.
+
+    Args:
+        config (Config): A complete config.
+        *hooks (Hook | dict): Hooks that are registered.
+        alone (bool): Refuse a folder that another run writes to. Defaults to True.
+
+    Raises:
+        RuntimeError: An error of the code after the first batch, whose traceback a command shows.
+        ValueError: Settings that a host library refuses, unreadable samples, values that are not
+            finite, or a full disk.
     """
     start, first = StartHook(), is_first_process(config.launcher)
     copied = config.filename and Path(config.work_dir, Path(config.filename).name)

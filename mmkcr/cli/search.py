@@ -20,7 +20,7 @@ from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.launch import start_training
 from mmkcr.cli.train import TrainJob, training_config
 from mmkcr.engine.build import backbone_config, load_config
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ def has_gates(part: Any) -> bool:
 
 @runs(SearchJob, quiet=False)
 def main(args: SearchJob) -> None:
-    """Check that there are gates, and train."""
+    """Check that there are gates, else refuse the config; then train."""
     given = load_config(args.config, compressed=False)
-    config = compressed_config(given)
+    config = expand_compression(given)
     if not has_gates(config.get('model')):
         subnet = config.get('model') and backbone_config(config).get('structure') is not None
         raise ValueError('expected a backbone with `gates` to search on, found ' + (

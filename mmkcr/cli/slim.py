@@ -44,9 +44,11 @@ class SlimJob(Timed):
 
 
 def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = ()) -> None:
-    """Print what was kept, and the networks side by side.
+    """Print the kept units, and the networks side by side.
 
-    The ``metrics`` are of the dense, slim and fine-tuned network.
+    Args:
+        files (SubnetFiles): The compressed network.
+        metrics (Sequence[dict]): Of the dense, slim and fine-tuned network. Defaults to none.
     """
     structure, sizes = files.structure, files.bytes
     print(site_table(structure))

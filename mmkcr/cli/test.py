@@ -21,8 +21,8 @@ from mmkcr.cli.launch import check_file, one_run, set_dataloader_defaults
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.deploy.tensor_model import run_by_file
-from mmkcr.engine.build import check_expected, load_config, take_options, trained_weights
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.build import check_expected, find_weights, load_config, take_options
+from mmkcr.engine.compressed_config import expand_compression
 from mmkcr.engine.processes import is_first_process
 from mmkcr.methods.dcs.qk_mask import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
@@ -59,9 +59,9 @@ class TestJob(Running):
 
 
 def testing_config(config: Config, args: TestJob) -> Config:
-    """Put the arguments into the config; with ``--tta`` what its ``compression`` stands for."""
+    """Put the arguments into the config; ``--tta`` replaces its ``compression`` by the model."""
     apply_running(config, args)
-    config.load_from, config.resume = trained_weights(config, args.checkpoint, args.config), False
+    config.load_from, config.resume = find_weights(config, args.checkpoint, args.config), False
     if args.amp:
         config.test_cfg.fp16 = True
     if args.show or args.show_dir is not None:
@@ -69,7 +69,7 @@ def testing_config(config: Config, args: TestJob) -> Config:
     take_options(config, args.cfg_options or {})
     if args.tta:
         # what goes around the model goes around that which `compression` stands for
-        config = compressed_config(config)
+        config = expand_compression(config)
         _augment_tests(config)
     set_dataloader_defaults(config, ('test_dataloader', ), pin_memory=not args.no_pin_memory)
     return config
@@ -109,11 +109,11 @@ def _augment_tests(config: Config) -> None:
 
 
 def test_with_masks(runner: Runner) -> dict[str, Any]:
-    """Test, and test again with all masks forced open: the control of what the masks do.
+    """Test, and test again with all masks forced open, to see the effect of the masks.
 
     Metrics of the first test come with ``masks/open``, ``masks/always`` and ``masks/never`` in
-    percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and those of
-    the second test as ``<name>_open``. Images that fill up the last batch of several processes
+    percent (means over the masks), also by layer as ``masks/<layer>/open``, and metrics of the
+    second test as ``<name>_open``. Images that fill up the last batch of several processes
     count twice in the shares.
     """
     with MaskWatch(runner.model) as watch:
@@ -141,7 +141,7 @@ def test_with_masks(runner: Runner) -> dict[str, Any]:
 
 @runs(TestJob, quiet=False)
 def main(args: TestJob) -> None:
-    """Check, build and test."""
+    """Refuse options that do not fit each other or the config; then build and test."""
     if args.out is None and args.out_item is not None:
         raise ValueError('expected `--out` with the file to write beside `--out-item`, found none')
     if args.onnx is None and args.runtime is not None:

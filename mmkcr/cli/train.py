@@ -30,7 +30,11 @@ class TrainJob(Running):
 
 
 def training_config(config: Config, args: TrainJob) -> Config:
-    """Put the arguments into the config, in place; refuse what does not fit it or the machine."""
+    """Put the arguments into the config, in place.
+
+    Raises:
+        ValueError: Mixed precision without a GPU, or a rate to scale without a base batch size.
+    """
     if args.no_validate:
         config.val_cfg = config.val_dataloader = config.val_evaluator = None
     apply_running(config, args)

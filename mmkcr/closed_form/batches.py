@@ -40,7 +40,7 @@ class ImageBatches(Sequence):
         return [*range(len(self._images))]
 
     def pick(self, places: Iterable[int], size: int) -> 'ImageBatches':
-        """Some of the images, in batches of another size."""
+        """The images at some places, in their order, in batches of another size."""
         return self._other([self._images[place] for place in places], size)
 
     def _kind(self, image: Any) -> Any:
@@ -79,15 +79,15 @@ def of_size(batches: Sequence[Any], size: int) -> Sequence[Any]:
 
 
 class AugmentedImages(ImageBatches):
-    """Images, and then random crops of them, until there are so many.
+    """Images, and behind them random crops of the images.
 
-    A crop has a quarter of the area at least, half of them are mirrored, and all are resized to the
-    size of the image.
+    A crop has at least :data:`LEAST_AREA` of the area, and is resized to the size of its image.
+    Half of the crops are mirrored.
 
     Args:
         base (ImageBatches): The images.
         count (int): Number of images and crops together.
-        seed (int): Of the crops.
+        seed (int): Seed of the crops.
         size (int): Images of a batch. Defaults to 1.
     """
 
@@ -127,7 +127,7 @@ class AugmentedImages(ImageBatches):
 
 
 def source_groups(batches: Sequence[Any]) -> list[int]:
-    """The group of each image, of at most :data:`GROUPS`; or of each of a user's own batches.
+    """Number of the group, of at most :data:`GROUPS`, of each image, or of each batch of a user.
 
     Images of one source are in one group. Sources that follow each other are in one group, too, as
     neighbours in a list of images are often alike. Groups are about equally large.
@@ -150,7 +150,7 @@ class GroupedBatches(NamedTuple):
     """Batches, each with images of one group alone."""
 
     batches: Sequence[Any]
-    #: Of every batch.
+    #: Number of the group of every batch.
     groups: list[int]
 
 
@@ -219,7 +219,7 @@ def last_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
 
 
 def number_batches(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
-    """Batches with the numbers of their images among all."""
+    """Pairs of a batch and the numbers of its images, counted through all batches from 0."""
     first = 0
     for batch in batches:
         images = range(first, first + images_of(batch))

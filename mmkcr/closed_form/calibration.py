@@ -52,7 +52,7 @@ class ReaderMoments:
         chosen = pick(count, self._most, images)
         self.inputs.add(input_rows(layer, x, chosen))
         if self.gradients is not None and out.requires_grad:
-            # the same rows as of the inputs, so that both moments are of the same positions
+            # the rows of the inputs: both moments are of equal positions
             def take(gradient: Tensor) -> None:
                 self.gradients.add(output_rows(layer, gradient, chosen))
 

@@ -31,9 +31,9 @@ from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig, check_ties, kind_name
 from mmkcr.models.tasks import (
-    counted_part,
     is_detector,
     keep_randomness,
+    part_to_count,
     search_space,
     task_forward,
 )
@@ -278,13 +278,14 @@ def make_result(networks: Pair, structure: Structure, macs: MacsModel, shape: Se
     structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
     compare = partial(agreement, dense, slim, forward=calibration.forward, size=calibration.size)
     agreed = compare(calibration.held_out, logits=settings.logits, seen=calibration.seen)
-    if calibration.seen < agreed['images']:  # the same on images that the refits had
+    if calibration.seen < agreed['images']:  # and on images that the refits had
         some = first_images(calibration.batches, agreed['images'])
         agreed['refit_error'] = compare(some)['error']
     return CompressResult(slim, structure, dict(profiles), agreed)
 
 
 def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> None:
+    """Refuse profiles of sites with other names or other numbers of units."""
     wanted = {name: site.total for name, site in space.sites.items()}
     units = {name: len(profile.losses) - 1 for name, profile in profiles.items()}
     other = [name for name in {**wanted, **units} if wanted.get(name) != units.get(name)]
@@ -295,7 +296,7 @@ def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> 
 
 def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
                   sizes: Mapping[str, int]) -> Structure:
-    """The first units of every site's order."""
+    """A structure that keeps the first units of every site's order, as many as its size."""
     structure = space.structure_for(
         {name: profiles[name].order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
@@ -325,7 +326,7 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
             the default part of its task.
     """
     task = hasattr(model, 'data_preprocessor')
-    counted = counted_part(model, part) if task else model
+    counted = part_to_count(model, part) if task else model
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
 
 
@@ -366,7 +367,7 @@ def refit_structure(model: nn.Module,
     look_at(calibration)
     networks = Pair(calibration.dense, copy.deepcopy(calibration.dense))
     kinds, masks = _kinds(wanted)
-    with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
+    with torch.random.fork_rng(devices=[]):  # a repeated call begins with equal masks
         torch.manual_seed(calibration.settings.seed)
         space = open_search_space(networks.slim, kinds, masks=masks)
     check_ties(networks.slim, space.sites)
@@ -378,7 +379,7 @@ def refit_structure(model: nn.Module,
                          'not have: compress again with the same target')
     shape, origin = calibration.find_input_shape()
     macs = macs_model(networks.slim, space, shape, calibration.settings.part)
-    # described anew, as the given structure may name another class for the same backbone
+    # described anew, as the given structure may name another class for this backbone
     described = space.structure_for({name: torch.tensor(site.kept)
                                      for name, site in wanted.sites.items()})
     described.method = wanted.method

@@ -124,6 +124,7 @@ def _backward(model: nn.Module, layers: Sequence[nn.Module], batch: Any,
     weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
 
     def keep(value: Tensor) -> Tensor:
+        """Note the memory of a tensor that is no weight."""
         storage = value.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = max(kept.get(storage.data_ptr(), 0), storage.nbytes())
@@ -242,7 +243,7 @@ def prepare_calibration(model: nn.Module, images: Any, held_out: Any, forward: F
             no images.
     """
     dense = copy_network(model)
-    dense.eval()  # that of mmpretrain's backbones returns None
+    dense.eval()  # `eval` of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
     if settings.memory is None:

@@ -193,7 +193,7 @@ class NarrowHeads(Units):
                 WeightChange(self.site.module(part.path), mean, deltas, part.rows)]
 
     def _channels(self, units: Tensor) -> Tensor:
-        """Channels of queries and keys that are some units."""
+        """Places of the channels of queries and keys that belong to some units."""
         return units
 
 

@@ -139,7 +139,7 @@ def find_images(folder: str | Path) -> tuple[list[Path], dict[str, int]]:
     left_out: Counter[str] = Counter()
     seen: set[str] = set()
     waiting, links = [(str(folder), os.path.realpath(folder))], []
-    while waiting or links:  # all that has a name of its own, then what links show beside it
+    while waiting or links:  # files under their own names, then files that links show
         if not waiting:
             link = links.pop()
             waiting.append((link, os.path.realpath(link)))

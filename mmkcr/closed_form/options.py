@@ -172,7 +172,7 @@ class SiteProfile:
 
 #: Kinds whose units can be chosen and refitted.
 REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels')
-#: Default kinds of a call: they need no gather and lose least at the same MACs. Whole
+#: Default kinds of a call: they need no gather and lose least at equal MACs. Whole
 #: heads are used where their channels cannot be selected.
 DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
 #: Kinds for searches alone, with the reason.
@@ -181,8 +181,8 @@ _SEARCHED = dict(
               'search of Once for Both alone',
     head_operator='narrower heads lose less at the same MACs (docs/real_network.md), so '
                   'convolutions in place of heads are for searches and scores alone')
-#: Families named to whoever has a backbone without sites: those of the hosts and timm, of which
-#: others have adapters too, and all of ``transformers``.
+#: Families that a message names beside a backbone without sites: some families of the hosts and
+#: timm, and all families of ``transformers``.
 FAMILIES = ('ViT', 'Swin', 'PVT v2', 'MiT', 'ConvNeXt', 'LeViT', 'BEiT', 'EVA-02', 'DINOv2')
 HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA', 'Swin', 'SegFormer',
                'DepthAnything', 'ViTDet', 'SAM', 'RT-DETR')
@@ -254,7 +254,11 @@ def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
 
 
 def check_timed(scope: str) -> None:
-    """Refuse a target of time in the scope of a whole model."""
+    """Refuse a target of time in the scope of a whole model.
+
+    Raises:
+        ValueError: The scope is ``'model'``.
+    """
     if scope == 'model':
         raise ValueError('expected another target to compress a whole model, found a time: '
                          'tables of latencies are about backbones')

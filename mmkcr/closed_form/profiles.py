@@ -246,7 +246,7 @@ def share_budget(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
     # rounds may alternate between two solutions: the best one seen is kept
     for _ in range(20):
         chosen = _cheapest_loss(sizes, offered, losses, macs, target)
-        # a fixed point: its costs are those that it was chosen by
+        # a fixed point: it was chosen by its own costs
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
         chosen = fit_sizes(chosen, offered, losses, macs, target)
@@ -275,11 +275,12 @@ def fit_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
         target (int): The budget, in the unit of ``macs``.
     """
     def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
+        """Next sizes up (step 1) or down (-1): score, site and size; the largest score is best."""
         now, steps = macs(sizes), []
         for name, options in offered.items():
             place = options.index(sizes[name]) + step
             if 0 <= place < len(options):
-                # both are positive in either direction; the largest score is best
+                # both are positive in either direction
                 cost = (macs({**sizes, name: options[place]}) - now) * step
                 loss = float(losses[name][sizes[name]] - losses[name][options[place]]) * step
                 if cost > 0 and (step < 0 or now + cost <= target):
@@ -287,6 +288,7 @@ def fit_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
         return steps
 
     def fill_budget(sizes: Mapping[str, int], without: str | None = None) -> dict[str, int]:
+        """Larger sizes of all sites but ``without``, up to the budget."""
         while True:
             steps = [move for move in moves(sizes, 1) if move[1] != without]
             if not steps:
@@ -294,7 +296,7 @@ def fit_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
             sizes = {**sizes, max(steps)[1]: max(steps)[2]}
 
     sizes = dict(sizes)
-    # down to the budget, then up into what is left of it
+    # down to the budget, then up into the rest of it
     while macs(sizes) > target and moves(sizes, -1):
         _, name, size = max(moves(sizes, -1))
         sizes[name] = size

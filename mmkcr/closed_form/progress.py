@@ -9,10 +9,10 @@ from torch import nn
 from mmkcr.core.progress import KEY, Progress
 from .options import CompressOptions, SiteProfile
 
-#: Folder of the sites' profiles beside what a compression wrote.
+#: Folder of the sites' profiles beside the files of a compression.
 PROFILES = '.profiles'
 _PROFILES = 'profiles.pth'
-#: What profiles do not depend on: the place of the images, and options.
+#: Keys and options that profiles do not depend on.
 _ANY_TARGET = ('calibration', 'target', 'cost', 'latency', 'part', 'input_shape', 'divisor',
                'min_share', 'uniform', 'progress', 'refit', 'memory', 'rho')
 

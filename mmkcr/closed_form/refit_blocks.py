@@ -43,11 +43,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
     """
     spaces = Pair(*map(search_space, networks))
     settings, done = calibration.settings, calibration.done
-    # in the order of the sites, which is that of the forward pass
-    blocks: dict[str, list[HostSite]] = {}
-    for name, site in spaces.slim.sites.items():
-        if len(structure.sites[name].kept) < site.total:
-            blocks.setdefault(block_of(site.path), []).append(site)
+    blocks = _cut_blocks(spaces.slim, structure)
     grouped, rows = _choose_batches(spaces.dense, structure, calibration)
     runs = Pair(*(ResumableForward(network, space.host, grouped.batches, calibration.forward,
                                    int(RECORDS * settings.memory))
@@ -57,17 +53,13 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
             path for sites in blocks.values() for site in sites for path in refit_paths(site)])
         title = f'Refit of blocks, {count_images(grouped.batches)} images each'
         for block, sites in show_progress(blocks.items(), title, visible=settings.progress):
-            # finished before the call was killed: slice in the same way, load the weights
+            # finished before the call was killed: slice again, load the weights
             known = done.read_block(block) if done else None
             fitted = settings.refit != 'none' and known is None
             if fitted:
                 refits.enter(block, sites)
             for site in sites:
-                kept = torch.tensor(structure.sites[site.name].kept, dtype=torch.int64,
-                                    device=next(site.owner.parameters()).device)
-                # before slicing: afterwards the axes no longer have the dense layers' entries
-                refits.note_outputs(site, kept)
-                site.slice_to(kept)
+                _slice_site(site, structure, refits)
                 if fitted:
                     refits.refit(site)
             changed = refits.changed_layers(sites)
@@ -89,6 +81,24 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
         structure.provenance['constant'] = refits.constant
     if settings.rho == AUTO and refits.ridges:
         structure.provenance['ridges'] = refits.ridges
+
+
+def _cut_blocks(space: SearchSpace, structure: Structure) -> dict[str, list[HostSite]]:
+    """Sites that lose units, by block, in the order of the forward pass."""
+    blocks: dict[str, list[HostSite]] = {}
+    for name, site in space.sites.items():
+        if len(structure.sites[name].kept) < site.total:
+            blocks.setdefault(block_of(site.path), []).append(site)
+    return blocks
+
+
+def _slice_site(site: HostSite, structure: Structure, refits: 'Refits') -> None:
+    """Slice a site of the slim network to its kept units, and note the outputs that are kept."""
+    kept = torch.tensor(structure.sites[site.name].kept, dtype=torch.int64,
+                        device=next(site.owner.parameters()).device)
+    # before slicing: afterwards the axes no longer have the dense layers' entries
+    refits.note_outputs(site, kept)
+    site.slice_to(kept)
 
 
 def _choose_batches(space: SearchSpace, structure: Structure,
@@ -132,7 +142,7 @@ class Refits:
         self._group_of, self._groups = groups, max(groups) + 1
         #: The relative ridge of each layer that was refitted, by path.
         self.ridges: dict[str, float] = {}
-        #: Layers whose inputs were the same everywhere.
+        #: Layers whose inputs were equal at all positions of all images.
         self.constant: list[str] = []
         #: Kept outputs of layers, in the dense layers' numbering.
         self._kept: dict[str, Tensor] = {}
@@ -171,7 +181,7 @@ class Refits:
     def refit(self, site: HostSite) -> None:
         """Refit the layers of a site that was sliced."""
         self._fit([reader.path for reader in readers(site)])
-        # lost outputs depend on what was just refitted, so they come one by one after
+        # lost outputs depend on the readers' new weights, so they follow one by one
         for path in site.lost_outputs():
             self._fit([path])
 

@@ -46,7 +46,7 @@ class ResumableForward:
         self.model, self.host, self.batches, self.forward = model, host, batches, forward
         self.most_bytes, self._batch, self._block = most_bytes, 0, ''
         self._inputs: list[tuple] | None = None  # of the block, by batch
-        self._outputs: list[dict[str, list[Any]]] = []  # likewise, by path, one for each call
+        self._outputs: list[dict[str, list[Any]]] = []  # by batch, then by path, one for each call
         self._known: dict[nn.Module, list[Any]] = {}  # of finished blocks, outputs by batch
         self._own: dict[nn.Module, Any] = {}  # a `forward` that is the block's own
         self._all_compute = False
@@ -94,7 +94,7 @@ class ResumableForward:
             self.close()
             self._finish(part)
         self._inputs, self._outputs = None, []
-        if self._known and not self._reads_what_is_known(block):
+        if self._known and not self._reads_known_outputs(block):
             self.close()
         self._block, self._inputs = block, self._inputs_of(block)
 
@@ -117,7 +117,7 @@ class ResumableForward:
             self._outputs = self._of_all_batches(lambda batch: self.outputs_of(batch, called)) or []
 
     def _finish(self, path: str) -> None:
-        """Have a block give the outputs that it has now, if they are to be had."""
+        """Let a block give its present outputs from now on, if they can be recorded."""
         if self.once(path) and not self._outputs:
             self.record([path])
         if not (self.once(path) and self._outputs):
@@ -131,6 +131,7 @@ class ResumableForward:
         self._own[block] = vars(block).get('forward')
 
         def give(*args: Any, **named: Any) -> Any:
+            """The known output of the batch, in place of the block's forward."""
             if self._all_compute:
                 return compute(*args, **named)
             return _copy_tensors(self._known[block][self._batch])
@@ -147,7 +148,7 @@ class ResumableForward:
                 return None
         return content
 
-    def _reads_what_is_known(self, block: str) -> bool:
+    def _reads_known_outputs(self, block: str) -> bool:
         """Whether a block's inputs in the first batch are right, as if all blocks compute."""
         given = self._input_of(block, 0)
         tensors = flat_tensors(given, floating=False)
@@ -164,6 +165,7 @@ class ResumableForward:
         block, inputs = self.host.get_submodule(path), []
 
         def catch(_: nn.Module, *given: Any) -> None:
+            """Take the arguments of a call, and end the run."""
             inputs.extend(_copy_tensors(given))
             raise Reached
 
@@ -195,8 +197,8 @@ class ResumableForward:
     def close(self) -> None:
         """Have all blocks compute."""
         for block, forward in self._own.items():
-            del block.forward  # that of the class is left
-            if forward is not None:  # such as `accelerate` puts there
+            del block.forward  # the class has its own
+            if forward is not None:  # `accelerate` puts one there
                 block.forward = forward
         self._known, self._own, self._shapes, self._all_compute = {}, {}, {}, False
         self._block, self._inputs, self._outputs = '', None, []
@@ -324,7 +326,7 @@ def output_factors(run: ResumableForward, block: str, path: str) -> Tensor | Non
         return None
     change = (block_rows(layer, moved) - rows).double()
     step = step.double()
-    # least squares per channel, change = factor * step; then what it leaves unexplained
+    # least squares per channel, change = factor * step; then the unexplained rest
     factors = (change * step).sum(0) / step.square().sum(0).clamp(min=1e-30)
     rest = (change - factors * step).square().sum().sqrt()
     exact = rest <= 1e-3 * change.square().sum().sqrt()

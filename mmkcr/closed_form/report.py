@@ -89,7 +89,7 @@ def _agreement(agreement: Mapping[str, float]) -> str:
     error, own = agreement['error'], agreement.get('refit_error')
     gap = '' if own is None else f', on images that it saw by {own:.1%}'
     text = f'Outputs on {which} differ by {error:.1%} of their size{gap}{same}.'
-    if own is not None and error**2 > 2 * own**2:  # most of the loss is on what was not seen
+    if own is not None and error**2 > 2 * own**2:  # most of the loss is on unseen images
         text += ' More images that differ would help more than a larger budget.'
     if agreement['spread'] < LEAST_SPREAD and count > 1:
         text += (f' These {images} are all alike: their outputs agree up to '

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.models.tasks import is_detector, tensor_outputs
-from mmkcr.models.two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
+from mmkcr.models.two_stage import MASKS, most_proposals, refine_boxes, two_stage_outputs
 from .batches import images_digest
 
 
@@ -78,7 +78,7 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
         # all images of a batch together stay within mmdet's 100 masks
         most = max(1, min(most_proposals(dense), MASKS // len(images)))
         boxes = [some_proposals(one.bboxes, most, images) for one in proposals]
-        return Held(boxes=refined_boxes(dense, features, boxes, samples))
+        return Held(boxes=refine_boxes(dense, features, boxes, samples))
     layer = _scoring_layer(dense)
     if layer is None:
         return Held()

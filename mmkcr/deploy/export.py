@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ class ExportReport(NamedTuple):
 
 
 class ExportMismatch(ValueError):
-    """The file's outputs are not those of the model."""
+    """A file has other outputs than its model."""
 
 
 def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] = (3, 224, 224),
@@ -55,15 +56,21 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
     Args:
         model (nn.Module): A backbone or task model, on the CPU; it is not changed.
         path (str | Path): Output file; an existing one is replaced.
-        input_shape (Sequence[int]): (C, H, W).
+        input_shape (Sequence[int]): (C, H, W) of the images. Defaults to (3, 224, 224).
         dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
             that branches on the size of its feature maps (Swin without ``pad_small_map``), or that
-            ONNX cannot express for others than its own (plain ViTs of timm's), is exported for
-            ``input_shape``, and the report says so. Defaults to None: for 'any'; fixed are faster.
-        batch_sizes (Sequence[int]): Compared at each.
-        tolerance (float): Largest permitted difference, see :class:`ExportReport`.
-        runtime (str): ``'onnxruntime'``, ``'openvino'``, ``'tensorrt'`` or ``'any'``, which is
-            compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Each runs any file.
+            ONNX cannot express for other sizes than its own (plain ViTs of timm), is exported for
+            ``input_shape``, and the report says so. Defaults to None: dynamic for ``'any'``, else
+            fixed, which is faster.
+        batch_sizes (Sequence[int]): Sizes of the compared batches. Defaults to 1, 2 and 5.
+        tolerance (float): Largest permitted difference, see :class:`ExportReport`. Defaults to
+            1e-4.
+        runtime (str): Runtime in which the file is fast: ``'onnxruntime'``, ``'openvino'``,
+            ``'tensorrt'``, or ``'any'`` (compared in ONNX Runtime). Each runtime runs any file.
+            Defaults to ``'any'``.
+
+    Returns:
+        ExportReport: The file, and its distance from PyTorch at each compared shape.
 
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
@@ -75,7 +82,26 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
     if len(input_shape) != 3 or not batch_sizes or min(*input_shape, *batch_sizes) < 1:
         raise ValueError('expected a shape (C, H, W) and batch sizes of positive numbers, found '
                          f'{tuple(input_shape)} and {tuple(batch_sizes)}')
-    model = unwrap(model)
+    model, shape = unwrap(model), tuple(input_shape)
+    _check_exportable(model)
+    require_runtime(_comparing_runtime(runtime))
+    write = partial(_write_onnx, model, Path(path), shape, batch_sizes, tolerance, runtime)
+    notice = ''
+    with eval_mode(model):
+        if dynamic_size or dynamic_size is None and runtime == 'any':
+            try:
+                return write(dynamic=True)
+            except Exception as error:  # the exporter raises many kinds
+                # a backbone that branches on the size of its maps agrees at the traced size alone
+                why = 'at another size the file does not give the outputs of PyTorch' \
+                    if isinstance(error, ExportMismatch) else 'an export for any size failed'
+                notice = (f'height and width are fixed at {shape[1]} x {shape[2]}, because {why} '
+                          f'({_first_line(error)}): export again with `--shape` for another size')
+        return write(dynamic=False, notice=notice)
+
+
+def _check_exportable(model: nn.Module) -> None:
+    """Refuse a supernet, and weights that are not fp32, not on the CPU or too large for a file."""
     # gates would be traced as constants of this moment
     if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
@@ -88,48 +114,57 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
     if size >= 2**31:  # bytes of one protobuf message
         raise ValueError('expected weights of less than 2 GiB, the most that one ONNX file holds, '
                          f'found {size / 2**30:.1f} GiB')
-    compared = 'onnxruntime' if runtime == 'any' else runtime
-    require_runtime(compared)
+
+
+def _comparing_runtime(runtime: str) -> str:
+    """The runtime that a file is compared in: ONNX Runtime where a file is for any."""
+    return 'onnxruntime' if runtime == 'any' else runtime
+
+
+def _write_onnx(model: nn.Module, path: Path, shape: tuple[int, ...], batch_sizes: Sequence[int],
+                tolerance: float, runtime: str, dynamic: bool, notice: str = '') -> ExportReport:
+    """Trace a model, write the file and compare it; a file that differs is not kept.
+
+    Args:
+        model (nn.Module): The model, in eval mode.
+        path (Path): Output file.
+        shape (tuple[int, int, int]): (C, H, W).
+        batch_sizes, tolerance, runtime: See :func:`export_onnx`.
+        dynamic (bool): Whether height and width are dynamic.
+        notice (str): Of the report. Defaults to ``''``.
+    """
     import onnx
-    path, shape, notice = Path(path), tuple(input_shape), ''
-
-    def export(dynamic: bool) -> ExportReport:
-        """Trace, write, compare; a file that differs is not kept."""
-        view = TensorModel(model)
-        shapes = [(batch, *shape) for batch in batch_sizes]
-        if dynamic:
-            channels, height, width = shape
-            # other sizes than the traced ones, and other aspect ratios
-            shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
-        graph = _trace(prepare(view.model, runtime, dynamic), shape, dynamic)
-        with atomic_write(path) as temporary:
-            # the file itself tells its MACs, and at which size, to whoever times it
-            graph.metadata_props.add(key=f'{_META}.macs', value=str(view.count_macs(shape)))
-            graph.metadata_props.add(key=f'{_META}.input_shape', value=_format_shape(shape))
-            onnx.save(graph, temporary)
-            errors = compare_onnx(view, temporary, shapes, runtime=compared)
-            _check(errors, tolerance, compared)
-        return ExportReport(path, compared, dynamic, errors, notice)
-
-    with eval_mode(model):
-        if dynamic_size or dynamic_size is None and runtime == 'any':
-            try:
-                return export(True)
-            except Exception as error:  # the exporter raises many kinds
-                # a backbone that branches on the size of its maps agrees at the traced size alone
-                why = 'at another size the file does not give the outputs of PyTorch' \
-                    if isinstance(error, ExportMismatch) else 'an export for any size failed'
-                notice = (f'height and width are fixed at {shape[1]} x {shape[2]}, because {why} '
-                          f'({_first_line(error)}): export again with `--shape` for another size')
-        return export(False)
+    view, compared = TensorModel(model), _comparing_runtime(runtime)
+    shapes = [(batch, *shape) for batch in batch_sizes]
+    if dynamic:
+        channels, height, width = shape
+        # other sizes than the traced ones, and other aspect ratios
+        shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
+    graph = _trace(prepare(view.model, runtime, dynamic), shape, dynamic)
+    with atomic_write(path) as temporary:
+        # the file itself tells its MACs, and at which size, to whoever times it
+        graph.metadata_props.add(key=f'{_META}.macs', value=str(view.count_macs(shape)))
+        graph.metadata_props.add(key=f'{_META}.input_shape', value=_format_shape(shape))
+        onnx.save(graph, temporary)
+        errors = compare_onnx(view, temporary, shapes, runtime=compared)
+        _check_errors(errors, tolerance, compared)
+    return ExportReport(path, compared, dynamic, errors, notice)
 
 
 def export_program(model: nn.Module, path: str | Path, input_shape: Sequence[int]) -> None:
-    """Write a model as a program of ``torch.export``, which needs PyTorch alone, and compare it.
+    """Write a model as a program of ``torch.export``, for PyTorch alone, and compare it.
 
-    ``torch.export.load(path).module()`` takes images of this shape (C, H, W), in any number, and
-    returns the tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`, within 1e-4 here: else
-    there is an :class:`ExportMismatch`. A model that cannot be traced is a ``ValueError``.
+    ``torch.export.load(path).module()`` takes any number of images, and returns the tensors of
+    :class:`~mmkcr.deploy.tensor_model.TensorModel`.
+
+    Args:
+        model (nn.Module): A backbone or task model; it is not changed.
+        path (str | Path): Output file; an existing one is replaced.
+        input_shape (Sequence[int]): (C, H, W) of the images.
+
+    Raises:
+        ExportMismatch: The outputs differ by more than 1e-4; nothing is written.
+        ValueError: The model cannot be traced.
     """
     with eval_mode(model), torch.no_grad(), atomic_write(path) as temporary:
         view = TensorModel(model)
@@ -147,10 +182,10 @@ def export_program(model: nn.Module, path: str | Path, input_shape: Sequence[int
         module = torch.export.load(temporary).module()
         errors = {(batch, *input_shape): _difference(
             view, module, torch.randn(batch, *input_shape).to(images)) for batch in (1, 3)}
-        _check(errors, 1e-4, 'torch.export')
+        _check_errors(errors, 1e-4, 'torch.export')
 
 
-def _check(errors: dict[Shape, float], tolerance: float, runtime: str) -> None:
+def _check_errors(errors: dict[Shape, float], tolerance: float, runtime: str) -> None:
     worst = max(errors, key=errors.get)
     # not <=: nan must fail, too
     if not errors[worst] <= tolerance:
@@ -222,7 +257,7 @@ def _fold_constants(path: Path) -> 'object':
 
 
 def find_padding_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]:
-    """A size at which every map of the model is padded; odd, and larger than its own.
+    """A shape (C, H, W) that pads every map of the model; its sides are odd and larger.
 
     The hosts skip padding where it would do nothing, and then a trace would not contain it.
     In the graph it has no effect on maps that need none.
@@ -238,9 +273,9 @@ def find_padding_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int
 
 
 def read_macs_and_shape(path: str | Path) -> tuple[int | None, tuple[int, ...] | None]:
-    """What an ONNX file says of one image: its MACs and its shape (C, H, W); each may be None.
+    """MACs of one image, and its shape (C, H, W), as an ONNX file says them; each may be None.
 
-    A file of dynamic size records the MACs at this size, and not at another.
+    A file of dynamic size has the MACs at this shape alone.
     """
     import onnx
     content = onnx.load(path, load_external_data=False)
@@ -259,15 +294,27 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
                  runtime: str = 'onnxruntime') -> dict[Shape, float]:
-    """Largest difference of a file in a runtime from PyTorch, on random images of some shapes.
+    """Compare a file in a runtime with PyTorch, on random images.
 
-    See :class:`ExportReport`; infinite where the runtime fails or gives other shapes.
+    Args:
+        model (nn.Module): The network in PyTorch, a function from images to tensors.
+        path (str | Path): Its ONNX file.
+        shapes (Sequence[tuple[int, int, int, int]]): (B, C, H, W) of the images.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.PACKAGES`. Defaults to
+            ``'onnxruntime'``.
+
+    Returns:
+        dict: By shape the largest difference, relative to the largest output (at least 1);
+        infinite where the runtime fails or gives outputs of other shapes.
     """
     session = open_onnx(path, runtime)
     generator = torch.Generator().manual_seed(0)
-    return {shape: _difference(
-        model, lambda images: [torch.from_numpy(output) for output in session(images.numpy())],
-        torch.randn(shape, generator=generator)) for shape in map(tuple, shapes)}
+
+    def run(images: Tensor) -> list[Tensor]:
+        return [torch.from_numpy(output) for output in session(images.numpy())]
+
+    return {shape: _difference(model, run, torch.randn(shape, generator=generator))
+            for shape in map(tuple, shapes)}
 
 
 def _difference(model: nn.Module, other: Callable[[Tensor], Any], images: Tensor) -> float:

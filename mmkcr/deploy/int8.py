@@ -39,10 +39,16 @@ def quantize_onnx(source: str | Path, target: str | Path,
     dequantise nodes, but only the intended one runs it fast.
 
     Args:
-        source, target (str | Path): The fp32 file and the new one; an existing one is replaced.
+        source (str | Path): The fp32 file.
+        target (str | Path): The new file; an existing one is replaced.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
-        runtime (str): One of :data:`QUANTIZERS`, see :func:`require_quantizer`.
-        skip (Sequence[str]): Nodes that stay in fp32, see :func:`sensitive_nodes`.
+        runtime (str): One of :data:`QUANTIZERS`. Defaults to ``'onnxruntime'``.
+        skip (Sequence[str]): Nodes that stay in fp32, see :func:`sensitive_nodes`. Defaults to
+            none.
+
+    Raises:
+        ImportError: The runtime or its quantiser is not installed.
+        ValueError: No images, or another runtime.
     """
     require_quantizer(runtime)
     if not len(images):
@@ -53,7 +59,12 @@ def quantize_onnx(source: str | Path, target: str | Path,
 
 
 def require_quantizer(runtime: str) -> None:
-    """Refuse a runtime outside :data:`QUANTIZERS`, or that lacks its quantiser: what to install."""
+    """Refuse a runtime outside :data:`QUANTIZERS`, or without its quantiser.
+
+    Raises:
+        ImportError: The quantiser is not installed; the message says how to install it.
+        ValueError: Another runtime.
+    """
     if runtime not in QUANTIZERS:
         raise ValueError(f'expected a runtime that int8 files are made for, of '
                          f'{sorted(QUANTIZERS)}, found {runtime!r}')
@@ -98,8 +109,8 @@ def sensitive_nodes(quantized: Path, judge: Callable[[Path], tuple[float, float]
                     enough: float) -> dict[str, list[str]]:
     """Blocks that lose most in int8, with their nodes: as few as must stay in fp32.
 
-    Each block in turn gets its inputs as they were before they were rounded; the blocks without
-    which least is lost come first. It is a look at an existing int8 file, which stays as it is.
+    Each block in turn gets its inputs without their rounding; the blocks whose rounding loses most
+    come first. The int8 file stays as it is.
 
     Args:
         quantized (Path): The int8 file.

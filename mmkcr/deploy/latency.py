@@ -29,7 +29,7 @@ Clock = Callable[[], float]
 class PairTiming:
     """Seconds of both sides, pair by pair, and their MACs for one image.
 
-    MACs are None where a file does not say them, or those of another size.
+    MACs are None where a file does not say them, or says them for another size.
     """
 
     dense: list[float]
@@ -44,7 +44,7 @@ class PairTiming:
 
     @property
     def ratios(self) -> list[float]:
-        """Seconds of the second over those of the first, pair by pair."""
+        """Seconds of the second side over seconds of the first, pair by pair."""
         return [slim / dense for dense, slim in zip(self.dense, self.slim)]
 
     @property
@@ -59,7 +59,7 @@ class PairTiming:
 
     @property
     def macs_ratio(self) -> float | None:
-        """MACs of the second over those of the first."""
+        """MACs of the second side over MACs of the first; None where one is not known."""
         return None if None in (self.macs_slim, self.macs_dense) else \
             self.macs_slim / self.macs_dense
 
@@ -67,7 +67,10 @@ class PairTiming:
         """Share of the MAC saving that became time: ``(1 - t_s / t_d) / (1 - m_s / m_d)``.
 
         It is 1 where a tenth fewer MACs take a tenth less time; None where the MACs are not fewer,
-        or not known. The ratio of seconds is :attr:`ratio` by default.
+        or not known.
+
+        Args:
+            ratio (float, optional): Ratio of seconds. Defaults to None: :attr:`ratio`.
         """
         saved = 0. if self.macs_ratio is None else 1 - self.macs_ratio
         return (1 - (self.ratio if ratio is None else ratio)) / saved if saved > 0 else None
@@ -83,11 +86,17 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
             :class:`~mmkcr.deploy.tensor_model.TensorModel`, which is timed in eval mode, gets its
             own modes back, and is exported for runtimes of ONNX files.
         inputs (Tensor): Images (B, C, H, W), on the device of both.
-        repeats, warmup (int): Pairs, and uncounted pairs before these.
-        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
-        threads (int, optional): See :func:`~mmkcr.deploy.runtimes.open_onnx`.
-        amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
+        repeats (int): Pairs that count. Defaults to 20.
+        warmup (int): Pairs before them that do not count. Defaults to 3.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`. Defaults to ``'eager'``.
+        threads (int, optional): CPU threads. Defaults to None: the runtime's default.
+        amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch. Defaults
+            to None: none.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
+
+    Raises:
+        ImportError: The runtime is not installed.
+        ValueError: No pairs, another ``amp`` or runtime, or a file for a runtime of modules.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f'expected at least one repeat and no negative warm-up, found '
@@ -113,6 +122,11 @@ def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
     """The clock of the process where one thread of a CPU computes, so that neighbours do not count.
 
     Elsewhere, and in TensorRT, which computes on a GPU, it is the wall clock.
+
+    Args:
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
+        threads (int | None): CPU threads, None for the runtime's default.
+        device (str): Kind of device, ``'cpu'`` or ``'cuda'``. Defaults to ``'cpu'``.
     """
     alone = threads == 1 and device == 'cpu' and runtime != 'tensorrt'
     return time.process_time if alone else time.perf_counter
@@ -120,7 +134,18 @@ def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
 
 def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,
                   clock: Clock = time.perf_counter) -> tuple[list[float], list[float]]:
-    """Seconds of two calls, made in turns and in alternating order; see :func:`measure_pair`."""
+    """Time two calls in turns, in alternating order.
+
+    Args:
+        first (Callable): A call that returns when its work is done.
+        second (Callable): The call that it is compared with.
+        repeats (int): Pairs that count.
+        warmup (int): Pairs before them that do not count.
+        clock (Callable): Returns seconds. Defaults to the wall clock.
+
+    Returns:
+        tuple[list[float], list[float]]: Seconds of both calls, by pair.
+    """
     seconds: tuple[list[float], list[float]] = ([], [])
     for index in show_progress(range(-warmup, repeats), 'Pairs', refresh=False):
         for side, call in ((0, first), (1, second)) if index % 2 else ((1, second), (0, first)):
@@ -134,7 +159,19 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
 
 def _open_side(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: str | None,
                stack: ExitStack) -> tuple[Callable[[], Any], int | None]:
-    """A function that runs one side and returns when it is done; the MACs, if they are known."""
+    """Make a function that runs one side and returns when it is done.
+
+    Args:
+        side (nn.Module | str | Path): A model, or an ONNX file.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
+        inputs (Tensor): Images (B, C, H, W).
+        threads (int | None): CPU threads, None for the runtime's default.
+        amp (str | None): Type of autocast, in PyTorch.
+        stack (ExitStack): Closes the folder of an exported model.
+
+    Returns:
+        tuple: The function, and the MACs of one image, None where a file does not say them.
+    """
     shape = tuple(inputs.shape[1:])
     if runtime not in PACKAGES:
         if not isinstance(side, nn.Module):
@@ -154,13 +191,27 @@ def _open_side(side: Side, runtime: str, inputs: Tensor, threads: int | None, am
 
 
 def export_for_timing(model: nn.Module, path: Path, shape: Sequence[int], runtime: str) -> Path:
-    """The file of a model that is timed with images (B, C, H, W) in a runtime of ONNX files."""
+    """Write the ONNX file of a model to time it.
+
+    Args:
+        model (nn.Module): A backbone or task model, on the CPU.
+        path (Path): Output file.
+        shape (Sequence[int]): (B, C, H, W) of the images.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.PACKAGES`.
+    """
     return export_onnx(model, path, shape[1:], False, shape[:1], 1e-3, runtime).path
 
 
 def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
                amp: str | None = None) -> Callable[[], Any]:
-    """A forward without gradients, eager or compiled, that returns when it is done."""
+    """Make a forward without gradients that returns when the device is done.
+
+    Args:
+        module (nn.Module): The network.
+        inputs (Tensor): Images (B, C, H, W), on its device.
+        runtime (str): ``'eager'`` or ``'compiled'``. Defaults to ``'eager'``.
+        amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast. Defaults to None: none.
+    """
     call = torch.compile(module, dynamic=False) if runtime == 'compiled' else module
 
     def run() -> None:

@@ -20,28 +20,42 @@ from mmkcr.deploy.latency import Side, export_for_timing, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.tasks import counted_part, search_space, task_forward
+from mmkcr.models.tasks import part_to_count, search_space, task_forward
 
 #: Measured shares of the units; the last stands for the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75, 1 - 1e-9)
 #: A prediction that is further off, as a share of itself, is warned of.
 MOST_OFF = 0.05
-#: Conditions of a table of which nothing else was said.
+#: Conditions of a table where a user names no others.
 CONDITIONS: dict[str, Any] = dict(runtime='onnxruntime', threads=1, batch=1)
 
 
 def table_path(config: str | Path, runtime: str, threads: int, batch: int) -> Path:
-    """Where a table of this machine is written and looked for by default."""
+    """Path where a table of this machine is written, and looked for by default.
+
+    Args:
+        config (str | Path): Config of the network; its name begins the file's.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`.
+        threads (int): CPU threads.
+        batch (int): Images of a batch.
+    """
     conditions = f'{runtime}_threads{threads}_batch{batch}_{hardware_name()}'
     return Path(f'work_dirs/latency_tables/{Path(config).stem}_{conditions}.json')
 
 
 def find_table(args: Any) -> Path | None:
-    """The table of a target of time, checked against the conditions that were given.
+    """Find the table of a target of time, and check it against the given conditions.
 
-    The arguments are a :class:`~mmkcr.cli.fields.Timed` with ``target_latency``, ``config``,
-    ``part``, ``shape`` and, if the command has them, ``sites``. Where there is no table, the error
-    has the command that measures it.
+    Args:
+        args (Timed): Arguments of a command with ``target_latency``, ``config``, ``part``,
+            ``shape`` and, if the command has them, ``sites``.
+
+    Returns:
+        Path, optional: The table; None without a target of time.
+
+    Raises:
+        FileNotFoundError: There is no table; the message has the command that measures it.
+        ValueError: It is of other conditions or another machine.
     """
     if args.target_latency is None:
         return None
@@ -62,17 +76,29 @@ def find_table(args: Any) -> Path | None:
 
 def usable_table(path: str | Path, settings: Mapping[str, Any] | None = None,
                  force: bool = False) -> LatencyTable:
-    """Load a table (:func:`~mmkcr.core.load_table`) whose runtime is installed."""
+    """Load a table of latencies whose runtime is installed.
+
+    Args:
+        path (str | Path): File of the table.
+        settings (Mapping, optional): Conditions that it must have, by name. Defaults to None: any.
+        force (bool): Take a table of another machine. Defaults to False.
+
+    Raises:
+        ImportError: Its runtime is not installed.
+        ValueError: It is of other conditions or another machine.
+    """
     table = load_table(path, settings, force)
     require_runtime(table.settings['runtime'])  # the built network will be timed in it
     return table
 
 
-def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
-    """The search space of a backbone or a task model's, for sizes and times; a new one if needed.
+def ensure_search_space(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
+    """The search space of a backbone, or of a task model's; a new one if there is none.
 
-    Without ``sites`` its kinds of site are those of the backbone's class, otherwise
-    :func:`~mmkcr.closed_form.options.default_kinds`.
+    Args:
+        model (nn.Module): A backbone or task model.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: the kinds of the
+            backbone's class, or :func:`~mmkcr.closed_form.options.default_kinds`.
     """
     backbone = getattr(model, 'backbone', model)
     host = backbone if isinstance(backbone, nn.Module) else model
@@ -85,9 +111,9 @@ def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> S
 def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any],
                   sites: Sequence[KindConfig] | None = None, divisor: int = 8,
                   repeats: int = 15) -> Iterator[str]:
-    """Measure what the sites of a network contribute to its time at some sizes, line by line.
+    """Measure the share of a network's sites in its time at some sizes, line by line.
 
-    Sites of the same cost (kind, units, input, MACs) are cut to one size together while the rest
+    Sites of equal cost (kind, units, input, MACs) are cut to one size together while the rest
     stays dense, and the difference is divided among them. So fusion and caches have their effects.
     The table is written after every measurement; sizes that it already contains are not measured
     again. One of another machine or of other conditions is refused.
@@ -96,12 +122,18 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
         model (nn.Module): Dense model with a backbone that has sites; it is not changed.
         path (str | Path): File of the table.
         settings (Mapping): See :class:`~mmkcr.core.LatencyTable`.
-        sites (Sequence[str | dict], optional): See :func:`searchable`.
-        divisor (int): Sizes are multiples of it.
-        repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`.
+        sites (Sequence[str | dict], optional): See :func:`ensure_search_space`.
+        divisor (int): Sizes are multiples of it. Defaults to 8.
+        repeats (int): Timed pairs of a size. Defaults to 15.
+
+    Yields:
+        str: A sentence about each measured size.
+
+    Raises:
+        ValueError: No site has sizes to choose from, or the file has another table.
     """
     dense = copy.deepcopy(model)
-    searchable(dense, sites)
+    ensure_search_space(dense, sites)
     table = _open_table(dense, Path(path), settings, divisor)
     if not any(entry['measured'] for entry in table.classes):
         raise ValueError(f'expected sites with sizes to choose from, found {len(table.classes)} '
@@ -134,7 +166,7 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
 def _open_table(dense: nn.Module, path: Path, settings: Mapping[str, Any],
                 divisor: int) -> LatencyTable:
     """The table as far as it exists, or an empty one."""
-    space, counted = search_space(dense), counted_part(dense, settings['part'])
+    space, counted = search_space(dense), part_to_count(dense, settings['part'])
     macs = MacsModel(counted, space.host, space.sites,
                      task_forward(counted, settings['input_shape']))
     full = {name: site.total for name, site in space.sites.items()}
@@ -163,7 +195,17 @@ def _open_table(dense: nn.Module, path: Path, settings: Mapping[str, Any],
 
 def time_against(dense: Side, subnet: nn.Module, settings: Mapping[str, Any],
                  repeats: int = 15) -> tuple[float, float]:
-    """Nanoseconds of the dense network, and the subnet's share of its time, measured in turns."""
+    """Time a subnet in turns with its dense network.
+
+    Args:
+        dense (nn.Module | str | Path): The dense network, or its ONNX file.
+        subnet (nn.Module): The subnet.
+        settings (Mapping): Conditions of a table: runtime, threads, batch, part and shape.
+        repeats (int): Timed pairs. Defaults to 15.
+
+    Returns:
+        tuple[float, float]: Nanoseconds of the dense network, and the subnet's share of its time.
+    """
     images = torch.randn(settings['batch'], *settings['input_shape'])
     sides = [_find_timed_part(side, settings) for side in (dense, subnet)]
     timing = measure_pair(*sides, images, repeats, 2, settings['runtime'], settings['threads'])
@@ -171,16 +213,22 @@ def time_against(dense: Side, subnet: nn.Module, settings: Mapping[str, Any],
 
 
 def _find_timed_part(side: Side, settings: Mapping[str, Any]) -> Side:
-    """The part of a side that is timed, on the CPU as tables are; a file has no backbone apart."""
+    """The part of a side that is timed, on the CPU; a file is timed whole."""
     part = getattr(side, 'backbone', side) if settings['part'] == 'backbone' else side
     elsewhere = isinstance(part, nn.Module) and next(part.parameters()).device.type != 'cpu'
     return copy.deepcopy(part).cpu() if elsewhere else part
 
 
 def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: dict[str, Any]) -> str:
-    """Time a built subnet, and say how accurate ``latency`` of its structure's provenance was.
+    """Time a subnet, and say in a sentence how accurate the prediction of its time was.
 
     A line of warning follows if it is off by more than :data:`MOST_OFF`.
+
+    Args:
+        dense (nn.Module): The dense network.
+        subnet (nn.Module): The subnet.
+        predicted (dict): Entry ``latency`` of the provenance of its structure: conditions, and
+            predicted times of both networks in nanoseconds.
     """
     _, ratio = time_against(dense, subnet, predicted)
     share = predicted['subnet'] / predicted['dense']

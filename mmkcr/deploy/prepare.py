@@ -1,11 +1,11 @@
-"""From a trained model to the form that a runtime computes fastest, with the same outputs.
+"""From a trained model to the form that a runtime computes fastest, with equal outputs.
 
 Optimisations that runtimes do themselves are left to them: the exporter folds batch norms into
 convolutions, the runtimes fuse activations. Host layers get a form that can be traced:
 ``torch.onnx`` follows tensors, and follows shapes as long as they are integers. A division of
-floats, a ``math.ceil`` or a loop over slices is frozen at the traced size. What stands in
-:data:`TRACEABLE` computes the same from integers. A host's class is known by its name, so that no
-library is imported for a network of another.
+floats, a ``math.ceil`` or a loop over slices is frozen at the traced size. The methods in
+:data:`TRACEABLE` compute equal values from integers. A host's class is known by its name, so that
+no library is imported for a network of another.
 """
 
 import copy
@@ -41,8 +41,14 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
     - Weights that operators in place of heads derive from others are computed once.
     - Host layers that cannot be traced are replaced.
 
-    The model, a backbone or task model, dense or a subnet, is not changed. The runtime is among
-    :data:`EXPORT_RUNTIMES`; with ``dynamic_size`` height and width are not those of the trace.
+    Args:
+        model (nn.Module): A backbone or task model, dense or a subnet; it is not changed.
+        runtime (str): One of :data:`EXPORT_RUNTIMES`. Defaults to ``'any'``.
+        dynamic_size (bool): Whether height and width may differ from the traced image. Defaults to
+            False.
+
+    Raises:
+        ValueError: Another runtime.
     """
     if runtime not in EXPORT_RUNTIMES:
         raise ValueError(f'expected a runtime among {EXPORT_RUNTIMES}, found {runtime!r}')
@@ -68,7 +74,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
                 module.set_form('elements')
             else:  # rows of maps are contiguous anyway
                 module.set_form('gather')
-    return traceable(view, dynamic_size)
+    return make_traceable(view, dynamic_size)
 
 
 def selection_forms(model: nn.Module, runtime: str) -> str:
@@ -90,7 +96,17 @@ def _split_norm(norm: SlicedLayerNorm) -> nn.Module:
 
 
 def window_reverse(windows: Tensor, height: int, width: int, window_size: int) -> Tensor:
-    """Windows (B * nW, w, w, C) to maps (B, H, W, C)."""
+    """Put windows together to maps.
+
+    Args:
+        windows (Tensor): (B * nW, w, w, C).
+        height (int): Height H of the maps, a multiple of w.
+        width (int): Width W of the maps, a multiple of w.
+        window_size (int): Side w of a window.
+
+    Returns:
+        Tensor: Maps (B, H, W, C).
+    """
     rows, columns = height // window_size, width // window_size
     # (B, rows, columns, w, w, C): swap columns and the windows' rows, so that rows of pixels meet
     x = windows.reshape(-1, rows, columns, window_size, window_size, windows.shape[-1])
@@ -99,7 +115,18 @@ def window_reverse(windows: Tensor, height: int, width: int, window_size: int) -
 
 def attention_mask(hw_shape: tuple[int, int], window_size: int, shift_size: int,
                    device: torch.device | None = None) -> Tensor | None:
-    """Mask (nW, w * w, w * w) between tokens that only a cyclic shift made neighbours."""
+    """Mask between tokens that only a cyclic shift made neighbours.
+
+    Args:
+        hw_shape (tuple[int, int]): Height and width of the map, multiples of w.
+        window_size (int): Side w of a window.
+        shift_size (int): Pixels of the shift, smaller than w.
+        device (torch.device, optional): Of the mask. Defaults to None: PyTorch's default.
+
+    Returns:
+        Tensor, optional: (nW, w * w, w * w): 0, or :data:`MASKED` between regions; None without a
+        shift.
+    """
     if shift_size <= 0:
         return None
     def along(length: int) -> Tensor:
@@ -116,13 +143,21 @@ def attention_mask(hw_shape: tuple[int, int], window_size: int, shift_size: int,
 
 
 def host_window_reverse(layer: nn.Module, windows: Tensor, height: int, width: int) -> Tensor:
-    """The same for mmdet's and mmseg's Swin."""
+    """Put windows of mmdet's and mmseg's Swin together to maps.
+
+    Args:
+        layer (nn.Module): The attention layer, which has the side w of its windows.
+        windows (Tensor): (B * nW, w, w, C).
+        height (int): Height of the maps, a multiple of w.
+        width (int): Width of the maps, a multiple of w.
+    """
     return window_reverse(windows, height, width, layer.window_size)
 
 
 def pad_map(layer: nn.Module, x: Tensor) -> Tensor:
     """Pad a map (B, C, H, W) so that a filter of mmcv's covers it, possibly by nothing."""
     def find_padding(length: Any, kernel: int, stride: int, dilation: int) -> Any:
+        """Pixels that a side of a length lacks for a filter's kernel, stride and dilation."""
         outputs = (length + stride - 1) // stride  # ceil, in integers
         pads = (outputs - 1) * stride + (kernel - 1) * dilation + 1 - length
         return pads.clamp(min=0) if isinstance(pads, Tensor) else max(pads, 0)
@@ -156,7 +191,7 @@ def _averages(length: Any, bins: int, like: Tensor) -> Tensor:
 
 
 def mobile_block(layer: nn.Module, x: Tensor) -> Tensor:
-    """MobileViT's block on a map (B, C, H, W), which is resized to whole patches and back."""
+    """Run MobileViT's block on a map (B, C, H, W), resized to whole patches and back."""
     local, (rows, columns) = layer.local_rep(x), layer.patch_size
     batch, channels, height, width = local.shape
     down, across = (height + rows - 1) // rows, (width + columns - 1) // columns
@@ -183,7 +218,7 @@ def unfold(layer: nn.Module, x: Tensor) -> Tensor:
     (rows, columns), dilation, padding, stride = sizes
     if rows != columns or stride != (rows, columns) or padding != (0, 0) or dilation != (1, 1):
         return F.unfold(x, *sizes)
-    # what no whole tile covers is dropped, as unfold does
+    # pixels that no whole tile covers are dropped, as unfold does
     x = x[..., :x.shape[-2] // rows * rows, :x.shape[-1] // rows * rows]
     # pixel_unshuffle has the same channel order as unfold: (C, k, k)
     return F.pixel_unshuffle(x, rows).flatten(2)
@@ -220,14 +255,20 @@ TRACEABLE_AT_ANY_SIZE: dict[str, dict[str, Callable]] = {
 }
 
 
-def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
+def make_traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
     """Replace the host layers inside a module that cannot be traced, in place.
 
-    Returns the module, or what replaces itself. For ``dynamic_size`` see :func:`prepare`.
+    Args:
+        module (nn.Module): A model or a part of one.
+        dynamic_size (bool): Whether height and width may differ from the traced image. Defaults to
+            True.
+
+    Returns:
+        nn.Module: The module, or its replacement where it is such a layer itself.
     """
     for name, child in list(module._modules.items()):
         if child is not None:
-            module._modules[name] = traceable(child, dynamic_size)
+            module._modules[name] = make_traceable(child, dynamic_size)
     kind, table = type(module), TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE
     methods = table.get(f'{kind.__module__}.{kind.__qualname__}')
     return module if methods is None else take_over(

@@ -17,7 +17,7 @@ PACKAGES: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
                                 tensorrt='onnxruntime-gpu tensorrt')
 #: PyTorch itself, and the runtimes of ONNX files.
 RUNTIMES = ('eager', 'compiled', *PACKAGES)
-#: What runtimes say of operators that they lack, or lack for a type of numbers.
+#: Messages of runtimes about operators that they lack, or lack for a type of numbers.
 _LACKS = re.compile(
     r'find an implementation for \S+|No Op registered for \S+|\S+ is not a registered|'
     # of OpenVINO
@@ -40,7 +40,15 @@ def quiet() -> Iterator[None]:
 
 
 def require_runtime(runtime: str) -> None:
-    """Check that one of :data:`RUNTIMES` is installed, else say what to install."""
+    """Check that a runtime is installed.
+
+    Args:
+        runtime (str): One of :data:`RUNTIMES`.
+
+    Raises:
+        ImportError: It is not installed; the message says how to install it.
+        ValueError: Another runtime.
+    """
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
     # that ONNX Runtime has TensorRT is checked where a file is opened
@@ -56,12 +64,12 @@ def open_onnx(path: str | Path, runtime: str = 'onnxruntime', threads: int | Non
 
     Args:
         path (str | Path): A file with one input, the images.
-        runtime (str): One of :data:`PACKAGES`.
+        runtime (str): One of :data:`PACKAGES`. Defaults to ``'onnxruntime'``.
         threads (int, optional): CPU threads. Defaults to None: the runtime's default.
         shape (Sequence[int], optional): (B, C, H, W) of all future images: free dimensions
-            are fixed to it, so that the runtime can plan.
-        device (str): ``'cpu'``, ``'cuda'`` or such as ``'cuda:1'``. TensorRT always uses a GPU,
-            OpenVINO the CPU.
+            are fixed to it, so that the runtime can plan. Defaults to None: they stay free.
+        device (str): ``'cpu'``, ``'cuda'`` or, with a number, ``'cuda:1'``. TensorRT always uses a
+            GPU, OpenVINO the CPU. Defaults to ``'cpu'``.
 
     Returns:
         Callable: Takes images (B, C, H, W), returns the outputs, all fp32 arrays. OpenVINO's are
@@ -165,7 +173,11 @@ def _open_openvino(path: str, runtime: str, threads: int | None,
 
 
 def half_precision(runtime: str) -> str:
-    """The 16-bit type that a runtime computes in on this processor; none is a ``ValueError``."""
+    """The 16-bit type that a runtime computes in on this processor, as the runtime names it.
+
+    Raises:
+        ValueError: The runtime or the processor has none.
+    """
     if runtime == 'openvino':
         import openvino
         able = openvino.Core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')
@@ -177,7 +189,14 @@ def half_precision(runtime: str) -> str:
 
 
 def set_precision(source: str | Path, target: str | Path, precision: str) -> None:
-    """Write a file that says in which type :func:`open_onnx` is to compute it in OpenVINO."""
+    """Write a copy of an ONNX file that says in which type OpenVINO computes it.
+
+    Args:
+        source (str | Path): An ONNX file.
+        target (str | Path): Output file; an existing one is replaced.
+        precision (str): Type as OpenVINO names it, ``'bf16'`` or ``'f16'``; :func:`open_onnx` reads
+            it.
+    """
     import onnx
     model = onnx.load(source)
     model.metadata_props.add(key=_PRECISION, value=precision)

@@ -35,7 +35,11 @@ class TensorModel(nn.Module):
         self.train(False)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Run on normalised images (B, C, H, W)."""
+        """Run on normalised images (B, C, H, W).
+
+        Raises:
+            ValueError: The model returns no tensors.
+        """
         if not self.whole:
             out = self.model(images)
         elif self.detector:
@@ -61,14 +65,19 @@ class TensorModel(nn.Module):
 
 
 def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime') -> None:
-    """Let an exported file compute what :class:`TensorModel` exports.
+    """Let an exported file compute the outputs of :class:`TensorModel`.
 
-    The rest stays in PyTorch: the preprocessor, what turns scores into classes and maps, and the
-    stages of a detector behind its neck. So the hosts' test loops and metrics judge the file, which
-    is one of this network. The task model is changed in place.
+    The rest stays in PyTorch: the preprocessor, the step from scores to classes and maps, and the
+    stages of a detector behind its neck. So the hosts' test loops and metrics judge the file.
+
+    Args:
+        model (nn.Module): The (wrapped) task model; it is changed in place.
+        path (str | Path): ONNX file of this network.
+        runtime (str): One of :data:`~mmkcr.deploy.runtimes.PACKAGES`. Defaults to
+            ``'onnxruntime'``.
 
     Raises:
-        ValueError: The task model's later stages need more than what its file gives; when it runs,
+        ValueError: The task model's later stages need more than its file gives; when it runs,
             images of a size that the file does not take, or outputs of other shapes.
     """
     task = find_task(model)
@@ -77,6 +86,7 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
     unseen = [copy.deepcopy(task)]
 
     def extract_feat(images: Tensor, *_: Any, **__: Any) -> Any:
+        """Outputs of the file for images (B, C, H, W); an error of the runtime is refused."""
         try:
             arrays = session(images.detach().cpu().float().numpy())
         except Exception as error:  # the runtimes' errors have no other common base

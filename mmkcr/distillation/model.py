@@ -49,7 +49,7 @@ class DistilModel:
         self.average = copy.deepcopy(student).to(self.device).requires_grad_(False)
         self.teacher = copy.deepcopy(teacher).to(self.device).requires_grad_(False)
         for network in (self.student, self.average, self.teacher):
-            network.eval()  # that of mmpretrain's backbones returns None
+            network.eval()  # `eval` of mmpretrain's backbones returns None
         self._forward, self._settings = forward, settings
         self._logits, self._held_out = logits, held_out
         self._between = self._comparable(
@@ -94,7 +94,7 @@ class DistilModel:
 
     @torch.no_grad()
     def _comparable(self, blocks: Sequence[str]) -> list[str]:
-        """The blocks whose outputs have equal shapes in both networks; heads are made narrower."""
+        """The blocks whose outputs have equal shapes in both networks."""
         batch = move_batch(self._held_out[0], self.device)
         shapes = []
         for network in (self.student, self.teacher):
@@ -115,6 +115,7 @@ class DistilModel:
                 / len(outs) for outs in zip(*outputs)]
 
     def _distances(self, outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
+        """Mean squared differences of outputs, each over the variance of the teacher's output."""
         return [(one.float() - other.float()).square().mean() / variance
                 for one, other, variance in zip(outputs, wanted, self._variances)]
 
@@ -140,6 +141,7 @@ class DistilModel:
         caught: dict[str, list[Tensor]] = {}
 
         def catch(path: str, out: Any) -> Any:
+            """Take a block's output, and stop gradients behind it."""
             caught[path] = flat_tensors(out)[:1]
             return map_tensors(out, Tensor.detach)
 

@@ -83,7 +83,7 @@ class Training:
         """
         before = [value.detach().clone() for value in self._student]
         took: list[float] = []
-        self._add_gradients(0)  # what is made at the first call
+        self._add_gradients(0)  # the first call makes kernels and buffers
         while not took or sum(took) < MEASURED * seconds and len(took) < MOST_MEASURED:
             began = time.perf_counter()
             self.take_step(0, 1)
@@ -147,6 +147,7 @@ class Training:
         return loss
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
+        """AdamW with a rate for each power of two of the tensors' root mean squares."""
         groups: dict[float, list[Tensor]] = {}  # few: each costs a GPU launches of its own
         for value in self._student:
             unit = float(value.detach().square().mean().sqrt()) or ZEROS
@@ -170,7 +171,7 @@ def rate_at(step: int, steps: int, settings: DistilOptions) -> float:
 
 
 def steps_to_compare(steps: int, settings: DistilOptions) -> Sequence[int]:
-    """Numbers of taken steps before each comparison of the weights; the last step is among them.
+    """Numbers of steps that are taken before each comparison; the last comparison ends the run.
 
     Args:
         steps (int): Number of steps of the run.

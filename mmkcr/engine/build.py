@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.core.checks import check_place, did_you_mean
-from mmkcr.engine.compressed_config import compressed_config, image_size, task_config
+from mmkcr.engine.compressed_config import expand_compression, image_size, task_config
 from mmkcr.hosts import TRANSFORMERS_4, ensure_torchvision, prepare_hosts
 from mmkcr.models.counting import tell_other_sizes
 from mmkcr.models.loading import load_task, weights_of
@@ -171,7 +171,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None,
     if options:
         take_options(config, options)
         drop_idle_workers(config)
-    return compressed_config(config) if compressed else config
+    return expand_compression(config) if compressed else config
 
 
 #: What a config may have although it has it not, beside a variable of any other name.
@@ -258,7 +258,7 @@ def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float]) -> l
             if not abs(metrics.get(name, float('nan')) - value) <= tolerance]
 
 
-def trained_weights(config: Config, given: str | None, what: str) -> str:
+def find_weights(config: Config, given: str | None, what: str) -> str:
     """The checkpoint of a command that needs a trained network: the given one, or the config's.
 
     Of the config, which errors name as ``what``, it is ``load_from``, or the ``weights`` of its

@@ -38,10 +38,10 @@ class CompressionRunner(Runner):
     @classmethod
     def from_cfg(cls, cfg: Config) -> Runner:
         """Build the runner of the config that ``compression`` stands for."""
-        return Runner.from_cfg(compressed_config(cfg))
+        return Runner.from_cfg(expand_compression(cfg))
 
 
-def compressed_config(config: Config) -> Config:
+def expand_compression(config: Config) -> Config:
     """Expand ``compression`` to the ordinary config that it stands for.
 
     - The backbone is wrapped in ``mmkcr.Searchable`` with ``sites`` and either ``gates`` or
@@ -133,7 +133,7 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
         if not settings.sites or settings.sites == 'own':
             raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
                              f'{settings.sites!r}')
-        config.model = ConfigDict(type='mmkcr.Searchable', backbone=scoped(config.model, config),
+        config.model = ConfigDict(type='mmkcr.Searchable', backbone=add_scope(config.model, config),
                                   sites=settings.sites, **given)
         return
     backbone = config.model.backbone
@@ -146,12 +146,12 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
             of_package and 'structure' not in backbone and settings.sites is None):
         added = dict(backbone)  # a class of this package knows its kinds
     else:
-        added = dict(type='mmkcr.Searchable', backbone=scoped(backbone, config),
+        added = dict(type='mmkcr.Searchable', backbone=add_scope(backbone, config),
                      sites=settings.sites or ['mlp_channels'])
     config.model.backbone = ConfigDict(added, **given)
 
 
-def scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
+def add_scope(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
     """A config of a model or backbone whose type names its library.
 
     ``mmkcr.Searchable`` builds it from the root registry, whatever the scope is then.

@@ -128,7 +128,7 @@ def feature_layer_of(model: nn.Module) -> str:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def preserve_state(model: nn.Module) -> Iterator[None]:
     """Eval mode inside; afterwards all modules' modes and all random states are restored."""
     with keep_randomness(), eval_mode(model):
         yield

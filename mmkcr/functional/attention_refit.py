@@ -84,6 +84,9 @@ def rotary_pairs(width: int, layout: str) -> Tensor:
     """The two channels of every rotary pair of ``width`` d, int64 (d / 2, 2).
 
     Pairs are (i, i + d / 2) in the layout 'half', (2 i, 2 i + 1) in 'interleaved'.
+
+    Raises:
+        ValueError: An odd width, or another layout.
     """
     if layout not in ROTARY_LAYOUTS or width % 2:
         raise ValueError(f'expected an even head width and a layout of {ROTARY_LAYOUTS}, found '
@@ -93,9 +96,12 @@ def rotary_pairs(width: int, layout: str) -> Tensor:
 
 
 def channels_of_pairs(pairs: Tensor, width: int, layout: str) -> Tensor:
-    """Channels of some pairs (k,), in the order that the narrower head has them, int64 (2 k,).
+    """Channels of some pairs, in the order of the narrower head, int64 (2 k,).
 
-    The other arguments are those of :func:`rotary_pairs`, of the wide head.
+    Args:
+        pairs (Tensor): Positions of the pairs, (k,).
+        width (int): Channels of the wide head.
+        layout (str): Of the wide head, see :func:`rotary_pairs`.
     """
     channels = rotary_pairs(width, layout).to(pairs.device)[pairs]
     return (channels.T if layout == 'half' else channels).flatten()

@@ -69,7 +69,7 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = N
     if not part:
         raise ValueError(f'expected keys that start with `{prefix}` in the checkpoint '
                          f'`{checkpoint}`, found {", ".join(list(state)[:3]) or "no key"}')
-    load_named(backbone, {**recorded_digests(backbone, content, str(checkpoint)), **part},
+    load_named(backbone, {**read_digests(backbone, content, str(checkpoint)), **part},
                str(checkpoint))
     if hasattr(backbone, '_params_init_info'):
         from mmengine.model import update_init_info
@@ -86,7 +86,7 @@ def content_sha256(checkpoint: Mapping[str, Any]) -> str:
     return sha.hexdigest()
 
 
-def recorded_digests(module: nn.Module, checkpoint: Mapping[str, Any],
+def read_digests(module: nn.Module, checkpoint: Mapping[str, Any],
                      path: str) -> dict[str, Tensor]:
     """Compare the structure in a checkpoint's ``meta``, if there is one, with that of a module.
 

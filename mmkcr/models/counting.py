@@ -22,12 +22,12 @@ from mmkcr.core.products import state_bytes
 from .head_choice import is_choice
 from .search_space import StructureLike, search_spaces
 from .tasks import (
-    counted_part,
     find_task,
     is_dense_task,
     keep_randomness,
     momentum_copies,
     online_params,
+    part_to_count,
     search_space,
     task_forward,
     unwrap,
@@ -170,7 +170,7 @@ def part_rows(parts: Parts) -> list[tuple[str, ...]]:
             for name, (dense, slim) in {**parts, 'whole model': totals}.items()]
 
 
-def counted_proposals(model: nn.Module) -> str | None:
+def describe_proposals(model: nn.Module) -> str | None:
     """A sentence on the number of proposals in a two-stage detector's MACs, None for others."""
     count = most_proposals(find_task(model))
     return None if count is None else (
@@ -186,12 +186,12 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None
     Args:
         structure (Structure): With ``macs``; changed in place.
         subnet (nn.Module): A bare backbone or task model.
-        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
+        part (str, optional): See :func:`~mmkcr.models.tasks.part_to_count`.
     """
     host = search_space(subnet).host
     if host is subnet and is_dense_task(subnet):
         structure.macs['part'] = 'model'  # a whole model has no separate backbone
-    elif counted_part(subnet, part) is not subnet:
+    elif part_to_count(subnet, part) is not subnet:
         structure.macs['part'] = 'backbone'
     else:
         structure.macs['backbone'] = count_macs(host, structure.macs['input_shape'])
@@ -247,7 +247,7 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
             f'{count}: the structure or the arguments of the backbone were altered since it was '
             'searched (a structure without `macs` and `params` is not compared)')
 
-    def counted(module: nn.Module) -> int | None:
+    def count_once(module: nn.Module) -> int | None:
         try:
             with keep_randomness():
                 return count_macs(module, shape)
@@ -259,11 +259,11 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
             return None
 
     complete = host if 'part' in macs else model
-    built = counted(host) if shape else None
+    built = count_once(host) if shape else None
     if built is not None and complete is not host and 'backbone' in macs:
         compare(f'MACs at {tuple(shape)}', macs['backbone'], built)
     # of the whole network, unless that is not known and may have another head
-    total = built if complete in (host, None) else counted(complete)
+    total = built if complete in (host, None) else count_once(complete)
     if total is not None and not (complete is None and 'backbone' in macs):
         compare(f'MACs at {tuple(shape)}', macs['subnet'], total, complete is not None)
     if params and model is not None:

@@ -118,6 +118,7 @@ def features_on_samples(model: nn.Module, layer: str = 'backbone',
         TypeError: A forward pass does not return one data sample an image.
     """
     def attach(module: nn.Module, args: tuple, outputs: Any) -> None:
+        """Put the features of a forward pass on its ``outputs``; an error if they do not fit."""
         features = tap.features
         if not isinstance(outputs, (list, tuple)) or len(outputs) != len(features):
             raise TypeError(f'expected a list of `{len(features)}` data samples from '

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .backbone_loading import BACKBONE, load_named, recorded_digests
+from .backbone_loading import BACKBONE, load_named, read_digests
 from .strict_loading import NO_KEY, RECOMPUTED, refuse
 from .tasks import find_task, unwrap
 
@@ -22,7 +22,7 @@ def weights_of(checkpoint: Mapping[str, Any], model: nn.Module, path: str) -> di
     Args:
         checkpoint (Mapping): Its content.
         model (nn.Module): That the weights are for. The structure in the checkpoint's ``meta``
-            must keep the same units, see :func:`~.backbone_loading.recorded_digests`.
+            must keep the same units, see :func:`~.backbone_loading.read_digests`.
         path (str): Of the checkpoint, for messages.
 
     Raises:
@@ -32,7 +32,7 @@ def weights_of(checkpoint: Mapping[str, Any], model: nn.Module, path: str) -> di
     if not isinstance(state, Mapping):
         raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
                          f'`{type(state).__name__}` as its `state_dict`')
-    return {**recorded_digests(find_task(model), checkpoint, path),
+    return {**read_digests(find_task(model), checkpoint, path),
             **{key.removeprefix('module.'): value for key, value in state.items()}}
 
 

@@ -104,12 +104,12 @@ def check_state(host: nn.Module, state_dict: Mapping[str, Tensor], prefix: str, 
     wrong = {'missing': [key for key in missing if key not in new],
              'unexpected': [key for key in surplus if key not in unused],
              'mis-shaped': [f'{key} {there} for {here}' for key, (there, here) in shapes.items()]}
-    as_dense = state == 'subnet' and not wrong['missing'] + wrong['unexpected'] and all(
-        there >= here for both in shapes.values() for there, here in zip(*both))
-    refuse(f'a checkpoint of the {state} `{name}`'
-           f'{", which is beside its structure" if as_dense else ""}, found '
-           f'{"another, as of the dense network: " if as_dense else ""}', wrong,
-           f' below `{prefix or "."}`')
+    larger = all(there >= here for both in shapes.values() for there, here in zip(*both))
+    expected_text = f'a checkpoint of the {state} `{name}`, found '
+    if state == 'subnet' and larger and not wrong['missing'] + wrong['unexpected']:
+        expected_text = (f'a checkpoint of the {state} `{name}`, which is beside its structure, '
+                         'found another, as of the dense network: ')
+    refuse(expected_text, wrong, f' below `{prefix or "."}`')
     if new or unused:
         from mmengine.logging import print_log
         print_log(f'Expected a checkpoint with all entries of the `{name}` and no '

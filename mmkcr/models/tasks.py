@@ -56,7 +56,7 @@ def online_params(model: nn.Module) -> int:
     return count_params(model) - sum(map(count_params, momentum_copies(model)))
 
 
-def copied_spaces(model: nn.Module) -> list[SearchSpace]:
+def spaces_of_copies(model: nn.Module) -> list[SearchSpace]:
     """Search spaces of the backbones in a model's momentum copies."""
     return [space for copy in momentum_copies(model) for space in search_spaces(copy)]
 
@@ -71,7 +71,7 @@ def renew_record(average: nn.Module) -> None:
 
 
 @contextmanager
-def held_copies(model: nn.Module) -> Iterator[None]:
+def hold_copies(model: nn.Module) -> Iterator[None]:
     """Within the block, a model's momentum copies stay as they are.
 
     Self-supervised models update their copies in every training forward. A copy that was never
@@ -98,7 +98,7 @@ def search_space(model: nn.Module) -> SearchSpace:
 
     Momentum copies are ignored; none, or more than one side by side, is refused.
     """
-    copied = copied_spaces(model)
+    copied = spaces_of_copies(model)
     hosts = [space for space in search_spaces(model) if space not in copied]
     # backbones in hosts that are searched as a whole
     inside = {part for space in hosts for part in space.host.modules() if part is not space.host}
@@ -228,7 +228,7 @@ def is_dense_task(task: nn.Module) -> bool:
     return _of_library(task, 'mmdet.', 'mmseg.') and hasattr(task, 'backbone')
 
 
-def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
+def part_to_count(task: nn.Module, part: str | None = None) -> nn.Module:
     """The module whose MACs a budget counts: ``'model'``, with its heads, or ``'backbone'``.
 
     Without a ``part`` it is the backbone of a detector, whose heads run on as many proposals as its

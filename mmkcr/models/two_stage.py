@@ -66,7 +66,7 @@ def _of_regions(extractor: nn.Module, head: nn.Module, features: Sequence[Tensor
     return head(extractor(features[:extractor.num_inputs], bbox2roi(list(boxes))[:most]))
 
 
-def refined_boxes(task: nn.Module, features: Sequence[Tensor], boxes: Sequence[Tensor],
+def refine_boxes(task: nn.Module, features: Sequence[Tensor], boxes: Sequence[Tensor],
                   samples: Sequence[Any]) -> list[list[Tensor]]:
     """Proposals of all stages of a detector, as its weights refine them, by stage and image.
 

@@ -13,7 +13,7 @@ from torch import nn
 from mmkcr import frontier
 from mmkcr.apis import levers
 from mmkcr.apis.levers import FrontierOptions, SmallerInput
-from mmkcr.deploy.frontier import beaten_by
+from mmkcr.deploy.frontier import find_better_row
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.hosts import ensure_torchvision
 
@@ -67,7 +67,7 @@ def test_rows_and_files(result, model, images, tmp_path):
     assert rows['int8'].bytes < 0.6 * rows['dense'].bytes
     for row in measured:
         assert row.quartiles[0] <= row.ratio <= row.quartiles[1]
-        assert bool(row.file) == (beaten_by(row, result.rows) is None)
+        assert bool(row.file) == (find_better_row(row, result.rows) is None)
     assert {'frontier.csv', 'frontier.md', 'frontier.png', 'frontier-dark.png', 'networks'} == {
         path.name for path in result.folder.iterdir()}
     # another process finds the agreement of every file that is left

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from lab.model_zoo import task_config, uninitialized
 from mmkcr.engine.build import load_config
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 
@@ -64,7 +64,7 @@ def stand_in(cfg):
 def load():
     """What a config file stands for; each file is read once."""
     read = functools.lru_cache(maxsize=None)(
-        lambda path: compressed_config(Config.fromfile(ROOT / path)))
+        lambda path: expand_compression(Config.fromfile(ROOT / path)))
     return lambda path: copy.deepcopy(read(path))
 
 

@@ -15,7 +15,7 @@ from mmengine.runner import save_checkpoint
 
 from lab.model_zoo import uninitialized
 from mmkcr.engine.build import build_model
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.models.tasks import find_task
@@ -144,7 +144,7 @@ def test_transfer_starts_from_the_retrained_backbone(load, tmp_path):
 def test_library_references(path, load, tmp_path):
     own = tmp_path / 'own.py'
     own.write_text(f"_base_ = 'mmkcr::{path}'\ntrain_dataloader = dict(batch_size=3)\n")
-    config, original = compressed_config(Config.fromfile(own)), load(f'configs/{path}')
+    config, original = expand_compression(Config.fromfile(own)), load(f'configs/{path}')
     assert config.train_dataloader.batch_size == 3
     if 'model' in original:
         assert config.model.type == original.model.type

@@ -13,7 +13,7 @@ from mmengine.runner import Runner
 
 from lab.model_zoo import uninitialized
 from mmkcr.engine.build import load_config
-from mmkcr.engine.compressed_config import CompressionRunner, scoped
+from mmkcr.engine.compressed_config import CompressionRunner, add_scope
 from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.methods.search.teachers import DistillationLoss
 from mmkcr.models.counting import macs_report
@@ -109,7 +109,7 @@ def backbone_macs(text):
 @pytest.mark.parametrize('name', ROWS)
 def test_network_is_the_hosts(name):
     config = load_config(ROOT / ROWS[name]['Config'], ROWS[name]['Options'])
-    backbone = copy.deepcopy(scoped(task_of(config).backbone, config)).to_dict()
+    backbone = copy.deepcopy(add_scope(task_of(config).backbone, config)).to_dict()
     if 'flava' in name:
         pytest.importorskip('transformers')
     for where in (backbone, backbone.get('backbone', {})):

@@ -11,7 +11,7 @@ from mmseg.datasets import ADE20KDataset
 
 from lab.model_zoo import uninitialized
 from mmkcr.engine.build import load_config
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 from mmkcr.models.tasks import find_backbone, find_task
 
 SEGMENTATION = [path for path in CONFIGS if path.startswith('configs/kcr/segmentation/')]
@@ -117,7 +117,7 @@ def test_a_step_with_numbers(arch, stage, prepared):
     if stage == 'search':  # on the task itself: the dense config, a method base and a target
         base = load_config(ROOT / 'configs/_base_/methods/kcr_search.py', compressed=False)
         config.compression = dict(base.compression, sites='own', target='80%')
-        config = compressed_config(config)
+        config = expand_compression(config)
     task = runs.task_of(config)
     task.decode_head.channels = task.auxiliary_head.channels = 16
     if stage == 'search':

@@ -9,7 +9,7 @@ from mmseg.models import EncoderDecoder
 from torch import nn
 
 from mmkcr.engine.build import build_model, check_expected, default_shape, load_config
-from mmkcr.engine.compressed_config import compressed_config, image_size
+from mmkcr.engine.compressed_config import expand_compression, image_size
 from mmkcr.models.counting import macs_report
 
 HEADLESS = 'mmpretrain::dinov2/vit-small-p14_dinov2-pre_headless.py'
@@ -70,7 +70,7 @@ def test_images_of_one_channel():
             regularizers=dict(kcr=dict(type='mmkcr.KernelComplexityLoss'))),
         train_cfg=dict(by_epoch=True, max_epochs=4)))
     assert image_size(config) == (1, 28, 28)
-    model = build_model(compressed_config(config))
+    model = build_model(expand_compression(config))
     assert model.macs_model().dense > 0 and model.regularizers.kcr.num_features == 32
 
 

@@ -8,7 +8,7 @@ from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop
 
 from mmkcr.engine.build import load_config
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 
 METHODS = Path(__file__).parents[2] / 'configs/_base_/methods'
 
@@ -26,7 +26,7 @@ def config():
 
 
 def test_own_sites(config):
-    model = compressed_config(config).model
+    model = expand_compression(config).model
     backbone = model.architecture.backbone
     assert (model.type, backbone.type) == ('mmkcr.SearchModel', 'mmkcr.KCRVisionTransformer')
     assert backbone.gates.type == 'mmkcr.GumbelChannelGate' and 'sites' not in backbone
@@ -36,12 +36,12 @@ def test_own_sites(config):
 def test_own_sites_of_another_librarys_backbone(config):
     config.model.backbone.type = 'VisionTransformer'
     with pytest.raises(ValueError, match='expected a backbone of this package.*VisionTransformer'):
-        compressed_config(config)
+        expand_compression(config)
 
 
 def test_hooks_of_a_type_are_not_doubled(config):
     config.custom_hooks = [dict(type='mmkcr.WarmupSwitchHook', begin=3)]
-    hooks = compressed_config(config).custom_hooks
+    hooks = expand_compression(config).custom_hooks
     assert [hook.type.split('.')[-1] for hook in hooks] == [
         'WarmupSwitchHook', 'TemperatureDecayHook', 'NystromRefreshHook']
     assert hooks[0].begin == 3 and hooks[2].interval == 3  # 15 % of 20 epochs
@@ -58,7 +58,7 @@ def test_what_begins_at_a_share_has_at_least_the_last_epoch(config, unit, length
         config.compression.hooks = [
             dict(type='mmkcr.WarmupSwitchHook', begin=share),
             dict(type='mmkcr.NystromRefreshHook', interval='15%')]
-        switch, refresh = compressed_config(config).custom_hooks
+        switch, refresh = expand_compression(config).custom_hooks
         assert (switch.begin, refresh.interval) == (begin, max(1, round(0.15 * length)))
         assert switch.get('by_epoch', True) == (unit == 'max_epochs')
 
@@ -66,7 +66,7 @@ def test_what_begins_at_a_share_has_at_least_the_last_epoch(config, unit, length
 def test_keys_that_the_loop_does_not_know_are_refused(config):
     """They were dropped, so that a mistyped `max_epochs` trained the config's number."""
     config.train_cfg.max_epoch = 1
-    train = compressed_config(config).train_cfg
+    train = expand_compression(config).train_cfg
     train.update(type=EpochBasedTrainLoop)  # which ours is, once it has split the data
     del train['architecture_fraction'], train['split_seed']
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_epoch'"):
@@ -78,16 +78,16 @@ def test_optimizers_that_are_split_stay(config):
                  weights=dict(optimizer=dict(type='SGD', lr=0.1)),
                  architecture=dict(optimizer=dict(type='SGD', lr=0.2)))
     config.optim_wrapper = split
-    found = compressed_config(config)
+    found = expand_compression(config)
     assert found.optim_wrapper.to_dict() == split and found.train_cfg.max_epochs == 20
     config.optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
-    assert set(compressed_config(config).optim_wrapper) == {
+    assert set(expand_compression(config).optim_wrapper) == {
         'constructor', 'weights', 'architecture'}
 
 
 def test_wrapper_with_arguments(config):
     config.compression.wrapper = dict(type='mmkcr.MaskedSearchModel', reconstruction=None)
-    model = compressed_config(config).model
+    model = expand_compression(config).model
     assert (model.type, model.reconstruction) == ('mmkcr.MaskedSearchModel', None)
 
 
@@ -96,7 +96,7 @@ def test_entries_of_the_wrapper_are_merged_last(config):
     config.merge_from_dict({
         'model.price.weight': 0.7, 'model.regularizers.kcr.weight': 1.5,
         'model.architecture.backbone.gates.init': 0.5, 'model.architecture.head.in_channels': 8})
-    model = compressed_config(config).model
+    model = expand_compression(config).model
     assert (model.price.weight, model.regularizers.kcr.weight) == (0.7, 1.5)
     backbone, head = model.architecture.backbone, model.architecture.head
     assert (backbone.gates.type, backbone.gates.init) == ('mmkcr.GumbelChannelGate', 0.5)
@@ -105,7 +105,7 @@ def test_entries_of_the_wrapper_are_merged_last(config):
 
 def test_the_given_config_is_left_as_it_is(config):
     before = Config(config._cfg_dict.to_dict())
-    compressed_config(config)
+    expand_compression(config)
     assert config.to_dict() == before.to_dict()
 
 
@@ -123,7 +123,7 @@ def test_what_a_run_starts_from(config, given, found, tmp_path, monkeypatch):
     (tmp_path / 'run' / 'last_checkpoint').write_text('run/epoch_1.pth')
     config.compression.weights = 'subnet.pth'
     config.merge_from_dict(given)
-    config = compressed_config(config)
+    config = expand_compression(config)
     assert dict(load_from=config.get('load_from'), resume=config.get('resume', False)) == found
 
 
@@ -132,5 +132,5 @@ def test_a_backbone_with_a_scope_of_its_own(config):
     config.default_scope = 'mmdet'
     config.compression.sites = ['mlp_hidden']
     config.model.backbone = dict(type='ConvNeXt', _scope_='mmpretrain')
-    found = compressed_config(config).model.architecture.backbone
+    found = expand_compression(config).model.architecture.backbone
     assert found.backbone.type == 'mmpretrain.ConvNeXt' and '_scope_' not in found.backbone

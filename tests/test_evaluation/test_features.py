@@ -106,7 +106,7 @@ def test_undisturbed_restores_modes_and_random_states_after_an_error():
     model[1].eval()
     modes = [module.training for module in model.modules()]
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    with pytest.raises(KeyError), features.undisturbed(model):
+    with pytest.raises(KeyError), features.preserve_state(model):
         assert not any(module.training for module in model.modules())
         torch.rand(3), np.random.rand(3), random.random()
         raise KeyError

@@ -17,7 +17,7 @@ from mmkcr.apis import compress, count_macs, slim
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.methods.kcr.vqa.flava import FlavaImageEncoder, hugging_face
-from mmkcr.models.tasks import counted_part, search_space
+from mmkcr.models.tasks import part_to_count, search_space
 from mmkcr.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +189,7 @@ def test_the_law(kind, transformers):
 
 def test_budgets_are_about_the_image_encoder(transformers):
     model = vqa(**CHANNELS)
-    assert counted_part(model) is model.backbone and counted_part(model, 'model') is model
+    assert part_to_count(model) is model.backbone and part_to_count(model, 'model') is model
     _, structure = slim(model, '80%', input_shape=SHAPE)
     assert structure.macs['subnet'] <= 0.8 * count_macs(vqa().backbone, SHAPE)
     assert count_macs(vqa(), SHAPE) > count_macs(vqa().backbone, SHAPE)

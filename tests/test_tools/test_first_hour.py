@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmkcr.apis import inferencer
 from mmkcr.core.checks import did_you_mean
-from mmkcr.engine.build import trained_weights
+from mmkcr.engine.build import find_weights
 from mmkcr.models.sites.base import KINDS
 
 EXPORT = 'deployment/export_onnx'
@@ -46,10 +46,10 @@ def test_without_weights_nothing_is_made(refused, slim, tool):
 def test_given_weights_come_before_those_of_the_config(named, own):
     config = dict(load_from=own)
     if named or own:
-        assert trained_weights(config, named, 'x.py') == (named or own)
+        assert find_weights(config, named, 'x.py') == (named or own)
     else:
         with pytest.raises(ValueError, match='`x.py` without'):
-            trained_weights(config, named, 'x.py')
+            find_weights(config, named, 'x.py')
 
 
 def test_what_was_done_is_said(refused, slim, small_digits):

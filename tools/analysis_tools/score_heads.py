@@ -45,10 +45,10 @@ from mmkcr.datasets import check_data_folders
 from mmkcr.engine.build import (
     build_model,
     default_shape,
+    find_weights,
     load_config,
     load_weights,
     run_folder,
-    trained_weights,
 )
 from mmkcr.engine.processes import join_processes
 from mmkcr.models.head_choice import (
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.checkpoint is None and "'Pretrained'" in str(config.model):
         model.init_weights()
     else:
-        args.checkpoint = trained_weights(config, args.checkpoint, args.config)
+        args.checkpoint = find_weights(config, args.checkpoint, args.config)
         content = load_weights(model, args.checkpoint)
     folder = Path(args.out or run_folder(config, args.config) / 'slim')
     if args.structure is not None:

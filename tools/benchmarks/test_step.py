@@ -31,7 +31,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.deploy.latency import PairTiming, clock_for, measure_calls
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
-from mmkcr.models.counting import count_parts, counted_proposals
+from mmkcr.models.counting import count_parts, describe_proposals
 from mmkcr.visualization import format_table
 
 
@@ -141,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             path.write_text(json.dumps(dict(arguments=vars(args), machine=machine_info(),
                                             rows=rows), indent=1) + '\n')
     print(report(rows, f'{args.config}, {len(images)} images'))
-    if counted_proposals(dense):
-        print(counted_proposals(dense))
+    if describe_proposals(dense):
+        print(describe_proposals(dense))
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ from mmkcr.closed_form.options import open_search_space
 from mmkcr.core import count_params
 from mmkcr.core.checks import image_shape
 from mmkcr.engine.build import build_model, default_shape, load_config
-from mmkcr.models.counting import count_parts, counted_proposals, part_rows
+from mmkcr.models.counting import count_parts, describe_proposals, part_rows
 from mmkcr.models.tasks import is_dense_task
 from mmkcr.visualization import format_table
 
@@ -92,8 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
               f'{shape[2]}, {row["params"] / 1e6:.4g} of {params / 1e6:.4g} M parameters, '
               f'{row["sites"]} sites, {row["beyond"]} of them outside of the backbone')
         print(format_table(('part', 'dense, G MACs', 'slim', 'share'), part_rows(row['parts'])))
-    if counted_proposals(model):
-        print(counted_proposals(model))
+    if describe_proposals(model):
+        print(describe_proposals(model))
 
 
 if __name__ == '__main__':

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mmkcr.evaluation.features import undisturbed
+from mmkcr.evaluation.features import preserve_state
 from mmkcr.models.tasks import unwrap
 from mmkcr.visualization import show_progress
 from .attention_tap import Attention, AttentionTap
@@ -82,7 +82,7 @@ def attention_statistics(model: nn.Module, loader: DataLoader, images: int | Non
         dict[str, dict]: :meth:`AttentionStatistics.values` by module path.
     """
     model, seen = unwrap(model), 0
-    with undisturbed(model), AttentionTap(model) as tap:
+    with preserve_state(model), AttentionTap(model) as tap:
         found = {name: AttentionStatistics(bins) for name in tap.layers}
         for batch in show_progress(loader, 'Attention'):
             data = model.data_preprocessor(batch, False)

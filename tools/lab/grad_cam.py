@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmkcr.evaluation.features import undisturbed
+from mmkcr.evaluation.features import preserve_state
 from mmkcr.models.tasks import find_task, unwrap
 
 
@@ -92,7 +92,7 @@ def grad_cam(model: nn.Module, inputs: Tensor, labels: Sequence[int] | None = No
     if not hasattr(pytorch_grad_cam, method):
         raise ValueError(f'expected a method of grad-cam such as `GradCAM`, found `{method}`')
     model = unwrap(model)
-    with undisturbed(model):
+    with preserve_state(model):
         _, layer = last_map(model, inputs[:1])
         targets = None if labels is None else [ClassifierOutputTarget(int(y)) for y in labels]
         ratio = inputs.shape[-2] / inputs.shape[-1]

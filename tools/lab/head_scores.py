@@ -14,7 +14,7 @@ from mmengine.dist import all_gather_object, all_reduce, get_comm_device
 from torch import Tensor, nn
 
 from mmkcr.core.forward import stop_after
-from mmkcr.evaluation.features import undisturbed
+from mmkcr.evaluation.features import preserve_state
 from mmkcr.models.layers.operator_attention import TokenGrid
 from mmkcr.models.tasks import find_task, unwrap
 from mmkcr.visualization import show_progress
@@ -234,7 +234,7 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
     rest = {name: site.owner for name, site in sites.items()}
     some = next(iter(sites.values()))
     first, window = some.owner, window_grid(model, some.host)
-    with undisturbed(model):
+    with preserve_state(model):
         # tokens decide the size of the moments, so the first batch is run to count them
         sizes: list[int] = []
         with ExitStack() as stack:

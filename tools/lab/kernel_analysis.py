@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from mmkcr.evaluation.features import (
     feature_layer_of,
     find_pipeline,
+    preserve_state,
     share_of_rank,
-    undisturbed,
     with_pipeline,
 )
 from mmkcr.functional.kernel import DEFAULT_LANDMARKS
@@ -84,7 +84,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str | None = 
     # as in a validation, but without a Runner
     metric = KernelComplexityMetric(prefix='kernel', **kwargs)
     batches = show_progress(loader, 'Kernel complexity') if progress else loader
-    with undisturbed(model), features_on_samples(model, layer):
+    with preserve_state(model), features_on_samples(model, layer):
         for batch in batches:
             samples = model.test_step(batch)
             metric.process(batch, [sample.to_dict() for sample in samples])
@@ -104,7 +104,7 @@ def classification_scores(model: nn.Module, loader: DataLoader) -> dict[str, flo
     """
     losses: list[float] = []
     correct = 0
-    with undisturbed(model):
+    with preserve_state(model):
         for batch in loader:
             for sample in model.test_step(batch):
                 probability = float(sample.pred_score[int(sample.gt_label)])

@@ -24,7 +24,7 @@ from mmkcr.closed_form.compression import compress
 from mmkcr.core import Structure
 from mmkcr.distillation import DistilOptions, distil
 from mmkcr.distillation.augmentation import augment
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models import Searchable
 from mmkcr.models.counting import count_macs
@@ -156,7 +156,7 @@ def run_config(method: str, steps: int, target: int, scores: Path | None,
         config.custom_hooks = [dict(
             type='mmkcr.NystromRefreshHook', landmarks=min(128, images // 2), pipeline=[],
             by_epoch=False, interval=max(2, steps // 3))]
-    return compressed_config(config)
+    return expand_compression(config)
 
 
 def search(method: str, build: Callable[[], nn.Module], images: Tensor, count: int, target: int,

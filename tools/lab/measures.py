@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mmkcr.engine.build import default_shape
-from mmkcr.evaluation.features import feature_layer_of, undisturbed
+from mmkcr.evaluation.features import feature_layer_of, preserve_state
 from mmkcr.methods.dcs.information_bottleneck import information_statistics
 from mmkcr.methods.dcs.qk_mask import MaskWatch, masks_held_open
 from mmkcr.models.counting import count_parts
@@ -40,7 +40,7 @@ def backbone_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
 def question_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
     """Percent of right answers on the validation set, by the first two words of the questions."""
     right: dict[str, list[bool]] = {}
-    with undisturbed(model), torch.no_grad():
+    with preserve_state(model), torch.no_grad():
         for batch in split_loader(config, 'val'):
             for sample in model.test_step(batch):
                 kind = '-'.join(sample.question.lower().split()[:2])
@@ -57,9 +57,9 @@ def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
     if not QKMaskSite.masks(unwrap(model)):
         return {}
     loader = Runner.build_dataloader(config.test_dataloader, seed=0)
-    with undisturbed(model), MaskWatch(model) as watch:
+    with preserve_state(model), MaskWatch(model) as watch:
         _tested(model, loader, config)
-    with undisturbed(model), masks_held_open(model):
+    with preserve_state(model), masks_held_open(model):
         opened = _tested(model, loader, config)
     return {**watch.means(), **{f'{key}_open': float(value) for key, value in opened.items()}}
 

@@ -18,7 +18,7 @@ from mmkcr.core import MacsReport
 from mmkcr.engine.build import build_model, default_shape
 from mmkcr.models.counting import macs_report
 from mmkcr.models.searchable import SearchableBackbone
-from mmkcr.models.tasks import counted_part, online_params, search_space
+from mmkcr.models.tasks import online_params, part_to_count, search_space
 from mmkcr.registry import MODELS
 from .random_subnets import random_subnet
 
@@ -141,7 +141,7 @@ def model_size(config: Config, target: Target | None = None,
     """
     model = uniform_subnet(config, target, replaced, divisor=divisor)
     part = None if config.get('default_scope', 'mmpretrain') == 'mmpretrain' else 'backbone'
-    report = macs_report(counted_part(model, part), default_shape(config, model))
+    report = macs_report(part_to_count(model, part), default_shape(config, model))
     # a dense model may be the host's own, without a search space
     structure = None if target is replaced is None else search_space(model).structure
     kept = [(len(site.kept), site.total) for site in structure.sites.values()] if structure \

@@ -11,7 +11,7 @@ from mmkcr.core import MacsModel, Structure
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
 from mmkcr.models.counting import count_macs, note_backbone_macs
-from mmkcr.models.tasks import counted_part, search_space, task_forward
+from mmkcr.models.tasks import part_to_count, search_space, task_forward
 
 
 def random_subnet(model: nn.Module, target: str | int | float,
@@ -26,7 +26,7 @@ def random_subnet(model: nn.Module, target: str | int | float,
             place.
         target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
-        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
+        part (str, optional): See :func:`~mmkcr.models.tasks.part_to_count`.
         divisor (int): Sizes of sites with at least four times as many units are multiples of it, or
             full. Defaults to 8.
         seed (int): Seed of the choice. Defaults to 0.
@@ -36,7 +36,7 @@ def random_subnet(model: nn.Module, target: str | int | float,
     Raises:
         ValueError: The target is out of reach; the message gives the range.
     """
-    space, counted = search_space(model), counted_part(model, part)
+    space, counted = search_space(model), part_to_count(model, part)
     space.put_masks()  # they stay in the subnet, and their MACs count
     macs = MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
     offered = {name: _sizes(site, divisor, group) for name, site in space.sites.items()}

@@ -103,7 +103,7 @@ class SeededBatches(Sampler):
 
 def set_epoch(loader: DataLoader, epoch: int) -> None:
     """Choose the epoch (from 0) whose order and seeds come next; the sampler need not know it."""
-    _seeded_batches(loader).epoch = epoch
+    _make_seeded(loader).epoch = epoch
     sampler = source_sampler(loader)
     if hasattr(sampler, 'set_epoch'):
         sampler.set_epoch(epoch)
@@ -137,10 +137,10 @@ def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError('expected a map-style dataset for an exact resume, found the iterable '
                         f'`{type(loader.dataset).__name__}` in the {stream} loader')
-    _seeded_batches(loader).key = (seed, stream)
+    _make_seeded(loader).key = (seed, stream)
 
 
-def _seeded_batches(loader: DataLoader) -> SeededBatches:
+def _make_seeded(loader: DataLoader) -> SeededBatches:
     """The loader's batch sampler, which becomes a :class:`SeededBatches` if it is none."""
     if not isinstance(loader.batch_sampler, SeededBatches):
         # PyTorch forbids to set the attribute, as a loader that iterates would not know of it
@@ -154,7 +154,7 @@ def skip_batches(loader: DataLoader, number: int) -> int:
 
     It tells how many there were: fewer than ``number`` at the end of an epoch.
     """
-    sampler = _seeded_batches(loader)
+    sampler = _make_seeded(loader)
     sampler.rest = None  # of a pass that was never begun
     batches = iter(sampler)
     skipped = sum(1 for _ in itertools.islice(batches, number))

@@ -10,7 +10,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mmkcr.evaluation.features import draw_samples, feature_batches, share_of_rank, undisturbed
+from mmkcr.evaluation.features import draw_samples, feature_batches, preserve_state, share_of_rank
 from mmkcr.functional.clusters import (
     INPUTS_PER_CLUSTER,
     SAMPLES_PER_CLUSTER,
@@ -272,7 +272,7 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
         seed (int): Seed of the draws and of k-means. Defaults to 0.
         **kwargs: ``beta``, ``normalize`` and ``smoothing`` of :class:`InformationBottleneckLoss`.
     """
-    with undisturbed(model):
+    with preserve_state(model):
         # one sample tells the widths of features and inputs
         one = share_of_rank(loader.dataset, [0], loader, distributed=False)
         features, _, batch = next(labelled_batches(model, one, layer))

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 from mmkcr.core import eval_mode
 from mmkcr.datasets.part import DatasetPart, sample_sources
 from mmkcr.engine.resume.batches import EndlessBatches, set_epoch, source_sampler
-from mmkcr.models.tasks import held_copies, unwrap
+from mmkcr.models.tasks import hold_copies, unwrap
 from mmkcr.registry import LOOPS
 from .constructors import KEYS, gate_parameters
 
@@ -205,7 +205,7 @@ class _BilevelLoop:
         wrapper: OptimWrapper = self.runner.optim_wrapper['architecture']
         # momentum copies average the weights once per weight step, so not here
         # the bare module, as a distributed wrapper would reduce the gradients of the weights too
-        with wrapper.optim_context(self._module), held_copies(self._module):
+        with wrapper.optim_context(self._module), hold_copies(self._module):
             data = self._module.data_preprocessor(batch, True)
             losses = self._module._run_forward(data, mode='loss')
         loss, logs = self._module.parse_losses(losses)

@@ -23,7 +23,7 @@ class Priced(nn.Module):
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to the shape of the first batch, which is
             reproducible only if all batches have one size.
-        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`. Defaults to None.
+        part (str, optional): See :func:`~mmkcr.models.tasks.part_to_count`. Defaults to None.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
             ``cost='latency'``. Defaults to None.
         force_table (bool): Accept a table of another machine, such as that where the

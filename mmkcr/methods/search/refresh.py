@@ -16,7 +16,7 @@ from mmkcr.evaluation.features import (
     feature_layer_of,
     find_pipeline,
     plain_pipeline,
-    undisturbed,
+    preserve_state,
     with_pipeline,
 )
 from mmkcr.models.feature_tap import features_on_samples
@@ -118,7 +118,7 @@ class RefreshHook(ScheduledHook):
     def refresh(self, runner: Runner) -> None:
         """Compute the state from the current model."""
         step, loss = self.step_of(runner), find_regularizer(runner.model, self.loss)
-        with undisturbed(unwrap(runner.model)):
+        with preserve_state(unwrap(runner.model)):
             text = self.compute(runner, loss, step)
         for buffer in loss.buffers():
             broadcast(buffer)

@@ -15,7 +15,7 @@ from mmkcr.core.gate import resample_gates
 from mmkcr.core.structure import read_json
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.slicing import sites_that_slice
-from mmkcr.models.tasks import copied_spaces, counted_part, search_space, task_forward
+from mmkcr.models.tasks import part_to_count, search_space, spaces_of_copies, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
 
@@ -54,7 +54,7 @@ class SearchModel(RegularizedModel):
                              '"mmkcr.GumbelChannelGate")`), found a '
                              f'`{search_space(self.architecture).type_name}` without')
         # momentum copies use the gates of the network that they average
-        for copy in copied_spaces(self.architecture):
+        for copy in spaces_of_copies(self.architecture):
             _follow_masks(copy, search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
@@ -97,7 +97,7 @@ class SearchModel(RegularizedModel):
         """
         if self._macs is None:
             shape = self.price.input_shape or input_shape
-            counted = counted_part(self.architecture, self.price.part)
+            counted = part_to_count(self.architecture, self.price.part)
             space = search_space(self.architecture)
             self._macs = MacsModel(counted, space.host, space.gated_sites(),
                                    task_forward(counted, shape))

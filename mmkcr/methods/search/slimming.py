@@ -17,13 +17,13 @@ from mmkcr.core.products import added_layers
 from mmkcr.models.counting import cost_model, count_macs, note_backbone_macs
 from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import (
-    copied_spaces,
-    counted_part,
     find_task,
     momentum_copies,
     online_params,
+    part_to_count,
     renew_record,
     search_space,
+    spaces_of_copies,
     task_forward,
     unwrap,
 )
@@ -45,7 +45,7 @@ def slim(model: nn.Module, target_macs: str | int | float | None = None, divisor
             Defaults to None: the channels whose gates are open.
         divisor (int): See :func:`~mmkcr.core.solve_budget`. Defaults to 1.
         input_shape, latency, ordinary: See :func:`~mmkcr.apis.compress`; as there.
-        part (str, optional): What the target limits, see :func:`~mmkcr.models.tasks.counted_part`.
+        part (str, optional): What the target limits, see :func:`~mmkcr.models.tasks.part_to_count`.
             Defaults to None: the part of a ``SearchModel``'s price.
         cost (str): What the target limits, see :func:`~mmkcr.models.counting.cost_model`;
             parameters and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to
@@ -62,11 +62,11 @@ def slim(model: nn.Module, target_macs: str | int | float | None = None, divisor
     part = part or getattr(getattr(model, 'price', None), 'part', None)
     task = copy.deepcopy(find_task(model))  # bare; it becomes the subnet
     space, averages = search_space(task), momentum_copies(task)
-    spaces, sliced = [space, *copied_spaces(task)], bool(space.fixed)
+    spaces, sliced = [space, *spaces_of_copies(task)], bool(space.fixed)
     for one in spaces:
         # heads that a structure replaced, beside sites with gates, get plain weights
         one.fixed = {name: one.sites[name].fold(entry) for name, entry in one.fixed.items()}
-    gates, counted = space.gates(), counted_part(task, part)  # what the target limits
+    gates, counted = space.gates(), part_to_count(task, part)  # what the target limits
     check_finite_gates(gates)
     macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))
     budget = cost_model(cost, macs, latency)

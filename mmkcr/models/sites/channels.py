@@ -52,10 +52,12 @@ class Channels(HostSite):
         writer = self.module(view.writers[0])
         for reads in view.readers:
             layer = self.module(reads.path)
-            before = None if reads.before is None else tuple(
-                item if isinstance(item, int) else self.module(item) for item in reads.before)
-            axes.append(along_inputs(layer, inner=reads.inner * self.width, before=before,
-                                     writer=None if before is None else writer))
+            behind = {}  # other layers' outputs, in a concatenation
+            if reads.before is not None:
+                before = [item if isinstance(item, int) else self.module(item)
+                          for item in reads.before]
+                behind = dict(before=tuple(before), writer=writer)
+            axes.append(along_inputs(layer, inner=reads.inner * self.width, **behind))
         for path, norm in zip(view.writers, view.norms or ('', ) * len(view.writers)):
             # a mask acts on the norm if there is one: the norm would undo a scale in the layer
             axes += along_outputs(self.module(path), not norm, inner=self.width)
@@ -113,9 +115,11 @@ class Embedding(HostSite):
         """See :class:`~mmkcr.models.sites.base.HostSite`."""
         if isinstance(outputs, Tensor):
             return self.widened((outputs, ))[0]
-        return type(outputs)(
-            self.widen(out, 1 if out.ndim == 4 else -1) if place in self.view.places else out
-            for place, out in enumerate(outputs))
+        wide = list(outputs)
+        for place in self.view.places:
+            if place < len(wide):
+                wide[place] = self.widen(wide[place], 1 if wide[place].ndim == 4 else -1)
+        return type(outputs)(wide)
 
     def widen(self, x: Tensor, dim: int = -1) -> Tensor:
         """Put the present channels, along ``dim``, at their places in the dense width, else 0."""

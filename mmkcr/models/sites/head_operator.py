@@ -116,14 +116,14 @@ class HeadOperatorSite(AttentionSite):
         return True
 
     @property
-    def _counted(self) -> HeadOperator:
+    def _operator_to_count(self) -> HeadOperator:
         """The layer's operator; for a dense layer, a new one of all heads, to count with."""
         return getattr(self.owner, 'operator', None) or head_operator(self.operator)(
             self.total, self.view.width, self.grid.extra)
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """MACs of projections, attention products and operator, with ``size`` attention heads."""
-        (_, tokens, dims), width, operator = input_shape, self.view.width, self._counted
+        (_, tokens, dims), width, operator = input_shape, self.view.width, self._operator_to_count
         patches, replaced = tokens - self.grid.extra, self.total - size
         attention = size * width * tokens * (3 * dims + 2 * tokens)  # q, k, v, and two products
         columns = width * (size + operator.count_out(replaced))  # inputs of the output projection
@@ -131,7 +131,7 @@ class HeadOperatorSite(AttentionSite):
 
     def params(self, size: Cost) -> Cost:
         """Parameters; a search's operator is counted as slimming leaves it: folded."""
-        owner, operator, replaced = self.owner, self._counted, self.total - size
+        owner, operator, replaced = self.owner, self._operator_to_count, self.total - size
         mixed = filter(None, (self.holder, getattr(owner, 'operator', None)))
         row = count_params(owner.qkv) // (3 * self.total)  # the queries of one head, or its keys
         column = owner.proj.weight.numel() // self.total

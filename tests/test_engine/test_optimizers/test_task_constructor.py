@@ -6,7 +6,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 
 SMALL = dict(
     mae=('mmpretrain::mae/benchmarks/vit-base-p16_8xb128-coslr-100e_in1k.py', {
@@ -44,7 +44,7 @@ def test_gates_learn_as_their_method_says():
         sites=['head_operator'], gates=dict(type='mmkcr.RelaxedTopKGate', count=1),
         wrapper='mmkcr.SearchModel', price=dict(type='mmkcr.MacsPrice', weight=0.),
         paramwise={'gate.alpha': dict(lr_mult=200., decay_mult=0.)})
-    config = compressed_config(config)
+    config = expand_compression(config)
     found = rates(build_model(config), config.optim_wrapper)
     base = config.optim_wrapper.optimizer.lr
     gates = [setting for name, setting in found.items() if name.endswith('gate.alpha')]
@@ -61,7 +61,7 @@ def test_rates_by_layer(name):
     wanted = rates(build_model(config), config.optim_wrapper)
     assert len({rate for rate, _ in wanted.values()}) > 3
     config.compression = dict(sites=['mlp_hidden'], wrapper='mmkcr.RegularizedModel')
-    config = compressed_config(config)
+    config = expand_compression(config)
     model = build_model(config)
     model.extra = nn.Parameter(torch.zeros(3))  # as a regulariser may have
     found = rates(model, config.optim_wrapper)

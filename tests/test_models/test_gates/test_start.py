@@ -10,7 +10,7 @@ from mmpretrain.models import VisionTransformer
 from mmkcr.apis import compress
 from mmkcr.apis.compress_files import write_sensitivity
 from mmkcr.core import MacsModel
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 from mmkcr.methods.search.search_model import SearchModel, load_scores, start_from_scores
 from mmkcr.models import Searchable
 from mmkcr.models.tasks import task_forward
@@ -129,7 +129,7 @@ def test_a_search_begins_with_them(scores):
 
 def test_a_config_names_the_file():
     from mmengine.config import Config
-    found = compressed_config(Config(dict(
+    found = expand_compression(Config(dict(
         default_scope='mmpretrain',
         model=dict(type='ImageClassifier', backbone=dict(type='VisionTransformer', img_size=32)),
         compression=dict(sites=KINDS, gates=GATES[0], wrapper='mmkcr.SearchModel',

@@ -11,7 +11,7 @@ from mmengine.registry import init_default_scope
 from mmkcr.apis import slim
 from mmkcr.methods.kcr.selfsup import moca_heads
 from mmkcr.methods.kcr.selfsup.moca_heads import OnlineCodebook
-from mmkcr.models.tasks import held_copies, momentum_copies
+from mmkcr.models.tasks import hold_copies, momentum_copies
 from mmkcr.registry import MODELS
 
 WIDTH, WORDS, SHAPE = 16, 8, (3, 32, 32)
@@ -184,7 +184,7 @@ def test_search_slim_and_train_on():
     assert model.regularizers.kcr.num_features == WIDTH
     model.regularizers.kcr.set_basis(torch.eye(WIDTH)[:, :4])
     teacher, = momentum_copies(model)
-    with held_copies(model):  # a step of the gates
+    with hold_copies(model):  # a step of the gates
         words = model.architecture.codebook.words.clone()
         model(views(), mode='loss')
         assert int(teacher.steps) == 0

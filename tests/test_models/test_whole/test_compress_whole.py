@@ -18,7 +18,7 @@ from mmkcr.closed_form.options import open_search_space
 from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
 from mmkcr.distillation import distil
 from mmkcr.engine.build import build_model, dense_config, load_config, load_weights, set_structure
-from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.compressed_config import expand_compression
 from mmkcr.models.counting import count_macs, count_parts
 from mmkcr.models.sites import find_sites
 from .whole_models import DETECTORS, batches, build, config_of
@@ -212,14 +212,14 @@ def test_the_models_own_preprocessor_stays(scope):
     config = config_of('upernet')
     own = dict(config.get('data_preprocessor') or config.model.data_preprocessor, mean=[1., 2., 3.])
     config.data_preprocessor, config.model.data_preprocessor = dict(own, mean=[0., 0., 0.]), own
-    model = build_model(compressed_config(with_search(config, scope, ['mlp_hidden'])))
+    model = build_model(expand_compression(with_search(config, scope, ['mlp_hidden'])))
     assert model.data_preprocessor.mean.flatten().tolist() == [1., 2., 3.]
 
 
 def test_a_search_on_the_whole_model_and_its_slimming():
     """By the `compression` of a config: gates in the head get gradients, and the budget is met."""
     config = with_search(config_of('upernet'), 'model', ['channels', 'mlp_hidden'])
-    model = build_model(compressed_config(config))
+    model = build_model(expand_compression(config))
     model.train()
     batch = batches(model, 1)[0]
     sample = SegDataSample(gt_sem_seg=PixelData(data=torch.zeros(1, 64, 64, dtype=torch.int64)))
@@ -238,4 +238,4 @@ def test_a_search_on_the_whole_model_and_its_slimming():
     assert structure.macs['part'] == 'model' and structure.backbone['type'] == 'mmkcr.Searchable'
     with pytest.raises(ValueError, match="`sites` in `compression` with `scope='model'`, found No"):
         config.compression.sites = None
-        compressed_config(config)
+        expand_compression(config)

@@ -6,9 +6,9 @@ from mmengine.structures import InstanceData
 from torch import nn
 
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.counting import both_parts, count_macs, count_parts, counted_proposals
+from mmkcr.models.counting import both_parts, count_macs, count_parts, describe_proposals
 from mmkcr.models.tasks import task_forward
-from mmkcr.models.two_stage import most_proposals, refined_boxes, two_stage_outputs
+from mmkcr.models.two_stage import most_proposals, refine_boxes, two_stage_outputs
 from .whole_models import MASK_RCNN, SWIN, UPERNET, batches, build
 
 SHAPE = (3, 64, 64)
@@ -46,7 +46,7 @@ def test_parts_are_the_naive_count(path):
     parts = count_parts(model, SHAPE)
     assert {part: macs for part, macs in parts.items() if part != 'backbone'} == naive(model)
     assert 'auxiliary_head' not in parts and parts['backbone'] > 0
-    assert (counted_proposals(model) is None) == (path == UPERNET)
+    assert (describe_proposals(model) is None) == (path == UPERNET)
 
 
 @pytest.mark.parametrize('name, stages, boxes', [('mask_rcnn', 1, 3 * 4), ('cascade', 3, 4)])
@@ -55,7 +55,7 @@ def test_every_second_stage_runs_on_the_stated_number(name, stages, boxes):
     model = build(name)
     for count in (7, 130):
         model.rpn_head.test_cfg['max_per_img'] = count
-        parts, said = count_parts(model, SHAPE), counted_proposals(model)
+        parts, said = count_parts(model, SHAPE), describe_proposals(model)
         assert most_proposals(model) == count and f' {count} proposals' in said
         assert f'masks for {min(count, 100)}.' in said
         # two layers, and those of scores and of boxes, of a cascade for any class; four layers of
@@ -80,7 +80,7 @@ def test_stages_of_a_cascade_run_on_the_boxes_of_the_stage_before():
              torch.tensor([[8., 2., 50., 30.], [1., 9., 20., 60.], [5., 5., 15., 25.]]).double()]
     with torch.no_grad():
         features = model.extract_feat(images)
-        stages = refined_boxes(model, features, boxes, samples)
+        stages = refine_boxes(model, features, boxes, samples)
         _, regions = two_stage_outputs(model, images, samples, stages)
         scores, deltas, masks = model.roi_head.forward(
             features, [InstanceData(bboxes=of_image) for of_image in boxes], samples)
@@ -90,7 +90,7 @@ def test_stages_of_a_cascade_run_on_the_boxes_of_the_stage_before():
     assert torch.allclose(sum(found.sigmoid() for found in regions[3:]) / 3, torch.cat(masks))
     single = build('mask_rcnn')
     with torch.no_grad():
-        assert refined_boxes(single, (), boxes, samples) == [boxes]
+        assert refine_boxes(single, (), boxes, samples) == [boxes]
 
 
 def sparse_rcnn():

@@ -11,7 +11,7 @@ from torch import nn
 
 from mmkcr.apis import count_macs, slim
 from mmkcr.models.feature_tap import FeatureTap
-from mmkcr.models.tasks import held_copies, momentum_copies, search_space
+from mmkcr.models.tasks import hold_copies, momentum_copies, search_space
 from mmkcr.registry import MODELS
 
 SHAPE, WIDTH = (3, 32, 32), 32
@@ -188,7 +188,7 @@ def test_copies_can_be_held():
     model = scatter(search_model(moco(gates=GATES))).train()
     copied, = momentum_copies(model)
     before = copy.deepcopy(copied.state_dict())
-    with held_copies(model):
+    with hold_copies(model):
         model(views(), mode='loss')
     after = copied.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items()
@@ -197,7 +197,7 @@ def test_copies_can_be_held():
     assert int(copied.steps) == 2
     copied.steps.zero_()
     model.architecture.backbone.cls_token.data.fill_(3.)
-    with held_copies(model):  # the first time it becomes the online network
+    with hold_copies(model):  # the first time it becomes the online network
         model(views(), mode='loss')
     assert int(copied.steps) == 0 and bool((copied.module[0].cls_token == 3).all())
 

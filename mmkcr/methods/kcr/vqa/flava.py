@@ -106,7 +106,7 @@ class FlavaVQA(ImageClassifier):
         data_preprocessor, init_cfg: See ``ImageClassifier``.
     """
 
-    #: A budget is about the backbone unless it says otherwise, see ``counted_part``.
+    #: A budget is about the backbone unless it says otherwise, see ``part_to_count``.
     counts_backbone = True
 
     def __init__(self, backbone: Mapping[str, Any] | nn.Module, head: Mapping[str, Any],
