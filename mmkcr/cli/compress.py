@@ -1,9 +1,9 @@
 """Compress any checkpoint in closed form: minutes, unlabelled images, nothing trained.
 
 Writes structure.json, subnet.pth and config.py, an ordinary config of the compressed model that
-train, test, inferencers and export take as it is; and sensitivity.json, what every site loses at
+train, test, inferencers and export take as it is; and sensitivity.json, the loss of every site at
 every size. The folder keeps the calibration (.profiles), so another target needs no new one.
-Several targets share one calibration and get a folder each, such as macs-60 for 60%.
+Several targets share one calibration and get a folder each, as macs-60 for 60%.
 
 A call that was killed goes on where it was if it is repeated: behind the last refitted block, in
 --distil and --finetune from the latest checkpoint, and --evaluate compresses nothing again.
