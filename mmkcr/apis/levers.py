@@ -170,8 +170,7 @@ class SmallerInput(nn.Module):
             raise ValueError('expected outputs that can be compared at another size, found a '
                              "detector's: give its config a smaller `scale`")
         network = copy.deepcopy(network)
-        if hasattr(network, 'set_input_size'):  # of timm
-            network.set_input_size(img_size=sides)
+        _set_input_size(network, sides)
         self.network, self.sides, self.shapes = TensorModel(network), sides, shapes
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -406,6 +405,15 @@ class _Bench:
         result.write()
         self.progress.remove()
         return result
+
+
+def _set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
+    """Tell timm's networks, which have one size, of another."""
+    if hasattr(network, 'set_input_size'):
+        network.set_input_size(img_size=sides)
+        return
+    for child in network.children():
+        _set_input_size(child, sides)
 
 
 def _tensor(batch: Any) -> Tensor:

@@ -128,8 +128,10 @@ def recommend(rows: Sequence[Row], keep: float, quality: Quality) -> str:
         quality (Quality): How :attr:`Row.quality` is shown.
     """
     def tell(row: Row) -> str:
-        return (f'{row.levers} in {NAMES[row.runtime]}: {row.ratio:.2f} of the time of the dense '
-                f'network there, {row.ms:.3g} ms an image, {quality.sentence.format(row.quality)}')
+        time = '' if row.levers == 'dense' else \
+            f'{row.ratio:.2f} of the time of the dense network there, '
+        return (f'{row.levers} in {NAMES[row.runtime]}: {time}{row.ms:.3g} ms an image, '
+                f'{quality.sentence.format(row.quality)}')
 
     lines = []
     for threads in dict.fromkeys(row.threads for row in rows):

@@ -159,6 +159,13 @@ def test_a_smaller_input_gives_maps_of_the_usual_size():
         SmallerInput(tokens, (16, 24), [(1, 4, 24)])(torch.rand(2, 3, 32, 48))
 
 
+def test_a_network_of_one_size_inside_another_gets_the_smaller_one(model):
+    """timm's refuse other sizes unless they are told."""
+    small = SmallerInput(nn.Sequential(model), (32, 32), [(1, 7)])
+    assert small(torch.rand(2, 3, SIDE, SIDE))[0].shape == (2, 7)
+    assert model.patch_embed.img_size == (SIDE, SIDE)
+
+
 def test_files_open_as_they_say(result):
     """A written network takes any number of images."""
     row = next(row for row in result.rows if row.file)
