@@ -53,7 +53,7 @@ from mmkcr.cli.fields import Timed, argument, find_target, read_shape, runs, tar
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.options import AUTO, SCOPES, check_kinds, check_timed
-from mmkcr.core.processes import count_processes, find_rank, join_processes
+from mmkcr.core.processes import count_processes, find_rank, join_torchrun
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import find_table
@@ -342,7 +342,7 @@ def check_alone(args: CompressJob) -> None:
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
     check_first(args)
-    join_processes()
+    join_torchrun()
     if count_processes() > 1:
         check_alone(args)
     # before models are built and images are run, which takes minutes for large ones

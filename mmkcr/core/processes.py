@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed
 
 
-def join_processes() -> None:
+def join_torchrun() -> None:
     """Join the processes that ``torchrun`` started, if it did; GPUs by NCCL, others by gloo."""
     if int(os.environ.get('WORLD_SIZE', 1)) < 2 or distributed.is_initialized():
         return

@@ -113,7 +113,7 @@ class FrontierResult:
                 axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
                           style, color=colour, markersize=5)
             for number, row in enumerate(drop_beaten(there)):  # below and above the line in turns
-                side, place = (('right', (-6, 5)), ('left', (6, -10)))[number % 2]
+                side, place = (('left', (6, -10)), ('right', (-6, 5)))[number % 2]
                 axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
                               textcoords='offset points', color=text, fontsize=7)
             axis.set_facecolor(page)

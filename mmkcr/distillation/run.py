@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mmkcr.closed_form.compression import call_network
 from mmkcr.closed_form.options import Forward
 from mmkcr.core import Progress
-from mmkcr.core.processes import join_processes
+from mmkcr.core.processes import join_torchrun
 from mmkcr.models.tasks import keep_randomness
 from mmkcr.visualization import show_progress
 from .augmentation import AugmentedBatches
@@ -95,7 +95,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     forward = forward or call_network
     batches, held_out = split_images(images, held_out, settings.batch_size)
     check_networks(student, teacher)
-    join_processes()
+    join_torchrun()
     model = DistilModel(student, teacher, forward, settings, logits, held_out)
     training = Training(model, AugmentedBatches(batches, settings, model.device), settings)
     progress = None
