@@ -34,6 +34,7 @@ from mmkcr.closed_form.options import (
 from mmkcr.closed_form.progress import CompressProgress, open_profiles
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
+from mmkcr.core.processes import find_rank
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table
 from mmkcr.distillation import DistilResult, check_length, distil
@@ -249,12 +250,13 @@ def _write_result(task: CompressTask, run: Callable[..., CompressResult], folder
     structure = result.structure
     structure.provenance = dict(task.provenance, **structure.provenance,
                                 agreement=result.agreement)
-    write_config(task.config, task.options.scope, folder, structure)
-    write_subnet(result.model, structure, task.meta, folder)
-    if result.profiles:
-        write_sensitivity(result.profiles, folder / SENSITIVITY)
-    if asked['later'] is None:
-        done.remove()
+    if find_rank() == 0:
+        write_config(task.config, task.options.scope, folder, structure)
+        write_subnet(result.model, structure, task.meta, folder)
+        if result.profiles:
+            write_sensitivity(result.profiles, folder / SENSITIVITY)
+        if asked['later'] is None:
+            done.remove()
     return SubnetFiles(task.model, result.model, structure, folder, done)
 
 

@@ -29,7 +29,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.core.progress import Progress
 from mmkcr.deploy.export import export_onnx
-from mmkcr.deploy.frontier import AGREEMENTS, Lever, Row, combine, undominated
+from mmkcr.deploy.frontier import AGREEMENTS, Lever, Row, combine, drop_beaten
 from mmkcr.deploy.frontier_files import FrontierResult
 from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx, require_quantizer, sensitive_nodes
 from mmkcr.deploy.latency import measure_pair
@@ -170,8 +170,7 @@ class SmallerInput(nn.Module):
             raise ValueError('expected outputs that can be compared at another size, found a '
                              "detector's: give its config a smaller `scale`")
         network = copy.deepcopy(network)
-        if hasattr(network, 'set_input_size'):  # of timm
-            network.set_input_size(img_size=sides)
+        _set_input_size(network, sides)
         self.network, self.sides, self.shapes = TensorModel(network), sides, shapes
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -192,9 +191,9 @@ class SmallerInput(nn.Module):
 
 
 class _Bench:
-    """Makes files of one network, and rows of files; what is done stays in a folder.
+    """Makes files of one network, and rows of files; both stay in a folder for a repeated call.
 
-    Its arguments are those of :func:`measure_frontier`.
+    Arguments are as of :func:`measure_frontier`.
     """
 
     def __init__(self, model: nn.Module, images: Any, options: FrontierOptions, out: Path,
@@ -378,7 +377,7 @@ class _Bench:
         failed = {(row.runtime, row.levers) for row in rows if row.ratio is None}
         rows = [row for row in rows if row.ratio is not None or row.levers.count(' with ') == 0
                 or not any((row.runtime, name) in failed for name in row.levers.split(' with '))]
-        best, folder = {row.file for row in undominated(rows)}, self.out / 'networks'
+        best, folder = {row.file for row in drop_beaten(rows)}, self.out / 'networks'
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*best, *(cut for cut in self.cuts if any(cut in file for file in best))):
             if (folder / name).is_dir():
@@ -406,6 +405,15 @@ class _Bench:
         result.write()
         self.progress.remove()
         return result
+
+
+def _set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
+    """Tell timm's networks, which have one size, of another."""
+    if hasattr(network, 'set_input_size'):
+        network.set_input_size(img_size=sides)
+        return
+    for child in network.children():
+        _set_input_size(child, sides)
 
 
 def _tensor(batch: Any) -> Tensor:

@@ -47,13 +47,13 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
     """Write a compressed network into a folder that :func:`load` reads.
 
     The folder is complete or absent. It has ``model.safetensors``, ``structure.json``,
-    ``report.json`` (sizes, agreement, what was asked, versions, and the SHA-256 of every file,
-    which :func:`load` compares), and how the dense network is
-    built: ``config.json`` of a network of transformers or of timm, ``config.py`` of a task model
-    that carries its config (``cfg``), as the hosts' ``init_detector``, ``init_model`` and
-    ``get_model`` leave it. It is tried: where the network that it gives has other outputs on an
-    image, or there is none, a warning says that :func:`load` needs the dense network. A warning
-    names a rate of dropout or stochastic depth that :func:`load` cannot give back.
+    ``report.json`` (sizes, agreement, options, versions, and the SHA-256 of every file for
+    :func:`load` to compare), and how the dense network is built: ``config.json`` of a network of
+    transformers or of timm, ``config.py`` of a task model that carries its config (``cfg``), as the
+    hosts' ``init_detector``, ``init_model`` and ``get_model`` leave it. The network is built again
+    from the folder: if this fails, or its outputs on an image differ, a warning says that
+    :func:`load` needs the dense network. A warning names a rate of dropout or stochastic depth that
+    :func:`load` cannot give back.
 
     Args:
         result (CompressResult): Of :func:`~mmkcr.closed_form.compression.compress`.
@@ -216,7 +216,7 @@ def load(folder: str | Path, model: nn.Module | None = None,
 
     Args:
         folder (str | Path): With ``structure.json`` and ``model.safetensors``; or with
-            ``config.py`` and what it names, or such a config itself.
+            ``config.py`` and the files that it names; or the path of the config itself.
         model (nn.Module, optional): The dense network, with any weights; it is not changed.
             Defaults to None: the folder says how it is built.
         device (str | torch.device): Where it is put. Defaults to ``'cpu'``.

@@ -1,9 +1,9 @@
 """Compress any checkpoint in closed form: minutes, unlabelled images, nothing trained.
 
 Writes structure.json, subnet.pth and config.py, an ordinary config of the compressed model that
-train, test, inferencers and export take as it is; and sensitivity.json, what every site loses at
+train, test, inferencers and export take as it is; and sensitivity.json, the loss of every site at
 every size. The folder keeps the calibration (.profiles), so another target needs no new one.
-Several targets share one calibration and get a folder each, such as macs-60 for 60%.
+Several targets share one calibration and get a folder each, as macs-60 for 60%.
 
 A call that was killed goes on where it was if it is repeated: behind the last refitted block, in
 --distil and --finetune from the latest checkpoint, and --evaluate compresses nothing again.
@@ -53,6 +53,7 @@ from mmkcr.cli.fields import Timed, argument, find_target, read_shape, runs, tar
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.options import AUTO, SCOPES, check_kinds, check_timed
+from mmkcr.core.processes import count_processes, find_rank, join_torchrun
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import find_table
@@ -329,12 +330,24 @@ def check_first(args: CompressJob) -> None:
         read_length(args.distil)
 
 
+def check_alone(args: CompressJob) -> None:
+    """Refuse, in one of several processes, steps for which the others would wait too long."""
+    for name in ('distil', 'finetune', 'evaluate', 'int8'):
+        if getattr(args, name):
+            raise ValueError(f'expected nothing but a compression in {count_processes()} '
+                             f'processes, found `--{name}`: take this step in one process')
+
+
 @runs(CompressJob)
 def main(args: CompressJob) -> None:
     """Compress, write and print."""
     check_first(args)
+    join_torchrun()
+    if count_processes() > 1:
+        check_alone(args)
     # before models are built and images are run, which takes minutes for large ones
-    print(f'Reading {args.config} and {args.checkpoint}', file=sys.stderr, flush=True)
+    if find_rank() == 0:
+        print(f'Reading {args.config} and {args.checkpoint}', file=sys.stderr, flush=True)
     # what follows, evaluation included, does not compress again if it is killed
     later = {name: getattr(args, name) for name in ('finetune', 'distil')}
     task = build_task(replace(args, latency_table=find_table(args),
@@ -343,6 +356,8 @@ def main(args: CompressJob) -> None:
         check_distillation(task, args.distil)
     finished, metrics, rows = [], [], []
     for files in compress_targets(args, task, later):
+        if find_rank() > 0:
+            continue
         finish(args, task, files, metrics)
         finished.append(files.progress)
         structure = files.structure

@@ -1,6 +1,6 @@
 """The command ``mmkcr``: every command is a module of this package.
 
-``python tools/compress.py CONFIG ...`` in a clone is the same as ``mmkcr compress CONFIG ...``.
+``python tools/compress.py CONFIG ...`` in a clone runs ``mmkcr compress CONFIG ...``.
 """
 
 import sys

@@ -1,12 +1,12 @@
 """Export a subnet, or any model, to ONNX for a runtime, and compare it there with PyTorch.
 
-A classifier gives logits, a segmentor those of its head, a detector the maps of its neck. With
+Classifiers and segmentors give logits, a detector the maps of its neck. With
 --end-to-end (through mmdeploy) a segmentor gives the class of every pixel, a detector its boxes,
 labels and masks. --backbone exports the feature maps of the backbone alone. The batch is
 dynamic. Height and width are fixed for a runtime, and dynamic for
 `any`, where the backbone allows: ViT always, Swin with pad_small_map=True. Outputs are compared at
 several batch sizes and image sizes; a file that differs is not written. Where the config's backbone
-has a structure, the latency against the dense network is measured, exported in the same way.
+has a structure, the latency against the dense network, exported alike, is measured.
 
 Examples:
     mmkcr export slim/config.py --out subnet.onnx

@@ -1,7 +1,7 @@
 """MACs and parameters of a model, from its config alone.
 
 Any classifier, detector or segmentor of the host libraries, dense, supernet
-or subnet. MACs are what the papers' tables call FLOPs, attention products
+or subnet. MACs are called FLOPs in the papers' tables, attention products
 included; no data set and no checkpoint is needed.
 
 Examples:

@@ -241,7 +241,7 @@ def _kinds(method: str) -> list[Any]:
 
 
 def _does_not_fit(host: nn.Module, method: str, kinds: Sequence[str]) -> str:
-    """Error message: why a method does not fit, and which methods fit."""
+    """Error message: why a method does not fit, and the methods that fit."""
     reasons = '; '.join(f'`{kind}`: {reason}' for kind in kinds if (reason := why_not(host, kind)))
     fitting = [f'`--method {other}`' for other in METHODS if other != method
                and not any(why_not(host, kind) for kind in _kinds(other))]

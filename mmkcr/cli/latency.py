@@ -1,14 +1,14 @@
 """Latency of two models against each other, and the share of the MAC saving that became time.
 
-Both run in one process, in turns and in alternating order, under the same settings; the ratio is
+Both run in one process, in turns and in alternating order, under equal settings; the ratio is
 the median over neighbouring pairs. The share is (1 - t_slim / t_dense) / (1 - macs_slim /
 macs_dense). On one thread of a CPU the clock is that of the process, so that neighbours on a busy
 machine do not count; else it is the wall clock.
 
 A side is a config (a file or library::path, also of an ordinary model), a checkpoint with its
 config and --trust-checkpoint, or an ONNX file; weights are random, as times do not depend on them.
-With the config of a subnet alone, the other side is the dense network. Models are exported for the
-runtime, both sides in the same way. Several values of an option are measured one after the other;
+With the config of a subnet alone, the second side is the dense network. Models are exported for the
+runtime, both sides alike. Several values of an option are measured one after the other;
 every pair is a line of a CSV file that is named by hardware and versions.
 
 Examples:
@@ -101,7 +101,7 @@ def make_pair(args: LatencyJob) -> tuple[Side, Side, tuple[int, int, int]]:
 
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
-    """The image's shape, which all ONNX files must say and agree on."""
+    """The image's shape in ONNX files; files without a shape, or with two, are refused."""
     shapes = {read_macs_and_shape(file)[1] for file in files}
     if len(shapes) > 1 or None in shapes:
         raise ValueError('expected `--shape` for ONNX files that do not agree on the size of the '

@@ -1,7 +1,7 @@
 """A table of the time that a network's sites cost at some sizes, for budgets of time.
 
 Made once for a machine, runtime, number of threads and batch size; a call that was stopped goes on
-where it was. Measured in turns with the dense network, exported in the same way.
+where it was. Measured in turns with the dense network, exported alike.
 
 Examples:
     mmkcr latency-table CONFIG --runtime openvino --out openvino.json

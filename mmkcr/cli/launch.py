@@ -19,7 +19,7 @@ from torch import nn
 from mmkcr.core import NonFiniteError, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.engine.build import drop_idle_workers
-from mmkcr.engine.processes import is_first_process, join_processes, no_workers_left
+from mmkcr.engine.processes import is_first_process, no_workers_left, prepare_launcher
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.methods.search.price import MacsPrice
 from mmkcr.methods.search.refresh import RefreshHook
@@ -95,7 +95,7 @@ def latest_checkpoint(work_dir: str) -> str | None:
 
 def build_runner(config: Config) -> Runner:
     """Build the runner; without a GPU, processes communicate by gloo."""
-    join_processes(config)
+    prepare_launcher(config)
     runner = RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
     refuse_gates_without_search(unwrap(runner.model))
     return runner

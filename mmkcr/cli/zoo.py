@@ -1,7 +1,7 @@
-"""List the models of this package: sizes, data, and what was measured here.
+"""List the models of this package: sizes, data, and metrics that were measured here.
 
 A row without a result has not been run at its full length; its size is counted. MACs are of one
-image, attention included, of detectors and segmentors those of the backbone. Some small networks
+image, attention included; of detectors and segmentors, of the backbone alone. Some small networks
 come trained: --path names their weights beside their configs. Several models of one config differ
 by --cfg-options, which --path prints, too.
 
@@ -33,14 +33,14 @@ class ZooJob:
                           '--cfg-options where the model has them', False)
 
 
-def results(entry: Mapping[str, Any]) -> str:
+def format_results(entry: Mapping[str, Any]) -> str:
     """Measured metrics, as in ``box AP 0.66, mask AP 0.55``."""
     metrics = [metric for result in entry.get('Results') or ()
                for metric in (result.get('Metrics') or {}).items()]
     return ', '.join(f'{name} {value}' for name, value in metrics)
 
 
-def scaled(value: float | None, unit: float) -> str:
+def format_size(value: float | None, unit: float) -> str:
     """A size in a unit, as text; '' where it is not known."""
     return f'{value / unit:.4g}' if value else ''
 
@@ -61,7 +61,8 @@ def main(args: ZooJob) -> None:
     rows = []
     for name, entry in entries.items():
         meta = entry.get('Metadata') or {}
-        rows.append((name, scaled(meta.get('FLOPs'), 1e9), scaled(meta.get('Parameters'), 1e6),
-                     meta.get('Training Data', ''), results(entry),
+        sizes = format_size(meta.get('FLOPs'), 1e9), format_size(meta.get('Parameters'), 1e6)
+        rows.append((name, *sizes,
+                     meta.get('Training Data', ''), format_results(entry),
                      'here' if 'Weights' in entry else ''))
     print(format_table(('model', 'MACs (G)', 'params (M)', 'data', 'measured', 'weights'), rows))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmkcr.core.forward import flat_tensors
+from mmkcr.core.processes import count_processes, find_rank
 
 #: Groups of images that a ridge is chosen by.
 GROUPS = 5
@@ -58,6 +59,10 @@ class ImageBatches(Sequence):
     def images(self) -> int:
         """Number of images."""
         return len(self._images)
+
+    def sizes(self) -> list[int]:
+        """Number of images of each batch."""
+        return [len(batch) for batch in self._batches]
 
     def of_size(self, size: int) -> 'ImageBatches':
         """All images in batches of another size."""
@@ -178,6 +183,10 @@ class ChainedBatches(Sequence):
         """Number of images."""
         return sum(part.images for part in self._parts)
 
+    def sizes(self) -> list[int]:
+        """Number of images of each batch."""
+        return [size for part in self._parts for size in part.sizes()]
+
     def __len__(self) -> int:
         return len(self._places)
 
@@ -218,8 +227,42 @@ def last_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
     return batches[-max(-(-count // images_of(batches[0])), 1):]
 
 
+class Share(Sequence):
+    """The batches of this process, with the numbers of their images among those of all."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        sizes = batches.sizes() if hasattr(batches, 'sizes') else [
+            images_of(batch) for batch in batches]
+        stops = [*itertools.accumulate(sizes)]
+        #: Number of images of all processes.
+        self.total = stops[-1]
+        #: Places of the own batches among all.
+        self.places = range(find_rank(), len(batches), count_processes())
+        self.numbers = [range(stops[place] - sizes[place], stops[place]) for place in self.places]
+        self._batches = batches
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return sum(map(len, self.numbers))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._batches[self.places[place]]
+
+
+def take_share(batches: Sequence[Any]) -> Sequence[Any]:
+    """The batches of this process, about equally many in each; all if there is no other."""
+    return batches if count_processes() == 1 else Share(batches)
+
+
 def number_batches(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
     """Pairs of a batch and the numbers of its images, counted through all batches from 0."""
+    if hasattr(batches, 'numbers'):
+        yield from zip(batches, batches.numbers)
+        return
     first = 0
     for batch in batches:
         images = range(first, first + images_of(batch))

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
+from mmkcr.core.processes import sum_over_processes
 from mmkcr.functional.moments import Moments
-from .batches import number_batches
 from .options import Forward
 from .readers import Rows, count_rows, input_rows, output_rows, pick, weight_matrix
 
@@ -33,7 +33,7 @@ class ReaderMoments:
     def __init__(self, layer: nn.Module, name: str, rows: Rows, sensitive: bool) -> None:
         outputs, inputs = weight_matrix(layer).shape
         device = layer.weight.device
-        self._most, self._seen, self._count = rows.of(inputs), 0, 0
+        self._most, self._seen, self._count, self._last = rows.of(inputs), 0, 0, None
         self.inputs = Moments(inputs, device=device, name=name)
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
 
@@ -48,7 +48,9 @@ class ReaderMoments:
         """
         x = args[0].detach()
         count = count_rows(layer, x, out)
-        self._seen, self._count = self._seen + count, images.stop
+        if images != self._last:  # further calls of a layer see the same images
+            self._last, self._count = images, self._count + len(images)
+        self._seen += count
         chosen = pick(count, self._most, images)
         self.inputs.add(input_rows(layer, x, chosen))
         if self.gradients is not None and out.requires_grad:
@@ -57,6 +59,14 @@ class ReaderMoments:
                 self.gradients.add(output_rows(layer, gradient, chosen))
 
             out.register_hook(take)
+
+    def share(self) -> None:
+        """Take in what other processes observed."""
+        for moments in filter(None, (self.inputs, self.gradients)):
+            moments.share()
+        counts = torch.tensor([float(self._seen), float(self._count)])
+        sum_over_processes(counts)
+        self._seen, self._count = counts.tolist()
 
     @property
     def positions(self) -> float:
@@ -69,10 +79,10 @@ class ReaderMoments:
         return self.positions * self.gradients.second_moment
 
 
-def passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
+def passes(model: nn.Module, batches: Iterable[tuple[Any, range]], forward: Forward,
            hooks: Sequence[tuple[nn.Module, Callable]], logits: bool, seed: int = 0,
            scales: Sequence[float] | None = None, backward: float = math.inf) -> Iterator[range]:
-    """Run batches forward, and backward from a random projection of the outputs.
+    """Run numbered batches forward, and backward from a random projection of the outputs.
 
     The second moments F of the gradients tell by how much an error dy of a layer's output changes
     the outputs z: ``E |dz|^2 = positions * tr(F cov(dy))``.
@@ -110,7 +120,7 @@ def passes(model: nn.Module, batches: Iterable[Any], forward: Forward,
         stack.enter_context(gradients_of_activations(model, [layer for layer, _ in hooks]))
         for layer, hook in hooks:
             stack.enter_context(layer.register_forward_hook(partial(once, hook)))
-        for batch, images in number_batches(batches):
+        for batch, images in batches:
             sensed = images.start < backward
             with torch.set_grad_enabled(sensed):
                 outputs = flat_tensors(forward(model, batch))
@@ -141,7 +151,7 @@ class WeightChange(NamedTuple):
 _AT_ONCE = 2**25
 
 
-def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
+def output_changes(model: nn.Module, batches: Iterable[tuple[Any, range]], forward: Forward,
                    changes: Mapping[str, Sequence[WeightChange]], logits: bool,
                    seed: int = 0, scales: Sequence[float] | None = None) -> dict[str, Tensor]:
     """First-order effect on a network's outputs of changes that are made together, by name.
@@ -194,7 +204,10 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
             sums[name] += change.square().sum(0)
         moved.clear()
         count += len(images)
-    return {name: total / max(count, 1) for name, total in sums.items()}
+    counts = torch.tensor([float(count)])
+    for total in (*sums.values(), counts):
+        sum_over_processes(total)
+    return {name: total / counts.clamp(min=1) for name, total in sums.items()}
 
 
 def _changes_of_images(change: WeightChange, x: Tensor, gradient: Tensor,

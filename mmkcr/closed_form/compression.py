@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import CostModel, MacsModel, Structure, block_of, count_params
 from mmkcr.core.machine import naming_remedy
+from mmkcr.core.processes import join_torchrun
 from mmkcr.models.counting import (
     check_built,
     check_recorded,
@@ -159,6 +160,7 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     Raises:
         ValueError: See :func:`compress`.
     """
+    join_torchrun()
     forward = forward or (whole_outputs if options.scope == 'model' else call_network)
     calibration = prepare_calibration(model, images, held_out, forward, done, options)
     dense, settings = calibration.dense, calibration.settings

@@ -6,6 +6,7 @@ A few images tell how many rows each layer gets, and the sizes, memory and time 
 import copy
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -19,9 +20,17 @@ from mmkcr.core import count_params
 from mmkcr.core.checks import check_finite
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
+from mmkcr.core.processes import ask_first_process, count_processes, find_rank
 from mmkcr.models.sites.base import check_layers
 from mmkcr.models.tasks import unwrap
-from .batches import augment_images, count_seen, image_shapes, number_batches, split_batches
+from .batches import (
+    augment_images,
+    count_images,
+    count_seen,
+    image_shapes,
+    number_batches,
+    split_batches,
+)
 from .calibration import gradients_of_activations, output_scales
 from .options import ACTIVATIONS, CompressOptions, Forward
 from .progress import CompressProgress
@@ -188,10 +197,11 @@ class Calibration:
         return max(sorted(shapes), key=math.prod), \
             'the largest of the images' if len(shapes) > 1 else 'the size of the images'
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """Images of a batch."""
-        return self.survey.batch(self.settings.memory)
+        """Images of a batch, the same in all processes, so that each has one."""
+        fitting = ask_first_process(lambda: self.survey.batch(self.settings.memory))
+        return max(min(fitting, count_images(self.batches) // count_processes()), 1)
 
 
 def copy_network(model: nn.Module) -> nn.Module:
@@ -246,9 +256,17 @@ def prepare_calibration(model: nn.Module, images: Any, held_out: Any, forward: F
     dense.eval()  # `eval` of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
+    if find_rank() > 0:  # the first process speaks for all
+        settings = dataclasses.replace(settings, progress=False)
     if settings.memory is None:
-        free = free_memory(next(dense.parameters()).device)
-        settings = dataclasses.replace(settings, memory=free // 2)
+        device = next(dense.parameters()).device
+        # the processes of a machine share its memory, but each has a GPU
+        sharing = int(os.environ.get('LOCAL_WORLD_SIZE', 1)) if device.type == 'cpu' else 1
+        memory = ask_first_process(lambda: free_memory(device) // (2 * sharing))
+        settings = dataclasses.replace(settings, memory=memory)
+    if len(batches) < count_processes():
+        raise ValueError(f'expected at least one batch or image for each of {count_processes()} '
+                         f'processes, found {len(batches)} to calibrate on')
     seen = count_seen(batches, held_out)
     if settings.augment:
         batches = augment_images(batches, settings.least_images, settings.seed)

@@ -219,6 +219,12 @@ class RotaryHeads(NarrowHeads):
 
         return [*super().observers(rows), (site.owner.rotary, take)]
 
+    def share_moments(self) -> None:
+        """Take in what other processes observed, of turned queries and keys, too."""
+        super().share_moments()
+        for moments in self.turned:
+            moments.share()
+
     def rotate(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mix the values, and choose pairs; weights of queries and keys stay as they are."""
         view, (queries, keys) = self.site.view, self.turned

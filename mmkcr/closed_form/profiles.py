@@ -3,7 +3,7 @@
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,10 +11,19 @@ from torch import Tensor
 from mmkcr.core import CostModel
 from mmkcr.core.budget import Curve, allocate, allowed_sizes
 from mmkcr.core.cost import useful_options, useful_sizes
+from mmkcr.core.processes import count_processes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.visualization import show_progress
-from .batches import count_images, first_images, images_of, last_images, of_size
+from .batches import (
+    Share,
+    count_images,
+    first_images,
+    last_images,
+    number_batches,
+    of_size,
+    take_share,
+)
 from .calibration import output_changes, passes
 from .given import Calibration
 from .heads import NarrowHeads, RotaryHeads, take_weights
@@ -119,14 +128,16 @@ def _observe(calibration: Calibration, group: Sequence[Units], part: str) -> Non
                                settings.backward_images, gradients=True)
     # no batch has images of both kinds: its size, which is of the free memory, changes nothing
     edge = len(first_images(batches, backward))
-    parts = (of_size(part, calibration.size)
-             for part in (batches[:edge], batches[edge:]) if len(part))
-    bar = show_images(itertools.chain.from_iterable(parts), f'Orders of units{part}', settings,
+    parts = [of_size(some, calibration.size)
+             for some in (batches[:edge], batches[edge:]) if len(some)]
+    bar = show_images(_number_shares(parts), f'Orders of units{part}', settings,
                       count_images(batches))
     observers = [observer for one in group for observer in one.observers(rows)]
     for _ in passes(dense, bar, calibration.forward, observers, settings.logits, settings.seed,
                     surveyed.scales, backward):
         pass
+    for one in group:
+        one.share_moments()
 
 
 def _measure_losses(calibration: Calibration, group: Sequence[Units],
@@ -142,10 +153,23 @@ def _measure_losses(calibration: Calibration, group: Sequence[Units],
         return
     probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
     measured = output_changes(
-        calibration.dense, show_images(probes, 'Losses of sizes', settings), calibration.forward,
-        changes, settings.logits, settings.seed, calibration.survey.scales)
+        calibration.dense, show_images(number_batches(take_share(probes)), 'Losses of sizes',
+                                       settings, count_images(probes)),
+        calibration.forward, changes, settings.logits, settings.seed, calibration.survey.scales)
     for name, one in several.items():
         _fit_to_measured(profiles[name], one.probe_sizes(), measured[name])
+
+
+def _number_shares(parts: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, range]]:
+    """The share of this process in several parts of the images, with the numbers among all."""
+    if count_processes() == 1:
+        yield from number_batches(itertools.chain.from_iterable(parts))
+        return
+    first = 0
+    for share in map(Share, parts):
+        for batch, images in number_batches(share):
+            yield batch, range(first + images.start, first + images.stop)
+        first += share.total
 
 
 def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
@@ -170,19 +194,18 @@ def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tens
     profile.losses = scaled.flip(0).cummax(0).values.flip(0)
 
 
-def show_images(batches: Iterable[Any], what: str, settings: CompressOptions,
-                count: int | None = None) -> Iterable[Any]:
-    """Batches behind a progress bar, if the options want one.
+def show_images(batches: Iterable[tuple[Any, range]], what: str, settings: CompressOptions,
+                count: int) -> Iterable[tuple[Any, range]]:
+    """Numbered batches behind a progress bar, if the options want one.
 
     Args:
-        batches (Iterable): Batches of images.
+        batches (Iterable): Batches of images, with the numbers of these.
         what (str): Text before the bar.
         settings (CompressOptions): Options; ``progress`` counts.
-        count (int, optional): Number of images in all. Defaults to None: they are counted.
+        count (int): Number of images of all processes, which have about equal shares.
     """
-    count = count_images(batches) if count is None else count
-    return show_progress(batches, f'{what}, images', count, visible=settings.progress,
-                         size=images_of)
+    return show_progress(batches, f'{what}, images', count // count_processes(),
+                         visible=settings.progress, size=lambda one: len(one[1]))
 
 
 def size_options(site: HostSite, settings: CompressOptions) -> list[int]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from mmkcr.core.processes import ask_first_process, find_rank
 from mmkcr.core.progress import KEY, Progress
 from .options import CompressOptions, SiteProfile
 
@@ -41,9 +42,14 @@ class CompressProgress(Progress):
         super().__init__(folder, key)
         self._shared = shared or self
 
+    def save(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a file, in the first process alone."""
+        if find_rank() == 0:
+            super().save(name, content)
+
     def profiles(self) -> dict[str, SiteProfile]:
         """The sites' profiles that were stored so far."""
-        stored = self._shared.read(_PROFILES) or {}
+        stored = ask_first_process(lambda: self._shared.read(_PROFILES)) or {}
         return {site: SiteProfile(**values) for site, values in stored.items()}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
@@ -52,7 +58,7 @@ class CompressProgress(Progress):
 
     def read_block(self, block: str) -> FinishedBlock | None:
         """The refitted weights of a block, or None if they were not stored."""
-        stored = self.read(f'{block}.pth')
+        stored = ask_first_process(lambda: self.read(f'{block}.pth'))
         return None if stored is None else FinishedBlock(**stored)
 
     def save_block(self, block: str, layers: Mapping[str, nn.Module],

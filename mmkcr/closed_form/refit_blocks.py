@@ -1,18 +1,27 @@
 """Slicing a dense network block by block, and refitting the readers of the kept units."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Structure, block_of
+from mmkcr.core.processes import ask_first_process
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import choose_ridge, refit_output
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.tasks import search_space
 from mmkcr.visualization import show_progress
-from .batches import GroupedBatches, count_images, first_images, group_batches
+from .batches import (
+    GROUPS,
+    GroupedBatches,
+    count_images,
+    first_images,
+    group_batches,
+    take_share,
+)
 from .given import Calibration
 from .options import AUTO, RECORDS, RHO, STATISTICS, CompressOptions, Pair
 from .readers import (
@@ -51,7 +60,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
     try:
         refits = Refits(runs, settings, rows, grouped.groups, [
             path for sites in blocks.values() for site in sites for path in refit_paths(site)])
-        title = f'Refit of blocks, {count_images(grouped.batches)} images each'
+        title = f'Refit of blocks, {rows.images} images each'
         for block, sites in show_progress(blocks.items(), title, visible=settings.progress):
             # finished before the call was killed: slice again, load the weights
             known = done.read_block(block) if done else None
@@ -121,8 +130,11 @@ def _choose_batches(space: SearchSpace, structure: Structure,
     if few:
         structure.provenance['few_rows'] = few
     batches = first_images(calibration.batches, needed)
-    return (group_batches(batches, calibration.size),
-            Rows(settings.rows, enough, count_images(batches)))
+    grouped = group_batches(batches, calibration.size)
+    share = take_share(grouped.batches)
+    if share is not grouped.batches:
+        grouped = GroupedBatches(share, [grouped.groups[place] for place in share.places])
+    return grouped, Rows(settings.rows, enough, count_images(batches))
 
 
 class Refits:
@@ -139,7 +151,7 @@ class Refits:
     def __init__(self, runs: Pair, settings: CompressOptions, rows: Rows, groups: Sequence[int],
                  paths: Sequence[str]) -> None:
         self.runs, self._settings, self._rows, self._block = runs, settings, rows, ''
-        self._group_of, self._groups = groups, max(groups) + 1
+        self._group_of, self._groups = groups, GROUPS
         #: The relative ridge of each layer that was refitted, by path.
         self.ridges: dict[str, float] = {}
         #: Layers whose inputs were equal at all positions of all images.
@@ -197,7 +209,9 @@ class Refits:
         layers = {path: self.runs.slim.host.get_submodule(path) for path in paths}
         if len(paths) == 1:
             # None if the layer's outputs are not simply added: then it has targets of its own
-            scale = output_factors(self.runs.dense, block, paths[0])
+            # from a batch of the first process, so that all take the same targets
+            scale = ask_first_process(partial(output_factors, self.runs.dense, block, paths[0]))
+            scale = None if scale is None else scale.to(layers[paths[0]].weight)
             scale = None if scale is None else self._columns(scale[None], paths[0])[0]
         moments = self._new_moments(layers)
         for batch, images in enumerate(self.runs.dense.images):
@@ -219,7 +233,8 @@ class Refits:
                             self._columns(missing, path) / scale
                     group.add(input_rows(layer, x, chosen), targets)
         for path, layer in layers.items():
-            self._set(path, layer, [group for group in moments[path] if group.count])
+            shared = [group.share() for group in moments[path]]
+            self._set(path, layer, [group for group in shared if group.count])
 
     def _new_moments(self, layers: Mapping[str, nn.Module]) -> dict[str, list[Moments]]:
         """Empty moments of some layers by group of images; of all images where no ridge is chosen.

@@ -56,6 +56,11 @@ class Units:
                         for path, sensitive in self.layers().items()}
         return [(self.site.module(path), moments.hook) for path, moments in self.moments.items()]
 
+    def share_moments(self) -> None:
+        """Take in what other processes observed."""
+        for moments in self.moments.values():
+            moments.share()
+
     def profile(self) -> SiteProfile:
         """The order of the units, and the loss at every number of them."""
         covariances, grams, groups = self.reader_statistics()

@@ -134,16 +134,17 @@ def _compare_metrics(model: nn.Module, task: Any, file: Path,
 def _propose_by_level(head: nn.Module) -> None:
     """Suppress proposals within their level of the pyramid, as mmdet does.
 
-    mmdeploy suppresses them across levels, and drops those below the threshold of the second
+    mmdeploy suppresses them across levels, and drops proposals below the threshold of the second
     stage: the file would have other boxes than PyTorch. The ``RPNHead`` is changed in place.
     """
     from mmdeploy.mmcv.ops import multiclass_nms
 
     def predict_by_feat(cls_scores: Sequence[torch.Tensor], *args: Any, cfg: Any = None,
                         with_nms: bool = True, **kwargs: Any) -> Any:
-        """Proposals of class scores (B, A, H, W) by level, as ``RPNHead`` calls this method.
+        """Proposals, as ``RPNHead`` calls this method.
 
-        ``cfg`` is the test config, None for the head's own; ``with_nms`` is always so here.
+        ``cls_scores`` (B, A, H, W) are by level; ``cfg`` is the test config, None for the head's;
+        ``with_nms`` is always on here.
         """
         cfg = head.test_cfg if cfg is None else cfg
         # (B, N, 4) and (B, N, 1): at most `nms_pre` of each level, level after level

@@ -66,8 +66,8 @@ def export_onnx(model: nn.Module, path: str | Path, input_shape: Sequence[int] =
         tolerance (float): Largest permitted difference, see :class:`ExportReport`. Defaults to
             1e-4.
         runtime (str): Runtime in which the file is fast: ``'onnxruntime'``, ``'openvino'``,
-            ``'tensorrt'``, or ``'any'``, which is compared in ONNX Runtime. Each runtime runs any
-            file. Defaults to ``'any'``.
+            ``'tensorrt'``, or ``'any'`` (compared in ONNX Runtime). Each runtime runs any file.
+            Defaults to ``'any'``.
 
     Returns:
         ExportReport: The file, and its distance from PyTorch at each compared shape.
@@ -152,7 +152,7 @@ def _write_onnx(model: nn.Module, path: Path, shape: tuple[int, ...], batch_size
 
 
 def export_program(model: nn.Module, path: str | Path, input_shape: Sequence[int]) -> None:
-    """Write a model as a program of ``torch.export``, which needs PyTorch alone, and compare it.
+    """Write a model as a program of ``torch.export``, for PyTorch alone, and compare it.
 
     ``torch.export.load(path).module()`` takes any number of images, and returns the tensors of
     :class:`~mmkcr.deploy.tensor_model.TensorModel`.
@@ -257,7 +257,7 @@ def _fold_constants(path: Path) -> 'object':
 
 
 def find_padding_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]:
-    """A size at which every map of the model is padded; odd, and larger than its own.
+    """A shape (C, H, W) that pads every map of the model; its sides are odd and larger.
 
     The hosts skip padding where it would do nothing, and then a trace would not contain it.
     In the graph it has no effect on maps that need none.

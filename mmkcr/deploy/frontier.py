@@ -46,7 +46,7 @@ def combine(levers: Sequence[Lever]) -> list[tuple[Lever, ...]]:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one file; where it failed, ``note`` says why and numbers are None.
+    """Measured numbers of one file; where it failed, ``note`` says why and numbers are None.
 
     Args:
         levers (str): Names of its levers; ``'dense'`` without any.
@@ -60,7 +60,7 @@ class Row:
         agreement (float, optional): With the dense network, 0 to 1, see :data:`AGREEMENTS`.
         metric (float, optional): On the labelled test set, the greater the better.
         metric_name (str): Name of the metric.
-        note (str): Why it failed, or what stays in fp32.
+        note (str): Why it failed, or the blocks that stay in fp32.
         file (str): The network, ready to run; empty where another row beats it.
     """
 
@@ -84,23 +84,23 @@ class Row:
         return self.agreement if self.metric is None else self.metric
 
 
-def measured(rows: Iterable[Row]) -> list[Row]:
+def drop_failed(rows: Iterable[Row]) -> list[Row]:
     """Rows that did not fail."""
     return [row for row in rows if row.ratio is not None]
 
 
-def beaten_by(row: Row, rows: Iterable[Row]) -> Row | None:
+def find_better_row(row: Row, rows: Iterable[Row]) -> Row | None:
     """The best row of the same runtime and threads that is no worse in both and better in one."""
-    better = [other for other in measured(rows)
+    better = [other for other in drop_failed(rows)
               if (other.runtime, other.threads) == (row.runtime, row.threads)
               and other.ratio <= row.ratio and other.quality >= row.quality
               and (other.ratio, other.quality) != (row.ratio, row.quality)]
     return max(better, key=lambda other: (other.quality, -other.ratio), default=None)
 
 
-def undominated(rows: Sequence[Row]) -> list[Row]:
+def drop_beaten(rows: Sequence[Row]) -> list[Row]:
     """Rows that no other beats, the fastest first."""
-    best = [row for row in measured(rows) if beaten_by(row, rows) is None]
+    best = [row for row in drop_failed(rows) if find_better_row(row, rows) is None]
     return sorted(best, key=lambda row: row.ratio)
 
 
@@ -112,7 +112,7 @@ def choose(rows: Iterable[Row], keep: float, int8: bool = True) -> Row | None:
         keep (float): Share of the dense network's quality that is enough, 0 to 1.
         int8 (bool): Whether rows with int8 may be chosen. Defaults to True.
     """
-    rows = measured(rows)
+    rows = drop_failed(rows)
     dense = {(row.runtime, row.threads): row.quality for row in rows if row.levers == 'dense'}
     good = [row for row in rows if (int8 or not row.int8)
             and row.quality >= keep * dense[row.runtime, row.threads]]
@@ -120,7 +120,7 @@ def choose(rows: Iterable[Row], keep: float, int8: bool = True) -> Row | None:
 
 
 def recommend(rows: Sequence[Row], keep: float, quality: Quality) -> str:
-    """What to do, in words: a line for each number of threads.
+    """Recommend a row in words: a line for each number of threads.
 
     Args:
         rows (Sequence[Row]): All rows.
@@ -128,8 +128,10 @@ def recommend(rows: Sequence[Row], keep: float, quality: Quality) -> str:
         quality (Quality): How :attr:`Row.quality` is shown.
     """
     def tell(row: Row) -> str:
-        return (f'{row.levers} in {NAMES[row.runtime]}: {row.ratio:.2f} of the time of the dense '
-                f'network there, {row.ms:.3g} ms an image, {quality.sentence.format(row.quality)}')
+        time = '' if row.levers == 'dense' else \
+            f'{row.ratio:.2f} of the time of the dense network there, '
+        return (f'{row.levers} in {NAMES[row.runtime]}: {time}{row.ms:.3g} ms an image, '
+                f'{quality.sentence.format(row.quality)}')
 
     lines = []
     for threads in dict.fromkeys(row.threads for row in rows):
@@ -138,7 +140,7 @@ def recommend(rows: Sequence[Row], keep: float, quality: Quality) -> str:
         line = f'On {threads} thread{"s" * (threads > 1)}, to keep {keep:.0%}: {tell(best)}.'
         if best.int8:
             line += f' Without int8: {tell(choose(there, keep, int8=False))}.'
-        faster = [row for row in undominated(there) if row.levers != 'dense' and row.ratio < 1]
+        faster = [row for row in drop_beaten(there) if row.levers != 'dense' and row.ratio < 1]
         if best.levers == 'dense':
             line += ' Nothing that is faster keeps so much.'
             if faster:

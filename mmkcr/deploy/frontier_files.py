@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
-from .frontier import NAMES, Quality, Row, beaten_by, measured, recommend, undominated
+from .frontier import NAMES, Quality, Row, drop_beaten, drop_failed, find_better_row, recommend
 
 #: Colours of the page, of text, of beaten rows and of the others, by picture.
 THEMES = {'frontier.png': ('#ffffff', '#24292f', '#a0a8b0', '#00897b'),
@@ -16,13 +16,13 @@ THEMES = {'frontier.png': ('#ffffff', '#24292f', '#a0a8b0', '#00897b'),
 
 @dataclass(frozen=True, repr=False)
 class FrontierResult:
-    """What :func:`mmkcr.frontier` measured; printed, it is a table and a recommendation.
+    """Result of :func:`mmkcr.frontier`; printed, it is a table and a recommendation.
 
     Args:
         rows (list[Row]): All rows.
         agreement (Quality): How :attr:`Row.agreement` is shown.
         keep (float): Share of the dense network's quality that must stay, 0 to 1.
-        about (list[str]): Sentences: what was measured, on what machine, what terms mean.
+        about (list[str]): Sentences about the measurement, the machine and the terms.
         folder (Path): Of the files.
     """
 
@@ -40,7 +40,7 @@ class FrontierResult:
 
     @property
     def recommendation(self) -> str:
-        """What to do, in words."""
+        """The recommendation of :func:`~mmkcr.deploy.frontier.recommend`, in words."""
         return recommend(self.rows, self.keep, self.quality)
 
     def table(self) -> list[dict[str, str]]:
@@ -51,7 +51,7 @@ class FrontierResult:
         lines = []
         for row in self.rows:
             lower, upper = row.quartiles or (None, None)
-            other = beaten_by(row, self.rows) if row in measured(self.rows) else None
+            other = find_better_row(row, self.rows) if row in drop_failed(self.rows) else None
             agrees = None if row.agreement is None else self.agreement.scale * row.agreement
             metric = {self.quality.heading: cell(row.metric, '.4g')} if row.metric_name else {}
             lines.append({
@@ -95,11 +95,11 @@ class FrontierResult:
                 self._draw(name, path)
 
     def _draw(self, name: str, path: Path) -> None:
-        """Draw time over quality, undominated rows joined, a panel a runtime and threads."""
+        """Draw time over quality, unbeaten rows joined, a panel for each runtime and threads."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         page, text, grey, accent = THEMES[name]
-        scale, rows = self.quality.scale, measured(self.rows)
+        scale, rows = self.quality.scale, drop_failed(self.rows)
         panels = list(dict.fromkeys((row.runtime, row.threads) for row in rows))
         figure = Figure((1 + 5 * len(panels), 4), facecolor=page, layout='constrained')
         FigureCanvasAgg(figure)
@@ -109,11 +109,11 @@ class FrontierResult:
             there = [row for row in rows if (row.runtime, row.threads) == (runtime, threads)]
             dense = next(row for row in there if row.levers == 'dense')
             axis.axhline(self.keep * dense.quality * scale, color=grey, linestyle=':', linewidth=1)
-            for shown, colour, style in ((there, grey, 'o'), (undominated(there), accent, 'o-')):
+            for shown, colour, style in ((there, grey, 'o'), (drop_beaten(there), accent, 'o-')):
                 axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
                           style, color=colour, markersize=5)
-            for number, row in enumerate(undominated(there)):  # below and above the line in turns
-                side, place = (('right', (-6, 5)), ('left', (6, -10)))[number % 2]
+            for number, row in enumerate(drop_beaten(there)):  # below and above the line in turns
+                side, place = (('left', (6, -10)), ('right', (-6, 5)))[number % 2]
                 axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
                               textcoords='offset points', color=text, fontsize=7)
             axis.set_facecolor(page)

@@ -109,8 +109,8 @@ def sensitive_nodes(quantized: Path, judge: Callable[[Path], tuple[float, float]
                     enough: float) -> dict[str, list[str]]:
     """Blocks that lose most in int8, with their nodes: as few as must stay in fp32.
 
-    Each block in turn gets its inputs as they were before they were rounded; the blocks without
-    which least is lost come first. It is a look at an existing int8 file, which stays as it is.
+    Each block in turn gets its inputs without their rounding; the blocks whose rounding loses most
+    come first. The int8 file stays as it is.
 
     Args:
         quantized (Path): The int8 file.

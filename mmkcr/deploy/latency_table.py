@@ -92,7 +92,7 @@ def usable_table(path: str | Path, settings: Mapping[str, Any] | None = None,
     return table
 
 
-def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
+def ensure_search_space(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> SearchSpace:
     """The search space of a backbone, or of a task model's; a new one if there is none.
 
     Args:
@@ -111,9 +111,9 @@ def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None) -> S
 def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any],
                   sites: Sequence[KindConfig] | None = None, divisor: int = 8,
                   repeats: int = 15) -> Iterator[str]:
-    """Measure what the sites of a network contribute to its time at some sizes, line by line.
+    """Measure the share of a network's sites in its time at some sizes, line by line.
 
-    Sites of the same cost (kind, units, input, MACs) are cut to one size together while the rest
+    Sites of equal cost (kind, units, input, MACs) are cut to one size together while the rest
     stays dense, and the difference is divided among them. So fusion and caches have their effects.
     The table is written after every measurement; sizes that it already contains are not measured
     again. One of another machine or of other conditions is refused.
@@ -122,7 +122,7 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
         model (nn.Module): Dense model with a backbone that has sites; it is not changed.
         path (str | Path): File of the table.
         settings (Mapping): See :class:`~mmkcr.core.LatencyTable`.
-        sites (Sequence[str | dict], optional): See :func:`searchable`.
+        sites (Sequence[str | dict], optional): See :func:`ensure_search_space`.
         divisor (int): Sizes are multiples of it. Defaults to 8.
         repeats (int): Timed pairs of a size. Defaults to 15.
 
@@ -133,7 +133,7 @@ def measure_table(model: nn.Module, path: str | Path, settings: Mapping[str, Any
         ValueError: No site has sizes to choose from, or the file has another table.
     """
     dense = copy.deepcopy(model)
-    searchable(dense, sites)
+    ensure_search_space(dense, sites)
     table = _open_table(dense, Path(path), settings, divisor)
     if not any(entry['measured'] for entry in table.classes):
         raise ValueError(f'expected sites with sizes to choose from, found {len(table.classes)} '

@@ -1,4 +1,4 @@
-"""From a trained model to the form that a runtime computes fastest, with the same outputs.
+"""From a trained model to the form that a runtime computes fastest, with equal outputs.
 
 Optimisations that runtimes do themselves are left to them: the exporter folds batch norms into
 convolutions, the runtimes fuse activations. Host layers get a form that can be traced:
@@ -74,7 +74,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
                 module.set_form('elements')
             else:  # rows of maps are contiguous anyway
                 module.set_form('gather')
-    return traceable(view, dynamic_size)
+    return make_traceable(view, dynamic_size)
 
 
 def selection_forms(model: nn.Module, runtime: str) -> str:
@@ -255,7 +255,7 @@ TRACEABLE_AT_ANY_SIZE: dict[str, dict[str, Callable]] = {
 }
 
 
-def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
+def make_traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
     """Replace the host layers inside a module that cannot be traced, in place.
 
     Args:
@@ -268,7 +268,7 @@ def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
     """
     for name, child in list(module._modules.items()):
         if child is not None:
-            module._modules[name] = traceable(child, dynamic_size)
+            module._modules[name] = make_traceable(child, dynamic_size)
     kind, table = type(module), TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE
     methods = table.get(f'{kind.__module__}.{kind.__qualname__}')
     return module if methods is None else take_over(

@@ -65,7 +65,7 @@ class TensorModel(nn.Module):
 
 
 def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime') -> None:
-    """Let an exported file compute what :class:`TensorModel` exports.
+    """Let an exported file compute the outputs of :class:`TensorModel`.
 
     The rest stays in PyTorch: the preprocessor, the step from scores to classes and maps, and the
     stages of a detector behind its neck. So the hosts' test loops and metrics judge the file.

@@ -3,7 +3,6 @@
 import copy
 import logging
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from mmkcr.closed_form.compression import call_network
 from mmkcr.closed_form.options import Forward
 from mmkcr.core import Progress
+from mmkcr.core.processes import join_torchrun
 from mmkcr.models.tasks import keep_randomness
 from mmkcr.visualization import show_progress
 from .augmentation import AugmentedBatches
@@ -95,7 +95,7 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     forward = forward or call_network
     batches, held_out = split_images(images, held_out, settings.batch_size)
     check_networks(student, teacher)
-    _join_processes()
+    join_torchrun()
     model = DistilModel(student, teacher, forward, settings, logits, held_out)
     training = Training(model, AugmentedBatches(batches, settings, model.device), settings)
     progress = None
@@ -148,15 +148,6 @@ def check_length(teacher: nn.Module, images: Tensor | Sequence[Any], length: str
         model = DistilModel(student, teacher, forward, settings, logits, held_out)
         training = Training(model, AugmentedBatches(batches, settings, model.device), settings)
         _begin(training, length, settings, None, began)
-
-
-def _join_processes() -> None:
-    """Join the processes that ``torchrun`` started."""
-    if int(os.environ.get('WORLD_SIZE', 1)) < 2 or distributed.is_initialized():
-        return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ['LOCAL_RANK']))
-    distributed.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')
 
 
 def _begin(training: Training, length: int | float, settings: DistilOptions,

@@ -21,7 +21,7 @@ _VARIABLES = dict(
 _STARTED_BY = dict(pytorch='torchrun', slurm='srun', mpi='mpirun')
 
 
-def join_processes(config: Config) -> None:
+def prepare_launcher(config: Config) -> None:
     """Prepare a config for its ``launcher``, in place; without a GPU, join the processes by gloo.
 
     The Runner joins processes itself, but only with GPUs.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmkcr.core.checks import all_finite
+from mmkcr.core.processes import count_processes, sum_over_processes
 
 CHUNK = 2048
 """Rows converted to fp64 at a time: 12.6 MB of them at d = 768, 50 MB at d = 3072."""
@@ -105,6 +106,29 @@ class Moments:
         mean += step * (count / total)
         return merged
 
+    def share(self) -> 'Moments':
+        """Become, in every process, the moments of the rows of all processes; returns itself."""
+        if count_processes() == 1:
+            return self
+        own, counts = self.count, self._mean.new_tensor([float(self.count)])
+        sum_over_processes(counts)
+        self.count = int(counts)
+        share = own / max(self.count, 1)
+        mean, target_mean = share * self._mean, share * self._target_mean
+        for sums in (mean, target_mean):
+            sum_over_processes(sums)
+        self._add_step(own, self._mean - mean, self._target_mean - target_mean)
+        self._mean, self._target_mean = mean, target_mean
+        for sums in (self._scatter, self._cross_scatter):
+            sum_over_processes(sums)
+        return self
+
+    def _add_step(self, count: int, step: Tensor, target_step: Tensor) -> None:
+        """Add what the scatter of ``count`` rows gains by a distance of their mean to another."""
+        step, target_step = step.unsqueeze(-2), target_step.unsqueeze(-2)  # rows, (*batch, 1, d)
+        _add_product(self._scatter, count * step, step)
+        _add_product(self._cross_scatter, count * target_step, step)
+
     @classmethod
     def union(cls, parts: Sequence['Moments']) -> 'Moments':
         """Moments of the rows of several streams of the same widths, at least one, together."""
@@ -118,12 +142,10 @@ class Moments:
             total._target_mean += share * part._target_mean
         # S = sum of S_i + n_i step_i step_i^T, steps from the common mean to the part's own
         for part in parts:
-            step = (part._mean - total._mean).unsqueeze(-2)  # a row, (*batch, 1, d)
-            target_step = (part._target_mean - total._target_mean).unsqueeze(-2)
             total._scatter += part._scatter
-            _add_product(total._scatter, part.count * step, step)
             total._cross_scatter += part._cross_scatter
-            _add_product(total._cross_scatter, part.count * target_step, step)
+            total._add_step(part.count, part._mean - total._mean,
+                            part._target_mean - total._target_mean)
         return total
 
     def mixed(self, mixing: Tensor) -> 'Moments':

@@ -80,7 +80,7 @@ def refit_output(moments: Moments, prior: Tensor, rho: float = 1e-3,
         tuple[Tensor, Tensor]: W' and b' (*batch, m), of the prior's dtype and device.
     """
     start = prior.to(moments.mean)
-    covariance, missing = _spread(moments, start, moments if biased else None)
+    covariance, missing = _scatter_about(moments, start, moments if biased else None)
     new = start + _solve_right(missing, covariance, ridge(covariance, rho))
     bias = moments.target_mean - (new @ moments.mean.unsqueeze(-1)).squeeze(-1)
     return new.to(prior), (bias if biased else torch.zeros_like(bias)).to(prior)
@@ -110,8 +110,8 @@ def choose_ridge(groups: Sequence[Moments], prior: Tensor, biased: bool = True,
     for place, left_out in enumerate(groups):
         seen = Moments.union([*groups[:place], *groups[place + 1:]])
         about = seen if biased else None
-        covariance, missing = _spread(seen, start, about)
-        spread, due = _spread(left_out, start, about)
+        covariance, missing = _scatter_about(seen, start, about)
+        spread, due = _scatter_about(left_out, start, about)
         for rho in ridges:
             change = _solve_right(missing, covariance, ridge(covariance, rho))
             # E ||(W0 + change) h + b - y||^2 less its value at W0
@@ -120,7 +120,7 @@ def choose_ridge(groups: Sequence[Moments], prior: Tensor, biased: bool = True,
     return min(ridges, key=errors.__getitem__)
 
 
-def _spread(moments: Moments, start: Tensor, about: Moments | None) -> tuple[Tensor, Tensor]:
+def _scatter_about(moments: Moments, start: Tensor, about: Moments | None) -> tuple[Tensor, Tensor]:
     """Second moments of the inputs (*batch, k, k), and of what W0 leaves of the targets with them.
 
     The latter is ``E (y - W0 h) h^T``, (*batch, m, k). Both are about the means of ``about``, which

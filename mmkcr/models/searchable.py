@@ -49,7 +49,7 @@ class SearchableBackbone:
         # some hosts replace negative entries in place, which a tuple would refuse
         kwargs = {key: list(value) if key == 'out_indices' and isinstance(value, tuple) else value
                   for key, value in kwargs.items()}
-        arguments = self._given(args, kwargs)
+        arguments = self._bind_arguments(args, kwargs)
         arch = arguments.get('arch')
         if isinstance(arch, str) and arch.lower() not in self.arch_zoo:
             raise ValueError(f'expected `arch` of `{type(self).__name__}` among '
@@ -58,7 +58,7 @@ class SearchableBackbone:
         registered = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
         _take_sites(self, self.kinds, registered, gates, structure, self.method)
 
-    def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _bind_arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The host's arguments by name."""
         # the first `__init__` of the MRO behind our mixins: its signature names the arguments
         host = next(cls for cls in type(self).__mro__

@@ -9,7 +9,7 @@ import torch
 
 from lab.random_subnets import random_subnet
 from mmkcr.deploy.end_to_end import export_end_to_end
-from mmkcr.deploy.latency_table import searchable
+from mmkcr.deploy.latency_table import ensure_search_space
 from mmkcr.engine.build import build_model, load_config
 
 CONFIGS = Path(__file__).parents[2] / 'configs/kcr'
@@ -72,7 +72,7 @@ def test_the_classes_of_pixels_are_those_of_pytorch(slim, tmp_path):
     torch.manual_seed(0)
     model = build_model(config)
     if slim:
-        searchable(model, ['mlp_hidden', 'head_channels'])
+        ensure_search_space(model, ['mlp_hidden', 'head_channels'])
         model, structure = random_subnet(model, 0.6, (3, 128, 128), 'backbone')
         assert structure.macs['subnet'] < 0.6 * structure.macs['dense']
     model.eval()

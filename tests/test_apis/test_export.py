@@ -22,7 +22,7 @@ from long_form import few
 from mmkcr.apis import count_macs, slim
 from mmkcr.deploy import export
 from mmkcr.deploy.export import compare_onnx, export_onnx, export_program
-from mmkcr.deploy.prepare import MASKED, attention_mask, traceable, window_reverse
+from mmkcr.deploy.prepare import MASKED, attention_mask, make_traceable, window_reverse
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.engine.build import build_model, load_config
@@ -281,7 +281,7 @@ def test_traceable_windows_and_masks_are_those_of_the_host(window, rows, columns
 def test_traceable_layers_are_those_of_the_host(layers, tolerance, data, height, width):
     layer, x = data.draw(layers), torch.randn(2, 3, height, width, dtype=torch.float64)
     assume(min(height, width) > 2 or isinstance(layer, nn.AdaptiveAvgPool2d))
-    torch.testing.assert_close(traceable(copy.deepcopy(layer))(x), layer(x), rtol=tolerance,
+    torch.testing.assert_close(make_traceable(copy.deepcopy(layer))(x), layer(x), rtol=tolerance,
                                atol=tolerance)
 
 
@@ -291,7 +291,7 @@ def test_traceable_layers_are_those_of_the_host(layers, tolerance, data, height,
 def test_backbones_give_the_same_while_traceable(cls, kwargs, size, replaced):
     model = randomise(cls(**kwargs))
     model.train(False)
-    x, found = torch.randn(1, 3, *size), traceable(copy.deepcopy(model))
+    x, found = torch.randn(1, 3, *size), make_traceable(copy.deepcopy(model))
     with torch.no_grad():
         for one, other in zip(found(x), model(x), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
@@ -343,7 +343,7 @@ def test_traceable_norms_of_mean_squares_are_those_of_the_host(layer, dtype):
     layer = layer().to(dtype)
     if layer.weight is not None:
         nn.init.normal_(layer.weight)
-    found = traceable(copy.deepcopy(layer))
+    found = make_traceable(copy.deepcopy(layer))
     assert type(found) is not type(layer) and isinstance(found, type(layer))
     # down to entries where the added number decides
     for scale in (1., 1e-3, 1e-7):

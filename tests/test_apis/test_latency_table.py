@@ -10,7 +10,7 @@ from mmkcr.apis import count_macs
 from mmkcr.closed_form.compression import compress
 from mmkcr.core import LatencyModel, LatencyTable, MacsModel, load_table
 from mmkcr.deploy import latency_table
-from mmkcr.deploy.latency_table import check_prediction, measure_table, searchable
+from mmkcr.deploy.latency_table import check_prediction, ensure_search_space, measure_table
 from mmkcr.methods.named import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.tasks import task_forward
 
@@ -117,7 +117,7 @@ def test_sites_with_one_unit_cost_what_they_cost(tmp_path):
                             window_size=4, patch_size=4, out_indices=[1])
     path, settings = tmp_path / 'table.json', dict(SETTINGS, batch=1)
     list(measure_table(model, path, settings, ['heads'], 8, 1))
-    space = searchable(model, ['heads'])
+    space = ensure_search_space(model, ['heads'])
     times = LatencyModel(MacsModel(model, space.host, space.sites, task_forward(model, SHAPE)),
                          load_table(path))
     assert times({name: site.total for name, site in space.sites.items()}) == times.dense

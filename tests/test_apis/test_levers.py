@@ -13,7 +13,7 @@ from torch import nn
 from mmkcr import frontier
 from mmkcr.apis import levers
 from mmkcr.apis.levers import FrontierOptions, SmallerInput
-from mmkcr.deploy.frontier import beaten_by
+from mmkcr.deploy.frontier import find_better_row
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.hosts import ensure_torchvision
 
@@ -67,7 +67,7 @@ def test_rows_and_files(result, model, images, tmp_path):
     assert rows['int8'].bytes < 0.6 * rows['dense'].bytes
     for row in measured:
         assert row.quartiles[0] <= row.ratio <= row.quartiles[1]
-        assert bool(row.file) == (beaten_by(row, result.rows) is None)
+        assert bool(row.file) == (find_better_row(row, result.rows) is None)
     assert {'frontier.csv', 'frontier.md', 'frontier.png', 'frontier-dark.png', 'networks'} == {
         path.name for path in result.folder.iterdir()}
     # another process finds the agreement of every file that is left
@@ -157,6 +157,13 @@ def test_a_smaller_input_gives_maps_of_the_usual_size():
     tokens = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(2))
     with pytest.raises(ValueError, match="does not depend on the image's size"):
         SmallerInput(tokens, (16, 24), [(1, 4, 24)])(torch.rand(2, 3, 32, 48))
+
+
+def test_a_network_of_one_size_inside_another_gets_the_smaller_one(model):
+    """timm's refuse other sizes unless they are told."""
+    small = SmallerInput(nn.Sequential(model), (32, 32), [(1, 7)])
+    assert small(torch.rand(2, 3, SIDE, SIDE))[0].shape == (2, 7)
+    assert model.patch_embed.img_size == (SIDE, SIDE)
 
 
 def test_files_open_as_they_say(result):

@@ -12,11 +12,11 @@ from mmkcr.deploy.frontier import (
     AGREEMENTS,
     Lever,
     Row,
-    beaten_by,
     choose,
     combine,
+    drop_beaten,
+    find_better_row,
     recommend,
-    undominated,
 )
 from mmkcr.deploy.frontier_files import THEMES, FrontierResult
 
@@ -53,11 +53,11 @@ def is_beaten(row, rows):
 def test_what_no_other_row_beats(rows):
     measured = [row for row in rows if row.ratio is not None]
     expected = [row for row in measured if not is_beaten(row, rows)]
-    best = undominated(rows)
+    best = drop_beaten(rows)
     assert set(best) == set(expected) and [row.ratio for row in best] == sorted(
         row.ratio for row in best)
     for row in measured:
-        other = beaten_by(row, rows)
+        other = find_better_row(row, rows)
         assert (other is not None) == is_beaten(row, rows)
         if other is not None:
             assert is_beaten(row, [other])

@@ -20,7 +20,7 @@ from mmkcr.deploy.int8 import (
     quantize_onnx,
     sensitive_nodes,
 )
-from mmkcr.deploy.latency_table import searchable
+from mmkcr.deploy.latency_table import ensure_search_space
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.registry import MODELS
 
@@ -45,7 +45,7 @@ def test_four_files(runtime, tmp_path):
     pytest.importorskip(QUANTIZERS[runtime])
     pytest.importorskip(runtime)
     dense, slim = classifier(), classifier()
-    searchable(slim, ['mlp_channels'])
+    ensure_search_space(slim, ['mlp_channels'])
     random_subnet(slim, '80%', SHAPE)
     rng = np.random.default_rng(0)
     batches = [rng.normal(size=(8, *SHAPE)).astype(np.float32) for _ in range(3)]

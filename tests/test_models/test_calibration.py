@@ -12,6 +12,7 @@ from mmdet.models import SwinTransformer
 from mmpretrain.models import SwinTransformerV2, VisionTransformer
 from torch import nn
 
+from mmkcr.closed_form.batches import number_batches
 from mmkcr.closed_form.calibration import (
     ReaderMoments,
     WeightChange,
@@ -36,7 +37,7 @@ def collect(model, batches, layers, **options):
     """Moments of layers' inputs and of the gradients of their outputs, by name."""
     moments = {name: ReaderMoments(layer, name, Rows(), True) for name, layer in layers.items()}
     hooks = [(layers[name], one.hook) for name, one in moments.items()]
-    assert [*passes(model, batches, forward, hooks, False, **options)]
+    assert [*passes(model, number_batches(batches), forward, hooks, False, **options)]
     return moments
 
 
@@ -62,7 +63,8 @@ def test_changes_of_outputs_are_the_directional_derivatives_of_every_image():
         layer, torch.randn(layer.in_features, generator=generator).double(),
         torch.randn(3, *layer.weight.shape, generator=generator).double()) for layer in group]
         for name, group in layers.items()}
-    found = output_changes(model, [IMAGES[:4], IMAGES[4:]], forward, changes, False, seed=5)
+    found = output_changes(model, number_batches([IMAGES[:4], IMAGES[4:]]), forward, changes,
+                           False, seed=5)
 
     # the same projections; a pass for every image
     expected = {name: torch.zeros(3).double() for name in changes}
@@ -108,7 +110,7 @@ def test_activation_checkpointing_changes_nothing(reentrant, monkeypatch):
             torch.tensor([moments.positions, moments.inputs.count, moments.gradients.count]),
             moments.inputs.mean, moments.gradients.mean, moments.inputs.covariance, losses)
             for (name, moments), losses in zip(found.items(), output_changes(
-                model, [IMAGES], forward, changes, False).values())})
+                model, number_batches([IMAGES]), forward, changes, False).values())})
     torch.testing.assert_close(*measured, rtol=1e-9, atol=1e-12)
 
 
@@ -121,7 +123,8 @@ def test_a_host_may_work_in_place_on_what_its_first_layer_gives():
         model = nn.Sequential(*layers).double()
         change = WeightChange(layers[2], torch.zeros(8).double(),
                               layers[2].weight.detach()[None, ..., 0, 0])
-        losses.append(output_changes(model, [IMAGES], forward, {'1x1': [change]}, False)['1x1'])
+        losses.append(output_changes(model, number_batches([IMAGES]), forward, {'1x1': [change]},
+                                     False)['1x1'])
     assert torch.equal(*losses) and float(losses[0]) > 0
 
 
@@ -144,7 +147,8 @@ def test_changes_of_some_outputs_are_those_of_whole_rows_of_zeros():
     whole = torch.zeros(2, 48, 16).double()
     whole[:, keys] = deltas
     mean = torch.randn(16, generator=generator).double()
-    some, every = (output_changes(model, [IMAGES[:5]], forward, {'keys': [change]}, False)['keys']
+    some, every = (output_changes(model, number_batches([IMAGES[:5]]), forward,
+                                  {'keys': [change]}, False)['keys']
                    for change in (WeightChange(layer, mean, deltas, outputs=keys),
                                   WeightChange(layer, mean, whole)))
     torch.testing.assert_close(some, every, rtol=1e-12, atol=0)

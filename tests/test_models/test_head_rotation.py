@@ -6,6 +6,7 @@ import torch
 from mmpretrain.models import SwinTransformer, VisionTransformer
 from torch import nn
 
+from mmkcr.closed_form.batches import number_batches
 from mmkcr.closed_form.calibration import passes
 from mmkcr.closed_form.heads import NarrowHeads, RotaryHeads, head_parts, width_order
 from mmkcr.closed_form.options import CompressOptions
@@ -72,7 +73,7 @@ def hugging_face_vit():
 def observe(model, heads, forward):
     """One pass, without gradients."""
     observers = [observer for one in heads for observer in one.observers(Rows())]
-    assert [*passes(model, [IMAGES], forward, observers, False, backward=0)]
+    assert [*passes(model, number_batches([IMAGES]), forward, observers, False, backward=0)]
 
 
 @pytest.mark.parametrize('build', [vit, swin, timm_vit, hugging_face_vit])

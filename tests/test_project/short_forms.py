@@ -43,8 +43,6 @@ NOT_RUN = (
     NotRun(r'^pip install .*constraints.txt "?\.(\[\w+\]")?$', 'installs',
            'tests/test_project/test_wheel.py'),
     NotRun(r'^pip ', 'needs the network', ''),
-    NotRun(r'--distil', 'trains as long as it is told',
-           'tests/test_distillation/test_run.py'),
     NotRun(r'photographs\.py', 'needs the network', 'tests/test_tools/test_photographs.py'),
     NotRun(r'img_focus\.py|real_network\.py|real_truth\.py', 'needs the network',
            'tests/test_tools/test_img_focus.py'),

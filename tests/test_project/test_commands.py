@@ -48,6 +48,7 @@ WRITES = {
                 'sensitivity.json',
     'cross_validate': '--work-dir {run}/cross_validation summary.json',
     'distil': '2 structure.json subnet.pth',
+    'frontier': '--out {run}/frontier frontier.csv frontier.md frontier.png',
     'init': '--out {stage}_{stem}.py',
     'publish': '--out checkpoints {stem}-*.pth',
     'quickstart': '--work-dir work_dirs/quickstart slim/subnet.pth before_after.png',

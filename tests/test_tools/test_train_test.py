@@ -20,7 +20,7 @@ from mmkcr.cli import test as testing
 from mmkcr.cli import train as training
 from mmkcr.core import locked
 from mmkcr.engine.build import load_config
-from mmkcr.engine.processes import join_processes
+from mmkcr.engine.processes import prepare_launcher
 
 TOOLS = Path(__file__).parents[2] / 'tools'
 
@@ -471,8 +471,8 @@ def test_a_process_has_the_gpu_of_its_place_on_the_node(monkeypatch, launcher, n
     monkeypatch.setenv('SLURM_NODELIST', 'first')
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
-    join_processes(Config(dict(launcher=launcher)))
+    prepare_launcher(Config(dict(launcher=launcher)))
     assert os.environ['LOCAL_RANK'] == '1'
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
     with pytest.raises(ValueError, match='a GPU for each process of a node, found 1'):
-        join_processes(Config(dict(launcher=launcher)))
+        prepare_launcher(Config(dict(launcher=launcher)))

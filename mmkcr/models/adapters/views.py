@@ -50,7 +50,7 @@ class View:
 
     path: str
 
-    def completed(self, host: nn.Module) -> 'View':
+    def complete(self, host: nn.Module) -> 'View':
         """The view, completed from the host around the adapter's module."""
         return self
 
@@ -83,7 +83,7 @@ class MLPView(View):
     why_no_channels: str = ''
     width: str = ''
 
-    def completed(self, host: nn.Module) -> 'MLPView':
+    def complete(self, host: nn.Module) -> 'MLPView':
         """Add the norm in front, or why there is none, unless the adapter says it."""
         if self.norm or self.why_no_channels:
             return self
@@ -176,7 +176,7 @@ class AttentionView(View):
     opened: Callable[[nn.Module], nn.Module] | None = None
     rotary: str = ''
 
-    def completed(self, host: nn.Module) -> 'AttentionView':
+    def complete(self, host: nn.Module) -> 'AttentionView':
         """Add the heads, their width, the parts of projections, and whether these are called."""
         layer, size = host.get_submodule(self.path), host.get_submodule(self.output).weight.shape[1]
         recorded = getattr(layer, 'num_heads', getattr(layer, 'num_attention_heads', None))
@@ -335,7 +335,7 @@ def _views(cls: type[View], host: nn.Module) -> list[View | Unsupported]:
             for local in parts if isinstance(parts, list) else [parts]:
                 view = {key: value if key in _NO_PATHS else _absolute(path, value)
                         for key, value in local.items()}
-                views.append(cls(**{**view, 'path': view.get('path') or path}).completed(host))
+                views.append(cls(**{**view, 'path': view.get('path') or path}).complete(host))
         except Unsupported as reason:  # one that cannot be seen does not hide the others
             views.append(Unsupported(f'{reason} at `{path}`'))
         except AttributeError as error:

@@ -217,7 +217,7 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
 
     ensembled, plain, reads_values = True, False, False
 
-    def folded(self, derived: Derived) -> DepthwiseHeads:
+    def fold(self, derived: Derived) -> DepthwiseHeads:
         """The one head, without the mixture."""
         one = DepthwiseHeads(1, self.head_dims)
         one.conv, one.exchange = self.conv, self.exchange
@@ -281,7 +281,7 @@ class ConvHeads(HeadOperator):
         """The identity; a subclass may have an activation."""
         return maps
 
-    def folded(self, derived: Derived) -> 'ConvHeads':
+    def fold(self, derived: Derived) -> 'ConvHeads':
         """This operator with the kernels themselves, without taps and values."""
         self.kernel = nn.Parameter(derived['kernel'])
         if derived['bias_taps'] is not None:

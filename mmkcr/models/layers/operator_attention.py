@@ -138,7 +138,7 @@ class OperatorAttention(_AttentionParts):
         if self.operator is None or self.operator.plain:
             return self
         derived = self._derive()
-        self.operator = operator = self.operator.folded(derived).train(self.training)
+        self.operator = operator = self.operator.fold(derived).train(self.training)
         values = operator.reads_values or operator.exchange is not None
         weight, bias = self._rows(0, self._attended)
         if values:

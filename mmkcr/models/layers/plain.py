@@ -34,7 +34,7 @@ def make_plain(model: nn.Module) -> None:
     """
     for path, module in list(model.named_modules()):
         if isinstance(module, (Take, Put, SlicedLayerNorm, Sized)):
-            graph = _recorded(module)
+            graph = _record_graph(module)
             if graph is not None:
                 model.set_submodule(path, _plain(module, graph))
 
@@ -54,7 +54,7 @@ def make_ours(model: nn.Module) -> None:
         model.set_submodule(path, layer.train(module.training))
 
 
-def _recorded(layer: nn.Module) -> fx.Graph | None:
+def _record_graph(layer: nn.Module) -> fx.Graph | None:
     """Graph of a layer; None if its mode matters."""
     mode, layer.training = layer.training, True
     graph = _Tracer().trace(layer)

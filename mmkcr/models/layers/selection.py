@@ -34,9 +34,9 @@ def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
         dim (int): Dimension of the channels. Defaults to -1.
     """
     if exporting():
-        return _padded(x, dim, 0, 1).index_select(dim, _sources(kept, total))
+        return _pad_zeros(x, dim, 0, 1).index_select(dim, _sources(kept, total))
     # zeros by padding nothing, as a graph does not know the shape
-    return _padded(x.detach().narrow(dim, 0, 0), dim, 0, total).index_copy(dim, kept, x)
+    return _pad_zeros(x.detach().narrow(dim, 0, 0), dim, 0, total).index_copy(dim, kept, x)
 
 
 def _sources(kept: Tensor, total: int) -> Tensor:
@@ -46,7 +46,7 @@ def _sources(kept: Tensor, total: int) -> Tensor:
     return sources
 
 
-def _padded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+def _pad_zeros(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     # `F.pad` lists the last dimension first
     behind = x.ndim - 1 - dim if dim >= 0 else -1 - dim
     return F.pad(x, (0, 0) * behind + (before, after))
@@ -120,7 +120,7 @@ class Put(_Selection):
     def forward(self, x: Tensor) -> Tensor:
         """See :func:`put`."""
         if self.contiguous:
-            return _padded(x, self.dim, self.first, self.total - self.first - self.count)
+            return _pad_zeros(x, self.dim, self.first, self.total - self.first - self.count)
         if self.form == 'scatter':
             return put(x, self.kept, self.total, self.dim)
-        return self._gather(_padded(x, self.dim, 0, self.group))  # zeros for dropped channels
+        return self._gather(_pad_zeros(x, self.dim, 0, self.group))  # zeros for dropped channels

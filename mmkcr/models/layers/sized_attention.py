@@ -3,7 +3,7 @@
 Each class takes over the parts of its host's layer under their own keys
 (:func:`~mmkcr.models.layers.take_over.take_over`) and computes the same function, without a branch
 on an argument: :mod:`~mmkcr.models.layers.plain` records it as a graph.
-A graph has no branches; where a layer is not recorded, :func:`given`, :func:`chosen` and
+A graph has no branches; where a layer is not recorded, :func:`is_given`, :func:`branch` and
 :func:`or_zeros` are the conditionals that they are named after.
 
 Shapes: B images (times windows), N tokens, C channels of the input and output, H remaining heads,
@@ -19,12 +19,12 @@ from torch import Tensor, fx, nn
 from mmkcr.functional.attention_refit import channels_of_pairs
 
 
-def given(value: Any) -> Any:
+def is_given(value: Any) -> Any:
     """Whether a value is not None."""
     return value != None if isinstance(value, fx.Proxy) else value is not None  # noqa: E711
 
 
-def chosen(condition: Any, one: Any, other: Any) -> Any:
+def branch(condition: Any, one: Any, other: Any) -> Any:
     """``one`` if a ``condition`` is true, else ``other``; both are computed."""
     if isinstance(condition, fx.Proxy):  # a list of the one value or of none, and the reverse
         return ((one, ) * condition + (other, ) * (1 - condition))[0]
@@ -42,7 +42,7 @@ def or_zeros(term: Tensor | None, like: Tensor, edge: float = 0.) -> Tensor:
     """
     if not isinstance(term, fx.Proxy):
         return like.new_zeros((1, 1, 1)) if term is None else term
-    # `clamp` takes None as a bound, also in TorchScript, which `chosen` does not become
+    # `clamp` takes None as a bound, also in TorchScript, which `branch` does not become
     bound, infinite = like.new_full((1, 1, 1), edge), like.new_ones((1, 1, 1)) / 0
     return torch.clamp(bound, -infinite, term) + torch.clamp(bound, term, infinite) - bound
 
@@ -96,8 +96,8 @@ class SizedHuggingFaceAttention(Sized):
         """Attend among tokens (B, N, C); the weights are not returned."""
         q, k, v = self._qkv(hidden_states)
         one, two, none = attention_mask, causal_attention_mask, q.new_zeros(())
-        both = chosen(given(one), one, none) + chosen(given(two), two, none)
-        mask = chosen(given(one) & given(two), both, chosen(given(one), one, two))
+        both = branch(is_given(one), one, none) + branch(is_given(two), two, none)
+        mask = branch(is_given(one) & is_given(two), both, branch(is_given(one), one, two))
         out = F.scaled_dot_product_attention(
             q, k, v, mask, self.dropout if self.training else 0., scale=self.scale)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
@@ -189,16 +189,16 @@ class SizedMultiheadAttention(Sized, nn.MultiheadAttention):
             scores = (q * q.shape[-1]**-0.5) @ k.transpose(-2, -1) + (mask + padding)
             out = self.drop(scores.softmax(-1)) @ v
         else:
-            mask = chosen(given(attn_mask) | given(key_padding_mask), mask + padding, None)
+            mask = branch(is_given(attn_mask) | is_given(key_padding_mask), mask + padding, None)
             out = F.scaled_dot_product_attention(q, k, v, mask)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None
 
 
 def _added(mask: Tensor | None, like: Tensor) -> Tensor:
     """A mask in the additive form, where True is -inf; (1, 1) zeros if there is none."""
-    mask = chosen(given(mask), mask, like.new_zeros((1, 1)))
+    mask = branch(is_given(mask), mask, like.new_zeros((1, 1)))
     hidden = like.new_zeros(mask.shape).masked_fill(mask.bool(), float('-inf'))
-    return chosen(mask.dtype == torch.bool, hidden, mask.to(like))
+    return branch(mask.dtype == torch.bool, hidden, mask.to(like))
 
 
 class SizedReducedAttention(Sized):
