@@ -36,7 +36,8 @@ HOSTS = {
     'efficientvit-b1': dict(type='mmkcr.EfficientViT', arch='b1'),
     'mobilevit-small': dict(type='mmpretrain.MobileViT', arch='small'),
     'mobilevit-xsmall': dict(type='mmpretrain.MobileViT', arch='x_small'),
-    'resnet50': dict(type='mmpretrain.ResNet', depth=50)}
+    'resnet50': dict(type='mmpretrain.ResNet', depth=50),
+    'flava': dict(type='mmkcr.FlavaImageEncoder', img_size=224)}
 
 #: Of a config, everything but the network, what it starts from, and the method's hooks.
 RECIPE = ('optim_wrapper', 'param_scheduler', 'train_cfg', 'val_cfg', 'test_cfg',

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from mmcv.transforms import BaseTransform
 from mmengine.dataset import BaseDataset
+from mmpretrain.datasets import coco_vqa  # noqa: F401  (left out beside transformers 5)
 
 from mmkcr.registry import DATASETS, TRANSFORMS
 from .flava import hugging_face, read_answers
