@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import CostModel, MacsModel, Structure, block_of, count_params
 from mmkcr.core.machine import naming_remedy
-from mmkcr.core.processes import join_torchrun
+from mmkcr.core.processes import find_rank, join_torchrun
 from mmkcr.models.counting import (
     check_built,
     check_recorded,
@@ -167,7 +167,8 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     if settings.scope == 'model' and is_detector(dense):
         _hold_choices(calibration)
     networks = Pair(dense, copy.deepcopy(dense))
-    if settings.progress:  # before anything that takes seconds for large images
+    # before anything that takes seconds for large images
+    if settings.progress and find_rank() == 0:
         print(f'Calibration: looking at a {type(dense).__name__} and the first images',
               file=sys.stderr, flush=True)
     spaces = Pair(*(open_search_space(network, settings.sites, settings.scope)
@@ -249,7 +250,9 @@ def _print_plan(calibration: Calibration, space: SearchSpace, profiled: bool) ->
     fits = sum(1 + len(site.lost_outputs()) for site in sites)
     blocks = {block_of(site.path) for site in sites}
     groups = 0 if profiled else count_groups(calibration, space)
-    print(plan(calibration, layers, groups, fits / len(blocks)), file=sys.stderr, flush=True)
+    text = plan(calibration, layers, groups, fits / len(blocks))
+    if find_rank() == 0:  # all count the groups, as the first reads the profiles for all
+        print(text, file=sys.stderr, flush=True)
 
 
 def _asked(options: CompressOptions) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from mmkcr.core import count_params
 from mmkcr.core.checks import check_finite
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
-from mmkcr.core.processes import ask_first_process, count_processes, find_rank
+from mmkcr.core.processes import ask_first_process, count_processes
 from mmkcr.models.sites.base import check_layers
 from mmkcr.models.tasks import unwrap
 from .batches import (
@@ -256,8 +256,6 @@ def prepare_calibration(model: nn.Module, images: Any, held_out: Any, forward: F
     dense.eval()  # `eval` of mmpretrain's backbones returns None
     check_finite(dict(dense.named_parameters()), 'weights')
     batches, held_out = split_batches(images, held_out)
-    if find_rank() > 0:  # the first process speaks for all
-        settings = dataclasses.replace(settings, progress=False)
     if settings.memory is None:
         device = next(dense.parameters()).device
         # the processes of a machine share its memory, but each has a GPU

@@ -16,7 +16,7 @@ from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.hosts import ensure_torchvision
 
 IMAGES = torch.randn(23, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-OPTIONS = CompressOptions(target='70%', input_shape=(3, 32, 32), progress=False, divisor=1)
+OPTIONS = CompressOptions(target='70%', input_shape=(3, 32, 32), divisor=1)
 
 
 def vit():
