@@ -35,7 +35,6 @@ def prepare_hosts() -> None:
     """Adapt MMEngine and mmcv to this package, once, for the rest of the process.
 
     - Configs may refer to ``mmkcr::`` and ``mmseg::`` bases.
-    - Notices at import about parts that nothing here uses are dropped.
     - mmcv's ``LoadImageFromFile`` names the file that it cannot read.
     - MMEngine reads checkpoints as data, see :func:`mmkcr.safe_load.restrict_checkpoints`.
     - Beside transformers 5 mmpretrain leaves its multimodal models out, see
@@ -52,7 +51,6 @@ def prepare_hosts() -> None:
         raise ImportError('expected the OpenMMLab libraries for a config, found none: install '
                           f'them with `pip install "mmkcr[openmmlab]"` ({error})') from error
     from .safe_load import restrict_checkpoints
-    hush_missing_parts()
     register_references()
     name_unreadable_images()
     restrict_checkpoints()
@@ -146,6 +144,7 @@ def leave_multimodal_models_out(installed: str) -> None:
     dependency.register_multimodal_placeholder = register
 
 
+@functools.lru_cache(maxsize=None)
 def hush_missing_parts() -> None:
     """Drop the hosts' notices at import about operators and a service that nothing here uses.
 

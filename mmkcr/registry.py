@@ -8,10 +8,11 @@ with its scope, as in ``type='mmkcr.KCRSwinTransformer'``, beside
 from mmengine import registry as root
 from mmengine.registry import Registry
 
-from .hosts import ensure_torchvision
+from .hosts import ensure_torchvision, hush_missing_parts
 
 # for the imports of host libraries that follow; packages that have such import this module first
 ensure_torchvision()
+hush_missing_parts()
 
 
 def _child(name: str, parent: Registry, *locations: str) -> Registry:

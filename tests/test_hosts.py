@@ -47,7 +47,7 @@ def test_only_two_notices_are_hushed():
     from mmengine.logging import MMLogger
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
-        hosts.hush_missing_parts()
+        hosts.hush_missing_parts.__wrapped__()
         warnings.warn('Fail to import ``MultiScaleDeformableAttention`` from x', stacklevel=1)
         warnings.warn('Fail to import ``DeformConv`` from x', stacklevel=1)
     assert [str(w.message) for w in seen] == ['Fail to import ``DeformConv`` from x']

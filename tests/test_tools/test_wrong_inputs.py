@@ -47,6 +47,7 @@ ROWS = {
     'cross_validate': '{dense} --grid randomness.seed=0,1 --work-dir {out}',
     'dataset_converters/digits': '--out {out}',
     'distil': '{dense} {weights} {out} 2',
+    'frontier': '{dense} {weights} --out {out}',
     'dataset_converters/digits_vqa': '--out {out}',
     'dataset_converters/vqa_answers': '{annotations} --out {file}',
     'dataset_converters/photographs': '--packages {images} --out {out}',

@@ -50,7 +50,7 @@ from mmkcr.engine.build import (
     load_weights,
     run_folder,
 )
-from mmkcr.engine.processes import join_processes
+from mmkcr.engine.processes import prepare_launcher
 from mmkcr.models.head_choice import (
     SELECTIONS,
     Count,
@@ -131,7 +131,7 @@ def _table(scores: dict[str, torch.Tensor]) -> str:
 def _measure(args: Any, config: Any, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     distributed = args.launcher != 'none'
     config.launcher = args.launcher
-    join_processes(config)
+    prepare_launcher(config)
     if distributed and not is_distributed():
         init_dist(args.launcher)
     device = torch.device(args.device)

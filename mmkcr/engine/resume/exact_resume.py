@@ -1,6 +1,6 @@
 """Runs that were stopped continue as if they had not been."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class ExactResumeHook(Hook):
         self._seed = 0
         self._validated = False
         self._passed = 0  # batches that a resumed run has already used of its epoch
+        self._restore_numbers: Callable[[], None] | None = None
         self._processes: list[dict[str, Any]] | None = None
 
     def before_run(self, runner: Runner) -> None:
@@ -165,7 +166,7 @@ class ExactResumeHook(Hook):
             # 0 too: of two loaders the second is not asked once the first has nothing left
             batches.skip_batches(loader, self._passed)
         if self._passed:
-            number_batches_from(runner.train_loop, self._passed)
+            self._restore_numbers = number_batches_from(runner.train_loop, self._passed)
         self._passed = 0
 
     def before_train_iter(self, runner: Runner, batch_idx: int,
@@ -176,7 +177,9 @@ class ExactResumeHook(Hook):
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Number the batches of the next epoch from 0, as the loop does."""
-        vars(runner.train_loop).pop('run_iter', None)
+        if self._restore_numbers is not None:
+            self._restore_numbers()
+            self._restore_numbers = None
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Note that a checkpoint of the best model already has this validation behind it."""
@@ -206,18 +209,26 @@ class MissedValidationHook(Hook):
             runner.val_loop.run()
 
 
-def number_batches_from(loop: EpochBasedTrainLoop, first: int) -> None:
+def number_batches_from(loop: EpochBasedTrainLoop, first: int) -> Callable[[], None]:
     """Make a loop number the batches of its epoch from ``first``, for its log and its hooks.
 
-    MMEngine numbers batches from 0 in every pass over a loader. The attribute that is set here on
-    the loop is to be deleted at the end of the epoch.
+    MMEngine numbers batches from 0 in every pass over a loader.
+
+    Returns:
+        Callable: Restores the loop's own numbers, at the end of the epoch.
     """
-    run_iter = loop.run_iter
+    own, run_iter = vars(loop).get('run_iter'), loop.run_iter
 
     def run_numbered(idx: int, *batch: Any) -> None:
         run_iter(idx + first, *batch)
 
+    def restore() -> None:
+        del loop.run_iter
+        if own is not None:
+            loop.run_iter = own
+
     loop.run_iter = run_numbered
+    return restore
 
 
 def own_state(runner: Runner) -> dict[str, Any]:

@@ -66,7 +66,8 @@ def test_entries_are_data(tmp_path):
 def test_a_checkpoint_without_entries_is_warned_of(meta, monkeypatch):
     monkeypatch.setattr(checkpoint_guard, 'load_run', lambda *_: None)
     warnings = []
-    runner = SimpleNamespace(_load_from='x.pth', _resume=True, cfg=Config(BEFORE), model=None,
+    runner = SimpleNamespace(_load_from='x.pth', _resume=True, cfg=Config(BEFORE),
+                             model=torch.nn.Linear(1, 1),
                              logger=SimpleNamespace(warning=warnings.append))
     CheckpointGuardHook().after_load_checkpoint(runner, dict(
         meta=meta, optimizer={}, state_dict=dict(a=torch.ones(1))))
