@@ -25,6 +25,7 @@ from mmkcr.closed_form.options import CompressOptions, Forward
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.report import agreement
 from mmkcr.core import atomic_write
+from mmkcr.core.budget import parse_target
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.core.progress import Progress
@@ -66,7 +67,7 @@ class FrontierOptions(CompressOptions):
 
     Raises:
         ImportError: A runtime or its quantiser is missing.
-        ValueError: ``keep`` is no share.
+        ValueError: ``keep``, a target or a side is no share, or a number of threads is below one.
     """
 
     keep: str | float = '95%'
@@ -80,6 +81,16 @@ class FrontierOptions(CompressOptions):
         super().__post_init__()
         if not re.fullmatch(r'\d*\.?\d+%?', str(self.keep)) or not 0 < self.share_to_keep <= 1:
             raise ValueError(f"expected `keep` such as '95%' or 0.95, found {self.keep!r}")
+        dense = 2**62  # of a network so large that a number of MACs is no share of it
+        for target in self.targets:
+            if not 0.001 * dense < parse_target(target, dense) < dense:
+                raise ValueError('expected `targets` as shares of the dense network below it, such '
+                                 f"as '60%' or 0.6, found {target!r}")
+        for side in self.sides:
+            if not 0 < side < 1:  # NaN is refused too
+                raise ValueError(f'expected `sides` as shares such as 0.75, found {side!r}')
+        if (least := min(self.threads, default=1)) < 1:
+            raise ValueError(f'expected `threads` of at least 1, found {least}')
         for name in self.runtime or ():
             require_quantizer(name)
 

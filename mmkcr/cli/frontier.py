@@ -36,6 +36,9 @@ class FrontierJob(Configured, Shaped, Trusting, FrontierOptions, FileOptions):
     Args:
         out (str | Path, optional): Folder to write to. Defaults to None: the folder ``frontier`` in
             the work directory of the config, or in ``work_dirs/<config name>``.
+
+    Raises:
+        ValueError: ``metric`` without ``evaluate``; see :class:`FrontierOptions`.
     """
 
     offers: ClassVar = dict(
@@ -51,6 +54,11 @@ class FrontierJob(Configured, Shaped, Trusting, FrontierOptions, FileOptions):
                               'network', False)
     metric: str | None = argument('of --evaluate (the one that ends with mIoU, bbox_mAP or top1, '
                                   'else the first)')
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.metric is not None and not self.evaluate:
+            raise ValueError('expected `--metric` with `--evaluate`, found it alone')
 
 
 def judge(job: FrontierJob, task: CompressTask, folder: Path, file: Path, runtime: str,

@@ -111,6 +111,10 @@ OPTIONS = {
 LATE = ('--metric', )
 #: Calls that are wrong otherwise: what a run is asked for.
 MORE = {
+    'frontier': ['{dense} {weights} --out {out} --targets 60% 100%',
+                 '{dense} {weights} --out {out} --targets 5G',
+                 '{dense} {weights} --out {out} --sides 1.5',
+                 '{dense} {weights} --out {out} --threads 0'],
     'train': ['{dense} --work-dir {out} --cfg-options train_cfg.max_epochs=0',
               '{alone} --work-dir {out}',
               '{dense} --work-dir {out} --resume no/such.pth',
