@@ -67,11 +67,6 @@ class CompressResult:
     profiles: dict[str, SiteProfile]
     agreement: dict[str, float]
 
-    def save(self, folder: str | Path, export: bool = False) -> None:
-        """Write a folder that :func:`mmkcr.load` reads, see :func:`mmkcr.apis.saved.save`."""
-        import mmkcr
-        mmkcr.save(self, folder, export)
-
     def __str__(self) -> str:
         return result_text(self)
 

@@ -76,7 +76,7 @@ def test_batches_that_show_no_images_ask_for_a_shape():
 
 def test_exported_files_take_the_size_of_the_images(tmp_path):
     result = compress(convnext(), images(3, 96, 64), '70%', **QUICK)
-    result.save(tmp_path / 'slim', export=True)
+    mmkcr.save(result, tmp_path / 'slim', export=True)
     program = torch.export.load(tmp_path / 'slim/model.pt2').module()
     batch = images(3, 96, 64, count=3)
     with torch.no_grad():

@@ -25,7 +25,7 @@ import warnings
 import mmkcr.deploy.export
 with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     warnings.simplefilter('ignore')
-    result.save(folder)
+    mmkcr.save(result, folder)
     assert isinstance(mmkcr.load(folder, model), type(model))
 found = {{name for name in sys.modules if name.partition('.')[0] in {hosts}}}
 assert not found, sorted(found)[:5]
