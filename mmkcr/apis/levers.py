@@ -40,7 +40,7 @@ from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import is_detector, is_segmentor
 from mmkcr.version import __version__
 from mmkcr.visualization import show_progress
-from .saved import load
+from .saved import load, save
 
 #: Most images that agreement is measured on, that ranges of int8 are chosen from, and that the
 #: blocks which stay in fp32 are chosen on; pairs that are timed.
@@ -285,7 +285,7 @@ class _Bench:
                 None if of_model else self.forward, self.held, done=CompressProgress(
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
-            result.save(folder)
+            save(result, folder)
         if folder.name not in self.cuts:
             self.cuts[folder.name] = load(folder, network)
         return self.cuts[folder.name]

@@ -67,8 +67,8 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
         ValueError: The folder has content, or the network cannot be exported.
 
     Examples:
-        >>> compress(model, images, '60%').save('slim', export=True)
-        >>> model = mmkcr.load('slim')
+        >>> save(compress(model, images, '60%'), 'slim', export=True)
+        >>> model = load('slim')
     """
     model, structure = result.model, result.structure
     shape = structure.macs['input_shape']
@@ -97,7 +97,7 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
                 (here / name).unlink(missing_ok=True)
             warnings.warn(f'expected to build the dense `{type(model).__name__}` by its name, '
                           f'found {reason}: load it with `mmkcr.load({str(folder)!r}, dense)`',
-                          stacklevel=4)
+                          stacklevel=3)
         if export:
             network = copy.deepcopy(model).cpu()
             export_program(network, here / 'model.pt2', shape)
@@ -204,7 +204,7 @@ def _warn_of_other_rates(built: dict[str, float], expected: dict[str, float]) ->
     if places:
         warnings.warn(f'expected to load the rate {expected.get(places[0], 0)} of `{places[0]}`, '
                       f'found {built.get(places[0], 0)}, and {len(places) - 1} other places whose '
-                      'rates differ: set them before the loaded network is trained', stacklevel=6)
+                      'rates differ: set them before the loaded network is trained', stacklevel=5)
 
 
 @keep_randomness()
@@ -271,7 +271,7 @@ def _build(path: Path, model: nn.Module | None) -> nn.Module:
         raise ValueError(f'expected entries of the {type(model).__name__} in `{path / WEIGHTS}`, '
                          f'found `{renamed[0]}` and {len(renamed) - 1} others, such as '
                          'transformers 5 writes for version 4: write the folder with '
-                         '`result.save(folder)`, or with `save_pretrained(folder, '
+                         '`mmkcr.save(result, folder)`, or with `save_pretrained(folder, '
                          'save_original_format=False)`')
     # an ordinary network's state does not say its units: `load` has compared the files
     state = {**{name: value for name, value in expected.items() if name.endswith(KEPT)}, **state}

@@ -116,12 +116,12 @@ def read_compressed(folder):
 
 
 def make_saved(folder, seed):
-    """The folder of ``CompressResult.save``, of a network of timm."""
+    """The folder of ``mmkcr.save``, of a network of timm."""
     import timm
     torch.manual_seed(seed)
     model = timm.create_model('test_vit', img_size=64, num_classes=5)
-    mmkcr.compress(model, torch.randn(8, 3, 64, 64), '60%', input_shape=(3, 64, 64),
-                   progress=False).save(folder)
+    mmkcr.save(mmkcr.compress(model, torch.randn(8, 3, 64, 64), '60%', input_shape=(3, 64, 64),
+                              progress=False), folder)
 
 
 def read_saved(folder):

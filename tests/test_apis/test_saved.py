@@ -1,4 +1,4 @@
-"""One folder, one line: what `result.save` writes, `mmkcr.load` builds again."""
+"""One folder, one line: what `mmkcr.save` writes, `mmkcr.load` builds again."""
 
 import hashlib
 import json
@@ -76,7 +76,7 @@ def small():
 def test_a_folder_and_files_that_run_without_us(make, tmp_path, after_torch):
     result = compressed(make())
     state = torch.get_rng_state()
-    result.save(tmp_path / 'slim', export=True)
+    mmkcr.save(result, tmp_path / 'slim', export=True)
     loaded = mmkcr.load(tmp_path / 'slim')
     assert torch.equal(torch.get_rng_state(), state)
     assert {path.name for path in (tmp_path / 'slim').iterdir()} == {
@@ -108,7 +108,7 @@ def test_rates_of_dropout_and_stochastic_depth_come_back(tmp_path):
     result = compressed(timm.create_model(
         'test_vit', img_size=64, drop_path_rate=.3, proj_drop_rate=.2, attn_drop_rate=.05,
         drop_rate=.1))
-    result.save(tmp_path / 'slim')
+    mmkcr.save(result, tmp_path / 'slim')
     loaded = mmkcr.load(tmp_path / 'slim').train()
     for seed in range(3):
         trained = []
@@ -123,7 +123,7 @@ def test_a_rate_that_does_not_come_back_is_named(tmp_path):
     result.model.blocks[1].ls1 = nn.Sequential(nn.Dropout(.2))
     with pytest.warns(UserWarning, match=r'expected to load the rate 0.2 of `blocks.1.ls1.0.p`, '
                                          'found 0'):
-        result.save(tmp_path / 'slim')
+        mmkcr.save(result, tmp_path / 'slim')
     report = json.loads((tmp_path / 'slim/report.json').read_text())
     for wrong in ({'blocks.1.ls1.p': 'half'}, {'blocks.1.ls1.p': 2}, ['blocks.1.ls1.p']):
         (tmp_path / 'slim/report.json').write_text(json.dumps({**report, 'drop_rates': wrong}))
@@ -138,7 +138,7 @@ def test_a_network_that_its_name_does_not_give(tmp_path):
     result = compressed(build())
     result.model.half()
     with pytest.warns(UserWarning, match=r'load it with `mmkcr.load\(.*, dense\)`'):
-        result.save(tmp_path / 'slim')
+        mmkcr.save(result, tmp_path / 'slim')
     assert not (tmp_path / 'slim/config.json').exists()
     with pytest.raises(ValueError, match='found neither: give the dense network'):
         mmkcr.load(tmp_path / 'slim')
@@ -163,9 +163,9 @@ def test_a_task_model_that_carries_its_config(config, tmp_path):
     batch = torch.randn(4, *shape)
     result = mmkcr.compress(model, batch, '80%', input_shape=shape, progress=False)
     with pytest.warns(UserWarning, match='found nothing that says it'):
-        result.save(tmp_path / 'without')
+        mmkcr.save(result, tmp_path / 'without')
     result.model.cfg = cfg
-    result.save(tmp_path / 'slim')
+    mmkcr.save(result, tmp_path / 'slim')
     assert {path.name for path in (tmp_path / 'slim').iterdir()} == \
         FILES - {'config.json'} | {'config.py'}
     for loaded in (mmkcr.load(tmp_path / 'slim'), mmkcr.load(tmp_path / 'without', model)):
@@ -179,12 +179,12 @@ def test_complete_or_absent(small, tmp_path, monkeypatch):
         patch.setattr('mmkcr.apis.saved.export_program', lambda _, path, *__: path.touch())
         patch.setattr('mmkcr.apis.saved.export_onnx', lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            small.save(tmp_path / 'slim', export=True)
+            mmkcr.save(small, tmp_path / 'slim', export=True)
     assert not list(tmp_path.iterdir())
     (tmp_path / 'slim').mkdir()
-    small.save(tmp_path / 'slim')
+    mmkcr.save(small, tmp_path / 'slim')
     with pytest.raises(ValueError, match='expected a new or an empty folder'):
-        small.save(tmp_path / 'slim')
+        mmkcr.save(small, tmp_path / 'slim')
     (tmp_path / 'slim/model.safetensors').unlink()
     with pytest.raises(FileNotFoundError, match='found one without `model.safetensors`'):
         mmkcr.load(tmp_path / 'slim')
@@ -194,7 +194,7 @@ def test_complete_or_absent(small, tmp_path, monkeypatch):
 
 def test_names_in_a_folder_are_only_names(small, tmp_path):
     """No address is downloaded, and no other class is built."""
-    small.save(tmp_path / 'slim')
+    mmkcr.save(small, tmp_path / 'slim')
     config = tmp_path / 'slim/config.json'
     (tmp_path / 'slim/report.json').unlink()
     config.write_text(json.dumps(dict(architecture='hf-hub:timm/test_vit.r160_in1k')))
@@ -209,7 +209,7 @@ def test_names_in_a_folder_are_only_names(small, tmp_path):
 @pytest.mark.parametrize('name', sorted(FILES))
 def test_a_file_that_changed_is_refused_by_name(name, small, tmp_path, caplog):
     """A bit of a weight, a swapped tensor or another activation loaded without a word."""
-    small.save(tmp_path)
+    mmkcr.save(small, tmp_path)
     content = (tmp_path / name).read_bytes()
     changed = content.replace(b'64', b'32') if name.endswith('.json') else \
         content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
@@ -226,7 +226,7 @@ def test_a_file_that_changed_is_refused_by_name(name, small, tmp_path, caplog):
 
 
 def test_an_added_config_is_refused(small, tmp_path):
-    small.save(tmp_path)
+    mmkcr.save(small, tmp_path)
     (tmp_path / 'config.py').write_text('raise SystemExit')
     with pytest.raises(ValueError, match='config.py` as it was saved, found that .* added since'):
         mmkcr.load(tmp_path)
@@ -242,7 +242,7 @@ def test_sums_are_read_in_parts(tmp_path):
     dict(img_size=0), dict(img_size='x'), dict(patch_size=0), dict(depth=-1.5), dict(no_such=1),
     5, None])
 def test_what_cannot_be_built_is_one_sentence(arguments, small, tmp_path):
-    small.save(tmp_path)
+    mmkcr.save(small, tmp_path)
     (tmp_path / 'report.json').unlink()
     config = json.loads((tmp_path / 'config.json').read_text())
     config['model_args'] = {**config['model_args'], **arguments} if isinstance(
@@ -254,7 +254,7 @@ def test_what_cannot_be_built_is_one_sentence(arguments, small, tmp_path):
 
 
 def test_damaged_weights_are_one_sentence(small, tmp_path):
-    small.save(tmp_path)
+    mmkcr.save(small, tmp_path)
     (tmp_path / 'report.json').unlink()
     path = tmp_path / 'model.safetensors'
     for content in (b'', path.read_bytes()[:-1], b'x' * 99):
@@ -265,7 +265,7 @@ def test_damaged_weights_are_one_sentence(small, tmp_path):
 
 def test_no_weights_are_fetched(small, tmp_path):
     """Neither from a hub nor from the disk."""
-    small.save(tmp_path)
+    mmkcr.save(small, tmp_path)
     (tmp_path / 'report.json').unlink()
     config = json.loads((tmp_path / 'config.json').read_text())
     config['model_args'].update(pretrained=True, checkpoint_path='nowhere.pth', cache_dir='nowhere',
@@ -281,7 +281,7 @@ def test_no_weights_are_fetched(small, tmp_path):
     dict(one='params.subnet', other='params.dense', by=1000)])
 def test_a_structure_of_other_sizes_is_refused(change, small, tmp_path):
     """Their values, not their differences."""
-    small.save(tmp_path)
+    mmkcr.save(small, tmp_path)
     (tmp_path / 'report.json').unlink()
     content = json.loads((tmp_path / 'structure.json').read_text())
     for name in filter(None, (change['one'], change.get('other'))):
@@ -294,7 +294,7 @@ def test_a_structure_of_other_sizes_is_refused(change, small, tmp_path):
 
 
 def test_what_cannot_be_counted_is_said(small, tmp_path, caplog):
-    small.save(tmp_path)
+    mmkcr.save(small, tmp_path)
     (tmp_path / 'report.json').unlink()
     content = json.loads((tmp_path / 'structure.json').read_text())
     content['macs']['input_shape'] = [3, 65, 64]  # which it does not run on
@@ -309,5 +309,5 @@ def test_a_backbone_of_mmpretrain_is_given_back(tmp_path):
     arch = dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48)
     dense = VisionTransformer(arch=arch, img_size=64, patch_size=16)
     result = compressed(dense)
-    result.save(tmp_path / 'slim')
+    mmkcr.save(result, tmp_path / 'slim')
     check_same(result.model, mmkcr.load(tmp_path / 'slim', dense))

@@ -80,6 +80,13 @@ def test_imports_point_down():
     assert not wrong
 
 
+def test_no_module_imports_the_whole_package():
+    """Its names are of all layers, so an arrow could point up without being seen."""
+    layers = {f'mmkcr.{name}' for name in LEVEL}
+    assert not [f'{path.relative_to(ROOT)} imports {target}' for path, target in ALL
+                if re.fullmatch(r'mmkcr(\.\w+)?', target) and target not in layers]
+
+
 def test_no_circle_of_imports_inside_a_package():
     """When a module is imported, all that it imports is complete; functions count, too."""
     modules = {'.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
