@@ -76,6 +76,9 @@ class ReaderMoments:
     @property
     def sensitivity(self) -> Tensor:
         """S: the second moment of the gradients, summed over an image's positions."""
+        if self.gradients.count == 0:  # another layer of the site is read
+            outputs = self.gradients.num_features
+            return self.inputs.mean.new_zeros(outputs, outputs)
         return self.positions * self.gradients.second_moment
 
 

@@ -184,6 +184,9 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
         _check_profiles(profiles, spaces.slim)
     else:
         profiles = profile_sites(calibration, spaces.dense)
+    # layers that no output depends on stay, and the budget counts them
+    offered.update({name: offered[name][-1:] for name in offered if profiles[name].unread})
+    _check_reachable(budget, wanted, offered, calibration, spaces.slim)
     # rotated heads: both networks compute the same as before, and units are now single channels
     for profile in profiles.values():
         for space in spaces:
@@ -304,6 +307,8 @@ def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     structure.provenance['rotated'] = [
         name for name, site in space.sites.items()
         if sizes[name] < site.total and profiles[name].rotated]
+    if unread := [name for name in space.sites if profiles[name].unread]:
+        structure.provenance['unread'] = unread
     return structure
 
 

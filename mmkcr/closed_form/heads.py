@@ -96,8 +96,6 @@ class NarrowHeads(Units):
         The dense network's weights are changed, in place, without a change of its function. The
         profile holds the new weights, for the slim network.
         """
-        for moments in self.moments.values():
-            self.check_reached(moments)
         order, errors, values = self.rotate()
         output = self.moments[self.site.view.output]
         output.inputs = output.inputs.mixed(values)

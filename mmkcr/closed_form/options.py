@@ -170,11 +170,13 @@ class SiteProfile:
             relative to the outputs, or in nats for class scores.
         rotated (dict[str, Tensor]): Weights, by path in the host, that the units refer to if these
             are not the network's own: see :mod:`mmkcr.closed_form.heads`. Defaults to none.
+        unread (bool): Whether no output depends on the units, which then stay. Defaults to False.
     """
 
     order: Tensor
     losses: Tensor
     rotated: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    unread: bool = False
 
 
 #: Kinds whose units can be chosen and refitted.

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmkcr.core import CostModel
@@ -106,10 +107,17 @@ def _profile_group(calibration: Calibration, group: Sequence[Units],
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
     _observe(calibration, group, part)
     # here the network's heads are rotated
-    profiles = {one.site.name: one.profile() for one in group}
+    profiles = {one.site.name: _unread_profile(one.site) if one.is_unread() else one.profile()
+                for one in group}
     if calibration.settings.probe_images:
         _measure_losses(calibration, group, profiles)
     return profiles
+
+
+def _unread_profile(site: HostSite) -> SiteProfile:
+    """The profile of a site that no output depends on."""
+    losses = torch.zeros(site.total + 1, dtype=torch.float64)
+    return SiteProfile(torch.arange(site.total), losses, unread=True)
 
 
 def _observe(calibration: Calibration, group: Sequence[Units], part: str) -> None:
@@ -147,7 +155,8 @@ def _measure_losses(calibration: Calibration, group: Sequence[Units],
     In losses from moments positions count as independent.
     """
     settings = calibration.settings
-    several = {one.site.name: one for one in group if one.site.total > 1}
+    several = {one.site.name: one for one in group
+               if one.site.total > 1 and not profiles[one.site.name].unread}
     changes = {name: one.changes(profiles[name].order) for name, one in several.items()}
     if not changes:
         return

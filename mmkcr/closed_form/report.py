@@ -25,7 +25,9 @@ LEAST_SPREAD = 1e-6
 
 def site_table(structure: Structure) -> str:
     """How many units every site keeps."""
-    rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}')
+    notes = dict.fromkeys(structure.provenance.get('unread', ()), ': no output depends on it')
+    rows = [(name, site.total, len(site.kept),
+             f'{len(site.kept) / site.total:.1%}{notes.get(name, "")}')
             for name, site in structure.sites.items()]
     return format_table(('site', 'units', 'kept', 'of them'), rows)
 

@@ -82,34 +82,28 @@ class Units:
         Returns:
             tuple[list[Tensor], list[Tensor], int]: C and G of every reader, (columns, columns),
             fp64; the number of columns of each unit.
-
-        Raises:
-            ValueError: No image reaches a reader, or the outputs do not depend on it.
         """
         covariances, grams, all_readers = [], [], ordering_readers(self.site)
         for reader in all_readers:
             moments = self.moments[reader.path]
             columns = reader.columns(torch.arange(self.site.total))
-            self.check_reached(moments)
             weight = weight_matrix(reader.layer)[:, columns].double()
             covariance, _ = _centred_moment(reader.layer, moments.inputs)
             covariances.append(covariance[columns[:, None], columns])
             grams.append(weight.T @ moments.sensitivity.to(weight) @ weight)
         return covariances, grams, all_readers[0].each
 
-    def check_reached(self, moments: ReaderMoments) -> None:
-        """Refuse layers that no image reaches, or that the outputs do not depend on.
+    def is_unread(self) -> bool:
+        """Whether the network's outputs depend on none of the layers.
 
         Raises:
-            ValueError: There are no inputs, or no gradients, among the moments.
+            ValueError: No image reaches a layer.
         """
-        name = self.site.name
-        if moments.inputs.count == 0:
-            raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
-                             'they do not')
-        if moments.gradients is not None and moments.gradients.count == 0:
-            raise ValueError(f'expected outputs that depend on site `{name}`, found that they do '
-                             'not: let `forward` return those that do')
+        if any(moments.inputs.count == 0 for moments in self.moments.values()):
+            raise ValueError('expected the calibration images to reach site '
+                             f'`{self.site.name}`, found that they do not')
+        gradients = [moments.gradients for moments in self.moments.values()]
+        return not any(one is not None and one.count for one in gradients)
 
     def probe_sizes(self) -> list[int]:
         """The sizes whose losses are measured, ascending."""
