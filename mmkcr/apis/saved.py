@@ -321,9 +321,14 @@ def _of_timm(config: Mapping[str, Any]) -> nn.Module:
 
 def _of_transformers(config: Mapping[str, Any], folder: Path) -> nn.Module:
     """A network of transformers with random weights, its inner backbone's too."""
+    cls = find_transformers_class((config.get('architectures') or [''])[0])
+    return cls(cls.config_class.from_pretrained(folder, use_pretrained_backbone=False))
+
+
+def find_transformers_class(name: str) -> type[nn.Module]:
+    """The class of transformers that ``architectures`` of a config names; others are refused."""
     import transformers
-    name = (config.get('architectures') or [''])[0]
     cls = getattr(transformers, name, None)
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise ValueError(f'expected a class of transformers, found {name!r}')
-    return cls(cls.config_class.from_pretrained(folder, use_pretrained_backbone=False))
+    return cls
