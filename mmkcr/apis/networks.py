@@ -29,7 +29,7 @@ from mmkcr.models.strict_loading import refuse
 from mmkcr.safe_load import read_checkpoint
 
 #: Libraries whose networks are built without a config.
-LIBRARIES = ('timm', 'transformers')
+FOREIGN = ('timm', 'transformers')
 #: Side of an image that no library has to say more about, in pixels.
 _SIDE = 256
 
@@ -62,7 +62,7 @@ class Network:
 
 def is_named(network: str | Path | None) -> bool:
     """Whether a command was given a name of timm or transformers, no config."""
-    return str(network).partition('::')[0] in LIBRARIES and '::' in str(network)
+    return str(network).partition('::')[0] in FOREIGN and '::' in str(network)
 
 
 def build_network(name: str, shape: tuple[int, int, int] | None = None,
@@ -81,7 +81,7 @@ def build_network(name: str, shape: tuple[int, int, int] | None = None,
     if is_named(name):
         if options:
             raise ValueError(f'expected a config with `--cfg-options`, found `{name}`')
-        return _named_network(name, shape, random=True)
+        return _network_by_name(name, shape, random=True)
     from mmkcr.engine.build import load_config
     return config_network(load_config(name, options), shape)
 
@@ -116,9 +116,9 @@ def load_network(name: str, checkpoint: str | None = None,
     if is_named(name):
         if pretrained and checkpoint:
             raise ValueError(f'expected a checkpoint or `--pretrained`, found both for `{name}`')
-        return _named_network(name, shape, checkpoint, pretrained)
+        return _network_by_name(name, shape, checkpoint, pretrained)
     if pretrained:
-        raise ValueError(f'expected a name of {" or ".join(LIBRARIES)} with `--pretrained`, found '
+        raise ValueError(f'expected a name of {" or ".join(FOREIGN)} with `--pretrained`, found '
                          f'the config `{name}`')
     from mmkcr.engine.build import find_weights, load_weights
     network = build_network(name, shape, options)
@@ -163,7 +163,7 @@ def set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
         set_input_size(child, sides)
 
 
-def _named_network(name: str, shape: tuple[int, int, int] | None, checkpoint: str | None = None,
+def _network_by_name(name: str, shape: tuple[int, int, int] | None, checkpoint: str | None = None,
                    pretrained: bool = False, random: bool = False) -> Network:
     """The network of a name, see :func:`load_network`.
 
@@ -181,7 +181,7 @@ def _named_network(name: str, shape: tuple[int, int, int] | None, checkpoint: st
     ensure_torchvision()
     folder = Path(rest).expanduser()
     if (folder / STRUCTURE).is_file():
-        network = _compressed_network(folder, shape, bool(checkpoint or pretrained))
+        network = _load_folder(folder, shape, bool(checkpoint or pretrained))
     else:
         make = _timm_network if library == 'timm' else _transformers_network
         network = make(rest, shape, checkpoint, pretrained, random)
@@ -189,7 +189,7 @@ def _named_network(name: str, shape: tuple[int, int, int] | None, checkpoint: st
     return network
 
 
-def _compressed_network(folder: Path, shape: tuple[int, int, int] | None,
+def _load_folder(folder: Path, shape: tuple[int, int, int] | None,
                         others: bool) -> Network:
     """The network of a folder that :func:`mmkcr.load` reads.
 
@@ -210,7 +210,7 @@ def _compressed_network(folder: Path, shape: tuple[int, int, int] | None,
 
 def _timm_network(name: str, shape: tuple[int, int, int] | None, checkpoint: str | None,
                   pretrained: bool, random: bool) -> Network:
-    """A network of timm. Arguments are those of :func:`_named_network`, without the library."""
+    """A network of timm. Arguments are those of :func:`_network_by_name`, without the library."""
     import timm
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -234,6 +234,9 @@ def _timm_network(name: str, shape: tuple[int, int, int] | None, checkpoint: str
         classes = {} if head is None else dict(num_classes=len(head))
         model = timm.create_model(known, **classes)
         load_task(model, weights_of(dict(state_dict=state), model, checkpoint), checkpoint)
+    if folder.is_dir():  # `mmkcr.save` writes them again
+        made_with = read_json(folder / HUB_CONFIG, 'a config').get('model_args')
+        model.pretrained_cfg = dict(model.pretrained_cfg, model_args=made_with or {})
     own = timm.data.resolve_data_config(model=model)['input_size']
     if shape is not None and tuple(shape[1:]) != tuple(own[1:]):
         set_input_size(model, tuple(shape[1:]))
@@ -244,7 +247,7 @@ def _timm_network(name: str, shape: tuple[int, int, int] | None, checkpoint: str
 
 def _transformers_network(name: str, shape: tuple[int, int, int] | None, checkpoint: str | None,
                           pretrained: bool, random: bool) -> Network:
-    """A network of transformers. Arguments are those of :func:`_named_network`, but its library."""
+    """A network of transformers; arguments as of :func:`_timm_network`."""
     import transformers
     if shape is not None:
         raise ValueError('expected the size of images in the folder of a network of transformers '
@@ -303,12 +306,12 @@ def _find_weights(folder: Path, random: bool) -> str | None:
     """
     if random:
         return None
-    found = [path for name in (WEIGHTS, '*.safetensors', '*.bin')
+    files = [path for name in (WEIGHTS, '*.safetensors', '*.bin')
              for path in sorted(folder.glob(name))]
-    if not found:
+    if not files:
         raise FileNotFoundError(f'expected weights (`{WEIGHTS}`) in `{folder}`, found none: give '
                                 'a checkpoint')
-    return str(found[0])
+    return str(files[0])
 
 
 def _read_state(path: str) -> dict[str, Tensor]:
