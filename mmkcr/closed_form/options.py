@@ -192,7 +192,8 @@ _SEARCHED = dict(
 #: timm, and all families of ``transformers``.
 FAMILIES = ('ViT', 'Swin', 'PVT v2', 'MiT', 'ConvNeXt', 'LeViT', 'BEiT', 'EVA-02', 'DINOv2')
 HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA', 'Swin', 'SegFormer',
-               'DepthAnything', 'ViTDet', 'SAM', 'RT-DETR')
+               'BEiT', 'DepthAnything', 'DPT', 'ViTDet', 'ViTPose', 'SAM', 'DETR', 'RT-DETR',
+               'MaskFormer', 'Mask2Former')
 
 
 def open_search_space(model: nn.Module, sites: Sequence[KindConfig] | None = None,
