@@ -34,7 +34,9 @@ class UnreadableImageError(ValueError):
 def prepare_hosts() -> None:
     """Adapt MMEngine and mmcv to this package, once, for the rest of the process.
 
+    - torchvision can be imported, see :func:`ensure_torchvision`.
     - Configs may refer to ``mmkcr::`` and ``mmseg::`` bases.
+    - Notices at import about parts that nothing here uses are dropped.
     - mmcv's ``LoadImageFromFile`` names the file that it cannot read.
     - MMEngine reads checkpoints as data, see :func:`mmkcr.safe_load.restrict_checkpoints`.
     - Beside transformers 5 mmpretrain leaves its multimodal models out, see
@@ -51,6 +53,8 @@ def prepare_hosts() -> None:
         raise ImportError('expected the OpenMMLab libraries for a config, found none: install '
                           f'them with `pip install "mmkcr[openmmlab]"` ({error})') from error
     from .safe_load import restrict_checkpoints
+    ensure_torchvision()
+    hush_missing_parts()
     register_references()
     name_unreadable_images()
     restrict_checkpoints()
@@ -144,7 +148,6 @@ def leave_multimodal_models_out(installed: str) -> None:
     dependency.register_multimodal_placeholder = register
 
 
-@functools.lru_cache(maxsize=None)
 def hush_missing_parts() -> None:
     """Drop the hosts' notices at import about operators and a service that nothing here uses.
 

@@ -8,12 +8,6 @@ with its scope, as in ``type='mmkcr.KCRSwinTransformer'``, beside
 from mmengine import registry as root
 from mmengine.registry import Registry
 
-from .hosts import ensure_torchvision, hush_missing_parts
-
-# for the imports of host libraries that follow; packages that have such import this module first
-ensure_torchvision()
-hush_missing_parts()
-
 
 def _child(name: str, parent: Registry, *locations: str) -> Registry:
     modules = [f'mmkcr.{location}' for location in (*locations, 'methods.registered')]

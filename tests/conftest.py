@@ -35,13 +35,13 @@ yapf_api.FormatCode = _checked_alone
 
 #: Files that take or wait longest, in that order: begun last, they would run alone at the end.
 LONGEST = [f'tests/{name}.py' for name in (
-    'test_engine/test_hooks/test_exact_resume', 'test_tools/test_compress_tool',
+    'test_engine/test_resume/test_exact_resume', 'test_tools/test_compress_tool',
     'slurm/test_slurm', 'test_models/test_sites/test_coverage', 'test_tools/test_retrained',
-    'test_apis/test_compress', 'test_end_to_end/test_hosts_tools',
+    'test_closed_form/test_compression', 'test_end_to_end/test_hosts_tools',
     'test_models/test_sites/test_plain', 'test_project/test_wheel', 'test_project/test_commands',
     'test_models/test_whole/test_compress_whole', 'test_tools/test_train_test',
-    'test_configs/test_ofb_configs', 'test_distillation/test_run', 'test_apis/test_given',
-    'test_apis/test_export', 'test_apis/test_ordinary', 'test_configs/test_detection_configs',
+    'test_configs/test_ofb_configs', 'test_distillation/test_run', 'test_closed_form/test_given',
+    'test_deploy/test_export', 'test_apis/test_ordinary', 'test_configs/test_detection_configs',
     'test_deploy/test_shipped_graphs')]
 
 

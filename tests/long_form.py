@@ -17,3 +17,9 @@ def few(cases, *names):
         return cases
     assert set(names) <= set(cases), sorted(set(names) - set(cases))
     return {name: cases[name] for name in names} if isinstance(cases, dict) else names
+
+
+def every_nth(step, cases):
+    """Every ``step``-th case of a property that is proven for many; all in the long form."""
+    cases = list(cases)
+    return cases if LONG else cases[::step]

@@ -52,8 +52,8 @@ from mmkcr.models.search_space import leave_ordinary
 from mmkcr.version import __version__
 
 #: Options that need labels, a training schedule, or parts that a config names.
-_OF_CONFIGS = ('cfg_options', 'distil', 'evaluate', 'finetune', 'int8', 'part', 'profiles', 'scope',
-               'structure', 'target_latency')
+_OF_CONFIGS = ('cfg_options', 'compare', 'distil', 'evaluate', 'finetune', 'int8', 'part',
+               'profiles', 'scope', 'structure', 'target_latency')
 
 
 def compress_named(args: CompressJob) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mmkcr.apis.file_options import FileOptions
 from mmkcr.cli.fields import Timed, argument, find_target, target
-from mmkcr.closed_form.options import AUTO, SCOPES, check_timed
+from mmkcr.closed_form.options import AUTO, COMPARED, SCOPES, check_timed
 from mmkcr.deploy.int8 import QUANTIZERS
 
 
@@ -33,6 +33,7 @@ class CompressJob(Timed, FileOptions):
     offers: ClassVar = dict(
         config=dict(positional=True), checkpoint=dict(positional=True, nargs='?'), pretrained={},
         sites=dict(nargs='+', type=str, metavar='KIND'), scope=dict(choices=SCOPES),
+        compare=dict(choices=COMPARED),
         part=dict(choices=('model', 'backbone')), calibration=dict(metavar='FOLDER'), images={},
         augment={},
         profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={},

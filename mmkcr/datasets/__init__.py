@@ -1,6 +1,5 @@
 """Data sets, and the check that they are on disk."""
 
-from mmkcr import registry  # noqa: F401  (before any host library)
 from .data_check import CheckSegLabels, check_data_folders
 from .part import ClassSubset, DatasetPart
 

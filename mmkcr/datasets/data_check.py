@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmpretrain.datasets import CustomDataset
 from mmpretrain.registry import DATASETS
 
 from mmkcr.registry import TRANSFORMS
@@ -72,14 +71,15 @@ def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
         return
     prefix = dataset.get('data_prefix') or ()
     # elsewhere a split is a list of files, as in Flowers-102
-    if not prefix and issubclass(cls, CustomDataset):
+    of_folders = issubclass(cls, DATASETS.get('CustomDataset'))
+    if not prefix and of_folders:
         prefix = dataset.get('split') or ()
     for name in ('', *([prefix] if isinstance(prefix, str) else dict(prefix).values())):
         folder = Path(root).expanduser() / str(name)
         if isinstance(name, str) and '://' not in name and not folder.is_dir():
             raise FileNotFoundError(f'expected the data of `{loader}` in the folder `{folder}`, '
                                     f'found no such folder{_remedy(folder)}')
-    if issubclass(cls, CustomDataset) and isinstance(prefix, str) and not _is_listed(dataset):
+    if of_folders and isinstance(prefix, str) and not _is_listed(dataset):
         _check_classes(Path(root).expanduser() / prefix, loader)
 
 

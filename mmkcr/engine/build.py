@@ -16,7 +16,7 @@ from torch import nn
 
 from mmkcr.core.checks import check_place, did_you_mean
 from mmkcr.engine.compressed_config import expand_compression, image_size, task_config
-from mmkcr.hosts import TRANSFORMERS_4, ensure_torchvision, prepare_hosts
+from mmkcr.hosts import TRANSFORMERS_4, prepare_hosts
 from mmkcr.models.counting import tell_other_sizes
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.safe_load import is_trusted, read_checkpoint
@@ -116,7 +116,6 @@ def build_model(config: Config) -> nn.Module:
         raise ValueError('expected a config with a `model`, found the keys '
                          f'{sorted(config.keys())}')
     prepare_hosts()
-    ensure_torchvision()
     init_default_scope(config.get('default_scope', 'mmengine'))
     model = copy.deepcopy(dict(config.model))  # detectors of mmdet add entries to theirs
     if config.get('data_preprocessor') is not None:

@@ -1,7 +1,6 @@
 """Everything of the papers that configs name: imported when the first of it is asked for."""
 # ruff: noqa: F401
 
-from mmkcr import registry  # before any host library
 from . import named
 from .dcs import information_bottleneck, metric, qk_mask
 from .dwconv import top_k

@@ -12,6 +12,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
 from lab.model_zoo import uninitialized
+from long_form import every_nth
 from mmkcr.engine.build import load_config
 from mmkcr.engine.compressed_config import CompressionRunner, add_scope
 from mmkcr.methods.dcs.qk_mask import QKMask
@@ -107,7 +108,7 @@ def backbone_macs(text):
     return macs_report(backbone, (3, 224, 224)).total
 
 
-@pytest.mark.parametrize('name', ROWS)
+@pytest.mark.parametrize('name', every_nth(3, ROWS))
 def test_network_is_the_hosts(name):
     config = load_config(ROOT / ROWS[name]['Config'], ROWS[name]['Options'])
     backbone = copy.deepcopy(add_scope(task_of(config).backbone, config)).to_dict()
@@ -125,7 +126,7 @@ BUILT = [name for name in ROWS if '/retrain/' in ROWS[name]['Config']
          or '/transfer/' in ROWS[name]['Config']]
 
 
-@pytest.mark.parametrize('name', BUILT)
+@pytest.mark.parametrize('name', every_nth(3, BUILT))
 def test_runs_without_the_method(name, prepared):
     """The runner is built; no hook looks for gates or terms that are not there."""
     config = prepared(ROWS[name]['Config'], ROWS[name]['Options'])

@@ -13,7 +13,7 @@ from mmengine.registry import PARAM_SCHEDULERS
 
 from lab.model_zoo import uninitialized
 from lab.study import Study
-from long_form import few
+from long_form import every_nth, few
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_backbone, find_task
 from mmkcr.registry import HOOKS
@@ -54,7 +54,7 @@ def test_a_size_is_that_of_its_search(name):
     assert config.load_from == f'{run}/subnet.pth'
 
 
-@pytest.mark.parametrize('path', OFB)
+@pytest.mark.parametrize('path', every_nth(3, OFB))
 def test_builds_and_takes_a_step(path, prepared):
     """Those on the digits, segmentors and detectors train: every parameter gets a gradient."""
     config, small = prepared(path), '/digits/' in path

@@ -10,6 +10,7 @@ from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
 from torch.utils._pytree import tree_leaves
 
+from long_form import every_nth
 from mmkcr.deploy.export import export_onnx
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.deploy.tensor_model import run_by_file
@@ -43,7 +44,7 @@ def predicted(model, data):
 
 
 @pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
-@pytest.mark.parametrize('name', TASKS)
+@pytest.mark.parametrize('name', every_nth(2, TASKS))
 def test_the_file_decides(name, runtime, tmp_path):
     """A model with slightly other weights gives the predictions of what was exported."""
     pytest.importorskip(PACKAGES[runtime])

@@ -77,6 +77,7 @@ def test_refusals(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_classes_of_a_conformer_are_those_of_both_branches(tmp_path):
     pytest.importorskip(QUANTIZERS['onnxruntime'])
     pytest.importorskip('onnxruntime')

@@ -11,6 +11,7 @@ from lab.real_controls import METHODS, SAME_SIZES, control
 from lab.saliency import tokens
 from lab.snapvit import snapvit_structure
 from lab.torch_pruning import IMPORTANCES, PRUNED, torch_pruning_structure
+from long_form import every_nth
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.compression import refit_structure
 from mmkcr.closed_form.options import CompressOptions
@@ -103,7 +104,7 @@ def classifier(**backbone):
         head=dict(type='LinearClsHead', num_classes=10, in_channels=64)))
 
 
-@pytest.mark.parametrize('importance', IMPORTANCES)
+@pytest.mark.parametrize('importance', every_nth(2, IMPORTANCES))
 def test_torch_pruning_meets_the_budget_with_the_units_that_it_keeps(importance):
     """The weights that stay are those of the dense network."""
     model = classifier(

@@ -95,6 +95,7 @@ for command in ('compress', 'frontier', 'init'):
 UNCHANGED = """
 import mmengine.config.config, mmengine.logging, mmengine.runner.checkpoint
 import mmengine.fileio.handlers.registry_utils as handlers
+from mmengine.fileio.backends import registry_utils
 from mmcv.transforms import LoadImageFromFile
 from mmengine.config.utils import MODULE2PACKAGE
 
@@ -103,18 +104,20 @@ def objects():
         image=LoadImageFromFile.transform, print_log=mmengine.logging.print_log,
         path=mmengine.config.Config._get_cfg_path,
         external=mmengine.config.config._get_external_cfg_path,
+        filters=list(mmengine.logging.MMLogger.get_current_instance().filters),
         packages=dict(MODULE2PACKAGE), yaml=handlers.file_handlers['yaml'],
-        backends=dict(mmengine.fileio.backends.registry_utils.backends),
+        backends={name for name in registry_utils.backends if 'mmkcr' not in name},
         reader=mmengine.runner.checkpoint.CheckpointLoader.load_checkpoint)
 
 before = objects()
-import mmkcr
+import mmkcr, mmkcr.registry, mmkcr.datasets, mmkcr.engine.registered, mmkcr.cli.compress
 from mmkcr import compress
 assert objects() == before
 from mmkcr import prepare_hosts
 prepare_hosts()
 changed = {name for name, value in objects().items() if value != before[name]}
-assert changed == {'image', 'path', 'external', 'packages', 'reader'}, changed
+assert changed == {
+    'image', 'path', 'external', 'packages', 'print_log', 'filters', 'reader'}, changed
 after = objects()
 prepare_hosts()
 assert objects() == after

@@ -20,7 +20,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner, load_checkpoint, save_checkpoint
 from PIL import Image
 
-from long_form import few
+from long_form import every_nth, few
 from mmkcr.apis import count_macs
 from mmkcr.apis.slim_files import without_initial_weights
 from mmkcr.cli.compress_config import go_on_tuning
@@ -325,7 +325,7 @@ DENSE_TASKS = [
 ]
 
 
-@pytest.mark.parametrize('config, options', DENSE_TASKS)
+@pytest.mark.parametrize('config, options', every_nth(2, DENSE_TASKS))
 def test_the_hosts_own_configs(config, options, run_tool, tmp_path, whole_model):
     """From an empty folder, with a folder of images; MACs of the whole are those of the parts."""
     folder = write_images(tmp_path / 'images', [(60, 90), (90, 60), (70, 70)])

@@ -14,6 +14,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from few_scenes import FEW
+from long_form import every_nth
 from mmkcr.apis import count_macs
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
@@ -66,7 +67,7 @@ def config_of(scenes, tmp_path_factory):
     return write
 
 
-@pytest.mark.parametrize('task', TASKS)
+@pytest.mark.parametrize('task', every_nth(2, TASKS))
 def test_search_slim_train_test(task, run_tool, config_of, make_checkpoint, whole_model, tmp_path):
     """What was slimmed loads strictly, trains and tests by ordinary configs.
 

@@ -145,7 +145,7 @@ def test_every_method_writes_both_stages(run_tool, user_config, method, stage):
         assert ('--target-macs' in text) == (method in ('kcr', 'dcs'))  # of slimming
         config = load_config(written(stage, method))
         assert build_model(config).gates()
-        # what that does: test_balanced_terms in test_models/test_losses
+        # what that does: test_balanced_terms in test_methods/test_ofb
         assert config.model.price.get('preset') == dict(ofb='balanced').get(method)
 
 

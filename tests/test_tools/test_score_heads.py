@@ -167,6 +167,7 @@ def rank_job(rank, port, main, arguments):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.long
 def test_two_processes_are_one(load_tool, roots, dense, tmp_path, capfd):
     """13 images go to one process, 12 to the other; test_train_test.py runs the launcher."""
 
@@ -199,6 +200,7 @@ model = dict(
 """
 
 
+@pytest.mark.long
 def test_shipped_segmentors_are_scored_on_the_windows_that_they_slide(
         run_tool, make_checkpoint, tmp_path, monkeypatch):
     """Images of several sizes, ratio kept; the network slides windows of 336 px over them."""

@@ -16,6 +16,7 @@ BASE = Path(__file__).parents[2] / 'configs/kcr/detection' / \
     'kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
 
 
+@pytest.mark.long
 def test_a_compressed_detector_beside_the_dense_one(run_tool, small_digits, make_checkpoint,
                                                     tmp_path, monkeypatch):
     """What `compress` writes is a side; both sides see the same images, in turns."""

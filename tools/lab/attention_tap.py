@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from mmpretrain.models.utils import WindowMSA
 from torch import Tensor, nn
 
+from mmkcr.lazy import is_of
 from mmkcr.models.layers.lite_mla import LiteMLA
 from mmkcr.models.layers.window_attention import SizedWindowAttention
 from mmkcr.models.tasks import unwrap
@@ -106,7 +106,8 @@ def _attentions(
     for name, module in model.named_modules():
         if isinstance(module, LiteMLA):
             yield name, (module, 'attend', _linear)
-        elif isinstance(module, WindowMSA) or type(module) is SizedWindowAttention:
+        elif is_of(module, 'mmpretrain.models.utils.WindowMSA') or \
+                type(module) is SizedWindowAttention:
             yield name, (module, 'softmax', None)
         elif callable(getattr(module, 'scaled_dot_product_attention', None)):
             yield name, (module, 'scaled_dot_product_attention', _softmax)

@@ -14,6 +14,7 @@ from mmengine.runner import save_checkpoint
 from mmpretrain.models import VisionTransformer
 from mmpretrain.models.utils import resize_pos_embed
 
+from long_form import every_nth
 from mmkcr.apis import count_macs, slim
 from mmkcr.core import Structure
 from mmkcr.core.sites import holders
@@ -184,7 +185,7 @@ def scores_file(path, seed=0):
     return scores, names
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', every_nth(3, CASES))
 @pytest.mark.parametrize('choice', ['blocks', 'scores', 'scattered'])
 def test_chosen_heads_start_from_the_dense_network(name, choice, tmp_path):
     """By init_cfg, from a list or scores: what replacement makes of the dense network."""

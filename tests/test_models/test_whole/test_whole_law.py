@@ -7,6 +7,7 @@ import torch
 from mmengine.registry import MODELS as HOSTS
 
 from lab.kind_coverage import GATES, randomise
+from long_form import every_nth
 from mmkcr.closed_form.options import default_kinds
 from mmkcr.core import BytesModel, MacsModel, ParamsModel, Unsupported, count_params
 from mmkcr.core.products import state_bytes
@@ -27,7 +28,7 @@ EXPECTED = dict(
     detr=dict(heads=6, mlp_hidden=5), mask2former=dict(channels=1, heads=6, mlp_hidden=4))
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', every_nth(2, MODELS))
 def test_the_law_on_a_whole_model(name):
     if name in DETECTORS:
         pytest.importorskip('mmcv.ops')

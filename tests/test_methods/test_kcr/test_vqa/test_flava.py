@@ -20,7 +20,7 @@ from mmkcr.methods.kcr.vqa.flava import FlavaImageEncoder, hugging_face
 from mmkcr.models.tasks import part_to_count, search_space
 from mmkcr.registry import MODELS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
 IMAGE = dict(SMALL, img_size=32, patch_size=8)
 TEXT = dict(SMALL, vocab_size=20, max_position_embeddings=8)
