@@ -52,7 +52,7 @@ from mmkcr.apis.slim_files import SubnetFiles, shorten_training, write_finetune_
 from mmkcr.cli.fields import Timed, argument, find_target, read_shape, runs, target
 from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
-from mmkcr.closed_form.options import AUTO, SCOPES, check_kinds, check_timed
+from mmkcr.closed_form.options import AUTO, COMPARED, SCOPES, check_kinds, check_timed
 from mmkcr.core.processes import count_processes, find_rank, join_torchrun
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile, require_quantizer
@@ -87,6 +87,7 @@ class CompressJob(Timed, FileOptions):
     offers: ClassVar = dict(
         config=dict(positional=True), checkpoint=dict(positional=True),
         sites=dict(nargs='+', type=str, metavar='KIND'), scope=dict(choices=SCOPES),
+        compare=dict(choices=COMPARED),
         part=dict(choices=('model', 'backbone')), calibration=dict(metavar='FOLDER'), images={},
         augment={},
         profiles=dict(type=str, metavar='DIR'), divisor={}, uniform={},

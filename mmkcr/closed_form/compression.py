@@ -252,7 +252,7 @@ def _print_plan(calibration: Calibration, space: SearchSpace, profiled: bool) ->
 
 def _asked(options: CompressOptions) -> dict[str, Any]:
     """The options that a structure records, by name."""
-    names = 'cost', 'sites', 'scope', 'part', 'divisor', 'uniform', 'rho', 'augment'
+    names = 'cost', 'sites', 'scope', 'compare', 'part', 'divisor', 'uniform', 'rho', 'augment'
     asked = {name: getattr(options, name) for name in names}
     return asked if options.latency is None else dict(asked, cost='latency')
 

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.core.processes import ask_first_process, count_processes
 from mmkcr.models.sites.base import check_layers
-from mmkcr.models.tasks import unwrap
+from mmkcr.models.tasks import is_dense_task, unwrap
 from .batches import (
     augment_images,
     count_images,
@@ -35,6 +35,7 @@ from .calibration import gradients_of_activations, output_scales
 from .options import ACTIVATIONS, CompressOptions, Forward
 from .progress import CompressProgress
 from .readers import count_rows, weight_matrix
+from .whole import backbone_outputs
 
 #: Images that are looked at, one by one.
 IMAGES = 4
@@ -164,7 +165,7 @@ class Calibration:
     batches: Sequence[Any]
     #: Batches that agreement is measured on.
     held_out: Sequence[Any]
-    #: Takes a network and a batch; returns the outputs that are to agree.
+    #: Takes a network and a batch; returns the outputs that agreement is told of.
     forward: Forward
     #: The options, with a number for ``memory``.
     settings: CompressOptions
@@ -174,9 +175,18 @@ class Calibration:
     seen: int
 
     @cached_property
+    def compared(self) -> Forward:
+        """Gives the outputs that units are chosen for, see :attr:`CompressOptions.compare`."""
+        chosen = self.settings
+        of_backbone = chosen.scope == chosen.compare == 'backbone' and not chosen.logits
+        if of_backbone and is_dense_task(self.dense):
+            return partial(backbone_outputs, self.forward)
+        return self.forward
+
+    @cached_property
     def survey(self) -> Survey:
         """The :func:`survey` of the network, made when it is first asked for."""
-        return survey(self.dense, self.batches, self.forward)
+        return survey(self.dense, self.batches, self.compared)
 
     def find_input_shape(self) -> tuple[Sequence[int], str]:
         """(C, H, W) of the image that MACs are for, and its origin in words.

@@ -18,6 +18,8 @@ Forward = Callable[[nn.Module, Any], Any]
 REFITS = ('least-squares', 'none')
 #: The part that is compressed: the backbone, or the whole model with its neck and heads.
 SCOPES = ('backbone', 'model')
+#: Values of :attr:`CompressOptions.compare`.
+COMPARED = ('backbone', 'model')
 #: Value of :attr:`CompressOptions.rho`: each layer chooses.
 AUTO = 'auto'
 #: The relative ridge where no image can be left out.
@@ -53,6 +55,10 @@ class CompressOptions:
             where their channels cannot be chosen.
         scope (str): The part that is made smaller: the ``'backbone'``, or the whole ``'model'``,
             with neck and heads, under one target over all its MACs. Defaults to ``'backbone'``.
+        compare (str): Outputs of a detector or segmentor that a cut backbone must keep: those of
+            the ``'backbone'``, each by its size, or of the ``'model'``, which also takes the time
+            of its heads: most of it at large sizes. Other networks, and whole ones, always keep
+            those of the model. Defaults to ``'backbone'``.
         part (str, optional): The part that the target limits, ``'model'`` or ``'backbone'``.
             Defaults to None: the backbone of a detector, else the model; in ``mmkcr compress`` the
             backbone of a segmentor, too.
@@ -99,6 +105,7 @@ class CompressOptions:
     latency: LatencyTable | None = None
     sites: Sequence[KindConfig] | None = None
     scope: str = 'backbone'
+    compare: str = 'backbone'
     part: str | None = None
     input_shape: Sequence[int] | None = None
     divisor: int = 8
@@ -119,7 +126,7 @@ class CompressOptions:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (('refit', REFITS), ('scope', SCOPES)):
+        for name, allowed in (('refit', REFITS), ('scope', SCOPES), ('compare', COMPARED)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f'expected `{name}` of {list(allowed)}, found '
                                  f'{getattr(self, name)!r}')
@@ -185,7 +192,8 @@ _SEARCHED = dict(
 #: timm, and all families of ``transformers``.
 FAMILIES = ('ViT', 'Swin', 'PVT v2', 'MiT', 'ConvNeXt', 'LeViT', 'BEiT', 'EVA-02', 'DINOv2')
 HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA', 'Swin', 'SegFormer',
-               'DepthAnything', 'ViTDet', 'SAM', 'RT-DETR')
+               'BEiT', 'DepthAnything', 'DPT', 'ViTDet', 'ViTPose', 'SAM', 'DETR', 'RT-DETR',
+               'MaskFormer', 'Mask2Former')
 
 
 def open_search_space(model: nn.Module, sites: Sequence[KindConfig] | None = None,

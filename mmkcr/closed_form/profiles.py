@@ -133,7 +133,7 @@ def _observe(calibration: Calibration, group: Sequence[Units], part: str) -> Non
     bar = show_images(_number_shares(parts), f'Orders of units{part}', settings,
                       count_images(batches))
     observers = [observer for one in group for observer in one.observers(rows)]
-    for _ in passes(dense, bar, calibration.forward, observers, settings.logits, settings.seed,
+    for _ in passes(dense, bar, calibration.compared, observers, settings.logits, settings.seed,
                     surveyed.scales, backward):
         pass
     for one in group:
@@ -155,7 +155,7 @@ def _measure_losses(calibration: Calibration, group: Sequence[Units],
     measured = output_changes(
         calibration.dense, show_images(number_batches(take_share(probes)), 'Losses of sizes',
                                        settings, count_images(probes)),
-        calibration.forward, changes, settings.logits, settings.seed, calibration.survey.scales)
+        calibration.compared, changes, settings.logits, settings.seed, calibration.survey.scales)
     for name, one in several.items():
         _fit_to_measured(profiles[name], one.probe_sizes(), measured[name])
 

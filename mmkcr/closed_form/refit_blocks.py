@@ -54,7 +54,7 @@ def refit_along(networks: Pair, structure: Structure, calibration: Calibration) 
     settings, done = calibration.settings, calibration.done
     blocks = _cut_blocks(spaces.slim, structure)
     grouped, rows = _choose_batches(spaces.dense, structure, calibration)
-    runs = Pair(*(ResumableForward(network, space.host, grouped.batches, calibration.forward,
+    runs = Pair(*(ResumableForward(network, space.host, grouped.batches, calibration.compared,
                                    int(RECORDS * settings.memory))
                   for network, space in zip(networks, spaces)))
     try:

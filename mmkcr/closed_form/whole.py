@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mmkcr.core.forward import stop_after
 from mmkcr.models.tasks import is_detector, tensor_outputs
 from mmkcr.models.two_stage import MASKS, most_proposals, refine_boxes, two_stage_outputs
 from .batches import images_digest
+from .options import Forward
 
 
 class Held(NamedTuple):
@@ -140,3 +142,20 @@ def whole_outputs(model: nn.Module, batch: Any) -> Any:
             stack.enter_context(_scoring_layer(model).register_forward_hook(
                 lambda _, __, out: held.scores.to(out)[..., None].expand_as(out)))
         return model(images, samples, mode='tensor')
+
+
+def backbone_outputs(forward: Forward, model: nn.Module, batch: Any) -> list[Any]:
+    """The output of a task model's backbone in a forward, which ends there.
+
+    Args:
+        forward (Callable): Takes the model and a batch.
+        model (nn.Module): Task model with a ``backbone``.
+        batch (Any): A batch of ``forward``.
+    """
+    outputs: list[Any] = []
+    with ExitStack() as stack:
+        handle = model.backbone.register_forward_hook(lambda _, __, out: outputs.append(out))
+        stack.callback(handle.remove)
+        stack.enter_context(stop_after(model.backbone))
+        forward(model, batch)
+    return outputs

@@ -112,3 +112,40 @@ def test_a_lesson_takes_images_of_another_type_too():
 def test_images_come_to_the_device_of_the_weights():
     assert call_network(nn.Linear(2, 2, device='meta'), torch.zeros(1, 2)).device.type == 'meta'
     assert call_network(nn.Linear(2, 2).double(), torch.zeros(1, 2)).dtype == torch.float64
+
+
+def segmentor():
+    from mmkcr.engine.build import build_model, load_config
+    torch.manual_seed(0)
+    model = build_model(load_config(
+        'configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py'))
+    return model.eval()
+
+
+def test_a_cut_backbone_is_compared_without_the_head():
+    """Its units do not depend on what the head makes of it; what is told of the result does."""
+    model, results = segmentor(), []
+    for _ in range(2):
+        with torch.no_grad():
+            model.decode_head.fpn_bottleneck.conv.weight.copy_(
+                torch.randn_like(model.decode_head.fpn_bottleneck.conv.weight))
+        results.append(compress(model, images(3, 64, 64, count=6), '60%', **QUICK))
+    first, second = results
+    assert first.structure.sizes() == second.structure.sizes()
+    for one, other in zip(first.model.backbone.parameters(), second.model.backbone.parameters()):
+        assert torch.equal(one, other)
+    assert first.agreement['error'] != second.agreement['error']
+    assert 'pixels' in first.agreement
+    assert first.structure.provenance['asked']['compare'] == 'backbone'
+
+
+@pytest.mark.parametrize('compare', ['backbone', 'model'])
+def test_the_head_runs_for_what_is_compared(compare, monkeypatch):
+    model, heads = segmentor(), []
+    head = type(model.decode_head)
+    forward = head.forward
+    monkeypatch.setattr(head, 'forward',
+                        lambda self, *args: heads.append(len(args[0][0])) or forward(self, *args))
+    compress(model, images(3, 64, 64, count=20), '60%', compare=compare, **QUICK)
+    # all 18 images to calibrate on, or those that tell of the result
+    assert (sum(heads) < 18) == (compare == 'backbone')

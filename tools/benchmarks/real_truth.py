@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,13 +77,21 @@ class Judge:
     def __init__(self, dense: Saliency, data: Path, folder: Path, symbols: int,
                  held_out: int) -> None:
         self.dense, self.folder = dense, folder
-        self.truth: Truth = read_truth(data, dense.size, symbols)
+        self._data, self._symbols = data, symbols
         self._crops = {source: self._read(data / 'held_out_crops', source, held_out)
                        for source in SOURCES}
-        embed: Embed = lambda images: tokens(dense.backbone, images)  # noqa: E731
-        self._seen = Seen(**self._kept('dense-seen', lambda: self._see(embed)._asdict()))
         self._wanted = self._kept('dense-held-out', lambda: {
             source: dense.maps(dense.backbone, crops) for source, crops in self._crops.items()})
+
+    @cached_property
+    def truth(self) -> Truth:
+        """Pictures with what is true of them."""
+        return read_truth(self._data, self.dense.size, self._symbols)
+
+    @cached_property
+    def _seen(self) -> Seen:
+        embed: Embed = lambda images: tokens(self.dense.backbone, images)  # noqa: E731
+        return Seen(**self._kept('dense-seen', lambda: self._see(embed)._asdict()))
 
     def _read(self, folder: Path, source: str, count: int) -> Tensor:
         files = crop_files(folder, (source, ))
@@ -223,6 +232,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='emoji that are looked for among each other (%(default)s)')
     parser.add_argument('--held-out', type=int, default=96,
                         help='held-out crops of each source (%(default)s)')
+    parser.add_argument('--no-truth', action='store_true',
+                        help='judge by the error on held-out crops alone')
     parser.add_argument('--seed', type=int, default=0,
                         help='of the split of the pictures, for the rows (%(default)s)')
     parser.add_argument('--picture', metavar='PNG', help="draw scikit-image's photographs and "
@@ -252,7 +263,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(told[-1], flush=True)
 
     whole = Case('dense', 'dense', '100%', giga(count_macs(dense.backbone, images.shape[1:])))
-    tell(rows_of(whole, judge, judge.dense_scores()))
+    if not args.no_truth:
+        tell(rows_of(whole, judge, judge.dense_scores()))
     for runtime in args.int8:
         tell(judge_file(judge, whole._replace(runtime=runtime), dense.backbone, images))
     for target, method in itertools.product(args.targets, args.methods):
@@ -261,7 +273,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         words = METHODS[method] + (f', taught by {args.distil} images' if lesson else '')
         case = Case(name, words, target, giga(network.macs['subnet']))
         embed: Embed = lambda images: tokens(network.backbone, images)  # noqa: B023, E731
-        tell(rows_of(case, judge, judge.scores(name, embed)))
+        if not args.no_truth:
+            tell(rows_of(case, judge, judge.scores(name, embed)))
         tell(error_rows(case, judge, judge.errors(name, network.backbone)))
         for runtime in args.int8 if network.structure else ():
             tell(judge_file(judge, case._replace(runtime=runtime), network.backbone, images))

@@ -122,6 +122,60 @@ def _rt_detr() -> nn.Module:
         decoder_in_channels=[32, 32, 32]))
 
 
+_HF_SWIN = dict(image_size=64, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4)
+_HF_DETR = dict(d_model=32, encoder_layers=1, encoder_attention_heads=4, encoder_ffn_dim=48,
+                decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48, num_queries=8)
+
+
+def _vit_pose() -> nn.Module:
+    """A ViT whose head draws the places of 17 joints."""
+    import transformers
+    backbone = transformers.VitPoseBackboneConfig(
+        **dict(_HF_VIT, image_size=(64, 64), patch_size=(16, 16)), mlp_ratio=2,
+        out_features=['stage2'])
+    return transformers.VitPoseForPoseEstimation(transformers.VitPoseConfig(
+        backbone_config=backbone, num_labels=17))
+
+
+def _dpt() -> nn.Module:
+    """A ViT with a head that gives depths."""
+    import transformers
+    return transformers.DPTForDepthEstimation(transformers.DPTConfig(
+        **dict(_HF_VIT, num_hidden_layers=4), backbone_out_indices=[0, 1, 2, 3],
+        neck_hidden_sizes=[8, 16, 16, 16], fusion_hidden_size=16, is_hybrid=False))
+
+
+def _detr() -> nn.Module:
+    """A ResNet, an encoder of one layer and a decoder of two."""
+    import transformers
+    backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
+                                         layer_type='basic', out_features=['stage2'])
+    return transformers.DetrModel(transformers.DetrConfig(
+        backbone_config=backbone, backbone=None, use_timm_backbone=False,
+        use_pretrained_backbone=False, **_HF_DETR))
+
+
+def _mask_former() -> nn.Module:
+    """MaskFormer: a Swin of its own and the decoder of DETR."""
+    import transformers
+    swin = transformers.SwinConfig(**dict(_HF_SWIN, depths=[2, 2, 1, 1], num_heads=[2] * 4),
+                                   out_features=['stage1', 'stage2', 'stage3', 'stage4'])
+    return transformers.MaskFormerForInstanceSegmentation(transformers.MaskFormerConfig(
+        backbone_config=swin, decoder_config=transformers.DetrConfig(**_HF_DETR),
+        fpn_feature_size=32, mask_feature_size=32))
+
+
+def _mask2former() -> nn.Module:
+    """Mask2Former: a Swin, deformable attention, and a decoder whose attention is masked."""
+    import transformers
+    swin = transformers.SwinConfig(**dict(_HF_SWIN, depths=[2, 2, 1, 1], num_heads=[2] * 4),
+                                   out_features=['stage1', 'stage2', 'stage3', 'stage4'])
+    return transformers.Mask2FormerForUniversalSegmentation(transformers.Mask2FormerConfig(
+        backbone_config=swin, hidden_dim=32, feature_size=32, mask_feature_size=32,
+        encoder_feedforward_dim=48, dim_feedforward=48, num_attention_heads=4, encoder_layers=1,
+        decoder_layers=2, num_queries=8))
+
+
 def _tensors(model: nn.Module, images: Tensor) -> list[Tensor]:
     """What a network for pixels gives, without what it takes for granted."""
     return flat_tensors(model(pixel_values=images))
@@ -247,8 +301,10 @@ FAMILIES: dict[str, Family] = {
     'HF SigLIP': _transformers('SiglipVisionModel', 'SiglipVisionConfig', **_HF_VIT),
     'HF CLIP': _transformers('CLIPVisionModel', 'CLIPVisionConfig', **_HF_VIT),
     'HF FLAVA': _transformers('FlavaImageModel', 'FlavaImageConfig', **_HF_VIT),
-    'HF Swin': _transformers('SwinModel', 'SwinConfig', image_size=64, embed_dim=16, depths=[2, 2],
-                             num_heads=[2, 4], window_size=4),
+    'HF Swin': _transformers('SwinModel', 'SwinConfig', **_HF_SWIN),
+    'HF Swin V2': _transformers('Swinv2Model', 'Swinv2Config', **_HF_SWIN),
+    'HF BEiT': _transformers('BeitModel', 'BeitConfig', use_relative_position_bias=True,
+                             **_HF_VIT),
     'HF SegFormer': _transformers('SegformerModel', 'SegformerConfig', other=(64, 96),
                                   depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[16, 32],
                                   mlp_ratios=[2, 2], sr_ratios=[2, 1],
@@ -259,6 +315,11 @@ FAMILIES: dict[str, Family] = {
                                residual_block_indices=[], **_HF_VIT),
     'HF SAM': _transformers('SamVisionModel', 'SamVisionConfig', mlp_dim=48, output_channels=16,
                             window_size=2, global_attn_indexes=[1], **_HF_VIT),
+    'HF DPT': Family('transformers', _dpt, 64, None, _tensors),
+    'HF ViTPose': Family('transformers', _vit_pose, 64, None, _tensors),
+    'HF DETR': Family('transformers', _detr, 64, None, _tensors),
+    'HF MaskFormer': Family('transformers', _mask_former, 64, None, _tensors),
+    'HF Mask2Former': Family('transformers', _mask2former, 64, None, _tensors),
     'HF RT-DETR': Family('transformers', _rt_detr, 64, None, _tensors),
 }
 

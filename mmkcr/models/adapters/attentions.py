@@ -18,7 +18,16 @@ from mmkcr.core.axes import along_outputs
 from mmkcr.models.layers import sized_attention as ours
 from mmkcr.models.layers import window_attention as windows
 from mmkcr.models.layers.take_over import take_over
-from .views import BACKBONES, UNCALLED, attention_adapter, in_transformers, present, record
+from .views import (
+    BACKBONES,
+    UNCALLED,
+    attention_adapter,
+    in_transformers,
+    known_axes,
+    present,
+    record,
+    refuse_layer,
+)
 
 _UTILS = 'mmpretrain.models.utils.attention'
 _APART = ('q_proj', 'k_proj', 'v_proj')
@@ -117,6 +126,16 @@ def contrastive_attention(module: nn.Module) -> dict[str, Any]:
     return dict(projections=_APART, output='out_proj', resize=resize)
 
 
+@attention_adapter(*in_transformers(beit='BeitLayer'))
+def beit_block(module: nn.Module) -> dict[str, Any]:
+    """BEiT of transformers: since v5 the table of a layer's positions is in its block."""
+    table = module._modules.get('relative_position_bias')
+    return present(dict(
+        path=('attention.attention', 'attention'), extra=partial(known_axes, table=table),
+        output=('attention.o_proj', 'attention.output.dense'),
+        projections=tuple(f'attention.{name}' for name in _PROJECTED['projections'])), module)
+
+
 @attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
 def torch_attention(module: nn.Module) -> dict[str, Any]:
     """mmcv's attention around ``nn.MultiheadAttention`` (DETR, DINO, Mask2Former ...).
@@ -198,13 +217,22 @@ simple_attention('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention
                  projections=('value_proj', ), output='output_proj', of_heads=_along_samples,
                  why_no_width='its heads have no queries and keys')
 # before v5 a module of projections, then a layer
-simple_attention(*in_transformers(
-    vit='ViTAttention', dinov2='Dinov2Attention', swin='SwinAttention', flava='FlavaAttention',
-    dinov2_with_registers='Dinov2WithRegistersAttention', segformer='SegformerAttention',
-    rt_detr='RTDetrSelfAttention', d_fine='DFineSelfAttention'),
+_PROJECTED = dict(
     path=('attention', 'self'), output=('o_proj', 'out_proj', 'output.dense'),
     projections=_APART + tuple(f'{name}.{part}' for name in ('attention', 'self')
                                for part in ('query', 'key', 'value')))
+simple_attention(*in_transformers(
+    vit='ViTAttention', dinov2='Dinov2Attention', swin='SwinAttention', flava='FlavaAttention',
+    dinov2_with_registers='Dinov2WithRegistersAttention', segformer='SegformerAttention',
+    rt_detr='RTDetrSelfAttention', d_fine='DFineSelfAttention', dpt='DPTViTAttention',
+    vitpose_backbone='VitPoseBackboneAttention', detr='DetrSelfAttention DetrCrossAttention',
+    maskformer='MaskFormerDetrSelfAttention MaskFormerDetrCrossAttention'),
+    'transformers.models.maskformer.modeling_maskformer_swin.MaskFormerSwinAttention', **_PROJECTED)
+simple_attention(*in_transformers(swinv2='Swinv2Attention'), **_PROJECTED,
+                 why_no_width=_COSINES['why_no_width'])
+attention_adapter(*in_transformers(
+    detr='DetrAttention', maskformer='DetrAttention', mask2former='Mask2FormerAttention'))(partial(
+        refuse_layer, 'its heads fill the width of its input'))
 simple_attention(*in_transformers(dinov3_vit='DINOv3ViTAttention'), projections=_APART,
                  output='o_proj', rotary='half',
                  opened=partial(_open_rotary, ours.SizedHuggingFaceRotaryAttention, 'half'))

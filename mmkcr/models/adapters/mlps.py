@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Unsupported
-from .views import BACKBONES, in_transformers, mlp_adapter, present
+from .views import BACKBONES, in_transformers, mlp_adapter, present, refuse_layer
 
 _TIMM = 'timm.layers.mlp'
 #: Why channels cannot be selected.
@@ -156,15 +156,25 @@ simple_mlp(*in_transformers(
     vit='ViTMLP', swin='SwinMLP', clip='CLIPMLP', siglip='SiglipMLP', siglip2='Siglip2MLP',
     vitdet='VitDetMlp', sam='SamMLPBlock', dinov2='Dinov2MLP Dinov2SwiGLUFFN',
     dinov2_with_registers='Dinov2WithRegistersMLP Dinov2WithRegistersSwiGLUFFN',
-    dinov3_vit='DINOv3ViTMLP DINOv3ViTGatedMLP', rt_detr='RTDetrMLP'),
+    dinov3_vit='DINOv3ViTMLP DINOv3ViTGatedMLP', rt_detr='RTDetrMLP', beit='BeitMLP',
+    vitpose_backbone='VitPoseBackboneMLP', detr='DetrMLP', maskformer='MaskFormerDetrMLP'),
     inputs=('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in'),
     output=('fc2', 'lin2', 'down_proj', 'weights_out'))
 simple_mlp(*in_transformers(segformer='SegformerMixFFN SegformerMixMLP'),
            inputs=('fc1', 'dense1'), between=('dwconv.dwconv', ), output=('fc2', 'dense2'),
            **_TWICE)
 # before v5 the two layers are those of a block, or separate modules of it
-simple_mlp(*in_transformers(rt_detr='RTDetrEncoderLayer RTDetrDecoderLayer',
-                            d_fine='DFineEncoderLayer'), **_IN_BLOCK)
-simple_mlp(*in_transformers(flava='FlavaLayer', vit='ViTLayer', swin='SwinLayer'),
-           inputs=('intermediate.dense', ), output='output.dense', norm='layernorm_after',
-           after='output.dropout')
+simple_mlp(*in_transformers(
+    rt_detr='RTDetrEncoderLayer RTDetrDecoderLayer', d_fine='DFineEncoderLayer',
+    detr='DetrEncoderLayer DetrDecoderLayer', maskformer='DetrDecoderLayer',
+    mask2former='Mask2FormerPixelDecoderEncoderLayer Mask2FormerMaskedAttentionDecoderLayer'),
+    **_IN_BLOCK)
+_DENSE = dict(inputs=('intermediate.dense', ), output='output.dense')
+simple_mlp(*in_transformers(flava='FlavaLayer', vit='ViTLayer', swin='SwinLayer', beit='BeitLayer',
+                            dpt='DPTViTLayer'),
+           'transformers.models.maskformer.modeling_maskformer_swin.MaskFormerSwinLayer',
+           norm='layernorm_after', after='output.dropout', **_DENSE)
+simple_mlp(*in_transformers(swinv2='Swinv2Layer'),
+           why_no_channels='a norm follows the MLP and mixes its channels', **_DENSE)
+mlp_adapter(*in_transformers(vitpose_backbone='VitPoseBackboneMoeMLP'))(partial(
+    refuse_layer, 'experts write some of its outputs'))

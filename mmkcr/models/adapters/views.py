@@ -115,17 +115,20 @@ def record(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return layer
 
 
-def known_axes(layer: nn.Module) -> list[Axis]:
-    """Axes of parameters beside the projections, by their names in the hosts, if they are there."""
+def known_axes(layer: nn.Module, table: nn.Module | None = None) -> list[Axis]:
+    """Axes of parameters beside the projections, by their names in the hosts, if they are there.
+
+    ``table`` is the module with the layer's biases by position, if the layer does not have it.
+    """
     axes = [Axis(layer, name) for name in ('q_bias', 'k_bias', 'v_bias')]
     # of torch: queries, keys and values one after the other in one parameter
     axes += [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
     # with an entry for every head; since v5 of `transformers` a child has Swin's table
-    owner = layer._modules.get('relative_position_bias', layer)
+    owner = table or layer._modules.get('relative_position_bias', layer)
     by_head = [(owner, 'relative_position_bias_table', 1), (layer, 'logit_scale', 0),
                (layer, 'temperature', 0)]
-    if hasattr(layer, 'cpb_mlp'):
-        by_head.append((list(layer.cpb_mlp.modules())[-1], 'weight', 0))
+    by_head += [(layer._modules[name][-1], 'weight', 0) for name in
+                ('cpb_mlp', 'continuous_position_bias_mlp') if name in layer._modules]
     width = getattr(layer, 'head_dim', getattr(layer, 'attention_head_size', None))
     for owner, name, dim in by_head:
         value = getattr(owner, name, None)
@@ -295,6 +298,11 @@ def present(arguments: Mapping[str, Any], module: nn.Module) -> Any:
         if isinstance(view[key], tuple):
             view[key] = next(iter(view[key]), '')
     return view if view.get('inputs', True) else []
+
+
+def refuse_layer(reason: str, module: nn.Module) -> Any:
+    """Refuse a layer for a reason, as an adapter of its class."""
+    raise Unsupported(reason)
 
 
 def known_hosts() -> list[str]:

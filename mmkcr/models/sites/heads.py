@@ -179,8 +179,9 @@ def _check_positions(host: nn.Module, path: str) -> None:
     modules, names = [host], path.split('.')
     for name in names[:-1]:
         modules.append(modules[-1].get_submodule(name))
-    # an attribute of mmpretrain's and of timm's models
-    if any(isinstance(getattr(module, 'rel_pos_bias', None), nn.Module) for module in modules):
+    # attributes of mmpretrain's, timm's and transformers' models; a block's own is no shared one
+    if any(module._modules.get(name) is not None for module in modules[:-1] for name in
+           ('rel_pos_bias', 'relative_position_bias', 'shared_position_bias')):
         raise Unsupported(f'all layers share the position biases of the heads at `{path}`')
 
 

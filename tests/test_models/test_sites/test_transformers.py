@@ -9,6 +9,7 @@ import torch
 
 from lab.kind_coverage import FAMILIES, installed, randomise
 from mmkcr.closed_form.compression import compress
+from mmkcr.models.adapters import attention_views
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import find_sites, why_not
 
@@ -75,3 +76,33 @@ def test_a_network_that_was_looked_at_is_compressed_as_before(name):
                                input_shape=images.shape[1:]).agreement['error'])
         model(images, output_attentions=True, output_hidden_states=True)
     assert errors[0] == errors[1]
+
+
+def test_position_biases_that_layers_share_are_refused():
+    """In transformers, too, where a block's own table is one of its heads alone."""
+    transformers = pytest.importorskip('transformers')
+    beit = transformers.BeitModel(transformers.BeitConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        image_size=64, patch_size=16, use_shared_relative_position_bias=True))
+    for kind in ('heads', 'head_channels'):
+        assert why_not(beit, kind).startswith('all layers share the position biases of the heads')
+    assert not why_not(beit, 'mlp_hidden')
+
+
+def test_an_mlp_of_experts_is_refused_by_name():
+    transformers = pytest.importorskip('transformers')
+    backbone = transformers.VitPoseBackbone(transformers.VitPoseBackboneConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=(64, 64),
+        patch_size=(16, 16), mlp_ratio=2, num_experts=2, part_features=8))
+    assert why_not(backbone, 'mlp_hidden').startswith('experts write some of its outputs at ')
+    assert not why_not(backbone, 'heads')
+
+
+def test_cross_attention_of_a_decoder_is_compressed_or_refused_by_name():
+    if 'HF DETR' not in NAMES:
+        pytest.skip('`transformers` is not installed')
+    detr = FAMILIES['HF DETR'].build()
+    crossing = [path for path, _ in detr.named_modules() if path.endswith('encoder_attn')]
+    views = {getattr(view, 'path', str(view)) for view in attention_views(detr)}
+    assert crossing and all(path in views or f'its heads fill the width of its input at `{path}`'
+                            in views for path in crossing)
