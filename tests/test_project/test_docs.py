@@ -33,6 +33,16 @@ class Parsed(BaseException):
     """The arguments were taken; nothing has run."""
 
 
+def test_functions_that_the_walk_names_are_there():
+    """Names between backticks in the page that follows the calls, files and keys left out."""
+    source = '\n'.join(path.read_text() for path in (ROOT / 'mmkcr').rglob('*.py'))
+    names = set(re.findall(r'`([a-zA-Z_]\w+)`', (ROOT / 'docs/architecture.md').read_text()))
+    folders = {path.name for path in (ROOT / 'mmkcr').iterdir()}
+    names -= {'mmkcr', 'loss_kcr', 'loss_price', *folders}
+    assert len(names) > 20
+    assert not [name for name in names if not re.search(rf'(def|class) {name}\b', source)]
+
+
 def test_commands_were_found():
     assert len(CASES) > 120
     assert sum(line.startswith('mmkcr ') for line in CASES.values()) > 25
