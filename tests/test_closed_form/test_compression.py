@@ -360,8 +360,12 @@ def test_outputs_that_a_site_does_not_reach():
         network(batch)
         return network.layers[0](network.patch_embed(batch)[0])
 
-    with pytest.raises(ValueError, match='outputs that depend on site `layers.1.*let `forward`'):
-        compress(model, IMAGES, 0.8, ['mlp_hidden'], forward=forward, **OPTIONS)
+    result = compress(model, IMAGES, 0.8, ['mlp_hidden'], forward=forward, **OPTIONS)
+    (_, read), (name, unread) = result.structure.sites.items()
+    assert len(read.kept) < read.total and len(unread.kept) == unread.total
+    assert result.structure.macs['subnet'] <= 0.8 * result.structure.macs['dense']
+    assert result.structure.provenance['unread'] == [name]
+    assert str(result).count('100.0%: no output depends on it') == 1
 
 
 def test_a_conformer_decides_by_the_scores_of_both_branches(tmp_path):

@@ -224,6 +224,37 @@ def test_transformers_block_runs(tmp_path, monkeypatch):
         assert torch.equal(again(images[:1]).logits, result.model(images[:1]).logits)
 
 
+@pytest.mark.parametrize('kind', ['CLIP', 'Siglip'])
+def test_block_of_a_vision_tower_runs(kind):
+    """On a small LLaVA without weights; the last layer of its tower, which nothing reads, stays."""
+    transformers = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    tower = getattr(transformers, f'{kind}VisionConfig')(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
+        image_size=32, patch_size=8)
+    text = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=4, vocab_size=64)
+    vlm = transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(
+        vision_config=tower, text_config=text, image_token_index=63,
+        vision_feature_select_strategy='default' if kind == 'CLIP' else 'full')).eval()
+    images, words = torch.rand(12, 3, 32, 32), torch.tensor([[1, *[63] * 16, 2, 3]])
+    scope = dict(vlm=vlm, images=images)
+    with torch.no_grad():
+        before = vlm(input_ids=words, pixel_values=images[:1]).logits
+        exec(block_with('docs/your_model.md', 'vision_tower'), scope)
+        after = vlm(input_ids=words, pixel_values=images[:1]).logits
+    result = scope['result']
+    assert vlm.model.vision_tower is result.model and after.shape == before.shape
+    assert not torch.equal(after, before)
+    macs, sites = result.structure.macs, result.structure.sites
+    assert 0.55 * macs['dense'] < macs['subnet'] <= 0.6 * macs['dense']
+    unread = result.structure.provenance['unread']
+    assert unread == [name for name in sites if '.layers.3.' in f'.{name}' or 'head.mlp' in name]
+    assert all(len(sites[name].kept) == sites[name].total for name in unread)
+    assert str(result).count('no output depends on it') == len(unread)
+
+
 def test_families_of_the_refusal_are_in_the_table():
     """They are named to whoever compresses a backbone without an adapter."""
     from mmkcr.closed_form.options import FAMILIES, HF_FAMILIES
