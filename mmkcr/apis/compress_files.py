@@ -17,6 +17,7 @@ from mmengine.config import Config
 from torch import nn
 
 from mmkcr.apis.file_names import CONFIG, STRUCTURE, SUBNET
+from mmkcr.apis.file_options import FileOptions
 from mmkcr.apis.slim_files import (
     SubnetFiles,
     provenance,
@@ -26,7 +27,6 @@ from mmkcr.apis.slim_files import (
 from mmkcr.closed_form.compression import CompressResult, compress_network, refit_structure
 from mmkcr.closed_form.images import CalibrationImages, calibration_images
 from mmkcr.closed_form.options import (
-    CompressOptions,
     SiteProfile,
     check_divisor,
     open_search_space,
@@ -55,42 +55,6 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
         return model.extract_feat(batch['inputs'])
     return tasks.deciding_scores(model, tasks.tensor_outputs(
         model, batch['inputs'], batch.get('data_samples')))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileOptions(CompressOptions):
-    """Options of a compression from files to files, as ``mmkcr compress`` has them.
-
-    Args:
-        config (str | Path): Config of a dense model, a file or library::path.
-        checkpoint (str | Path): Its weights, a file or an address.
-        cfg_options (dict, optional): Entries of the config to overwrite, by dotted path. Defaults
-            to None.
-        calibration (str, optional): Folder of images without labels, at any depth. Defaults to
-            None: the training set of the config.
-        images (int, optional): Images at most, a tenth of which only compares outputs. Defaults to
-            None: as many as leave 2048 (``least_images``) to calibrate on.
-        profiles (str | Path, optional): Folder of an earlier compression of this checkpoint, with
-            these images and sites; its calibration is used. Defaults to None: the calibration in
-            ``out``, if it fits.
-        latency_table (str | Path, optional): File of a table of latencies: ``target`` is a time.
-            Defaults to None.
-        force_table (bool): Take a table of another machine. Defaults to False.
-        device (str): Where networks run, for example ``cuda``. Defaults to ``cpu``.
-        out (str | Path, optional): Folder to write to. Defaults to None: the folder ``compress``
-            in the work directory of the config, or in ``work_dirs/<config name>``.
-    """
-
-    config: str | Path
-    checkpoint: str | Path
-    cfg_options: Mapping[str, Any] | None = None
-    calibration: str | None = None
-    images: int | None = None
-    profiles: str | Path | None = None
-    latency_table: str | Path | None = None
-    force_table: bool = False
-    device: str = 'cpu'
-    out: str | Path | None = None
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import is_detector, is_segmentor
 from mmkcr.version import __version__
 from mmkcr.visualization import show_progress
+from .networks import set_input_size
 from .saved import load, save
 
 #: Most images that agreement is measured on, that ranges of int8 are chosen from, and that the
@@ -181,7 +182,7 @@ class SmallerInput(nn.Module):
             raise ValueError('expected outputs that can be compared at another size, found a '
                              "detector's: give its config a smaller `scale`")
         network = copy.deepcopy(network)
-        _set_input_size(network, sides)
+        set_input_size(network, sides)
         self.network, self.sides, self.shapes = TensorModel(network), sides, shapes
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -416,15 +417,6 @@ class _Bench:
         result.write()
         self.progress.remove()
         return result
-
-
-def _set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
-    """Tell timm's networks, which have one size, of another."""
-    if hasattr(network, 'set_input_size'):
-        network.set_input_size(img_size=sides)
-        return
-    for child in network.children():
-        _set_input_size(child, sides)
 
 
 def _tensor(batch: Any) -> Tensor:

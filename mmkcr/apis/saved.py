@@ -166,13 +166,14 @@ def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
     elif type(model).__module__.startswith('timm.') and known:
-        arguments = {name: getattr(model, name) for name in (
-            'num_classes', 'global_pool', 'dynamic_img_size') if hasattr(model, name)}
+        arguments = dict(known.get('model_args', {}), **{name: getattr(model, name) for name in (
+            'num_classes', 'global_pool', 'dynamic_img_size') if hasattr(model, name)})
         channels = structure.macs['input_shape'][0]
         if channels != known['input_size'][0]:
             arguments['in_chans'] = channels
         img_size = getattr(getattr(model, 'patch_embed', None), 'img_size', None)
-        if img_size is not None and tuple(img_size) != tuple(known['input_size'][1:]):
+        if img_size is not None and ('img_size' in arguments or tuple(img_size) != tuple(
+                known['input_size'][1:])):
             arguments['img_size'] = list(img_size)
         # as timm writes it
         _write_json(dict(architecture=known['architecture'], model_args=arguments),
@@ -321,9 +322,14 @@ def _of_timm(config: Mapping[str, Any]) -> nn.Module:
 
 def _of_transformers(config: Mapping[str, Any], folder: Path) -> nn.Module:
     """A network of transformers with random weights, its inner backbone's too."""
+    cls = find_transformers_class((config.get('architectures') or [''])[0])
+    return cls(cls.config_class.from_pretrained(folder, use_pretrained_backbone=False))
+
+
+def find_transformers_class(name: str) -> type[nn.Module]:
+    """The class of transformers that ``architectures`` of a config names; others are refused."""
     import transformers
-    name = (config.get('architectures') or [''])[0]
     cls = getattr(transformers, name, None)
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise ValueError(f'expected a class of transformers, found {name!r}')
-    return cls(cls.config_class.from_pretrained(folder, use_pretrained_backbone=False))
+    return cls

@@ -12,6 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from mmkcr.core import COUNTED, LatencyModel
@@ -152,10 +153,17 @@ TRUST = ('let checkpoints run code when they are read, as old ones may need: onl
          'somebody whom you trust')
 
 
+def options_action() -> Any:
+    """What argparse does with words ``key=value``: MMEngine reads them, if it is installed."""
+    if find_spec('mmengine') is None:
+        return 'store'
+    from mmengine.config import DictAction
+    return DictAction
+
+
 def add_options_argument(parser: argparse.ArgumentParser) -> None:
     """Add the option that overwrites entries of the config, as the hosts' commands have it."""
-    from mmengine.config import DictAction
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, help=CFG_OPTIONS)
+    parser.add_argument('--cfg-options', nargs='+', action=options_action(), help=CFG_OPTIONS)
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:
@@ -165,8 +173,9 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
 
 def quiet_hosts() -> None:
     """Keep the host libraries' notices out of a command's output."""
-    from mmengine.logging import MMLogger
-    MMLogger.get_current_instance().setLevel(logging.ERROR)
+    if find_spec('mmengine') is not None:
+        from mmengine.logging import MMLogger
+        MMLogger.get_current_instance().setLevel(logging.ERROR)
     warnings.filterwarnings('ignore', category=UserWarning)
 
 

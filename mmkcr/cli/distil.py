@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mmkcr.apis.compress_files import FileOptions, build_task, distil_files
-from mmkcr.cli.fields import Configured, Trusting, argument, runs
-from mmkcr.cli.launch import check_file
+from mmkcr.cli.fields import Configured, Trusting, argument, check_file, runs
 
 
 @dataclass(frozen=True, kw_only=True)

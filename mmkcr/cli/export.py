@@ -10,6 +10,7 @@ has a structure, the latency against the dense network, exported alike, is measu
 
 Examples:
     mmkcr export slim/config.py --out subnet.onnx
+    mmkcr export timm::vit_small_patch16_224 CHECKPOINT --out dense.onnx
     mmkcr export CONFIG CHECKPOINT --runtime openvino
     mmkcr export DETECTOR CHECKPOINT --end-to-end --evaluate
     mmkcr export slim/config.py slim/subnet.pth --end-to-end \\
@@ -21,26 +22,25 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from mmengine.config import Config
 
 from mmkcr.apis.file_names import STRUCTURE
-from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, read_shape, runs
-from mmkcr.deploy.end_to_end import export_end_to_end
+from mmkcr.apis.networks import is_named, load_network
+from mmkcr.cli.fields import (
+    Configured,
+    Shaped,
+    Trusting,
+    argument,
+    check_file,
+    read_shape,
+    refuse_without_config,
+    runs,
+)
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
 from mmkcr.deploy.prepare import EXPORT_RUNTIMES, selection_forms
-from mmkcr.engine.build import (
-    backbone_config,
-    build_model,
-    default_shape,
-    dense_config,
-    find_weights,
-    load_config,
-    load_weights,
-    run_folder,
-)
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
 
@@ -52,6 +52,8 @@ class ExportJob(Configured, Shaped, Trusting):
     config: str = argument('config of a deployment, retraining or dense model', positional=True)
     checkpoint: str | None = argument('its checkpoint (`load_from` of the config)',
                                       positional=True, nargs='?')
+    pretrained: bool = argument('fetch the weights of a network of timm or transformers from a hub',
+                                False)
     out: str | None = argument('(<config name>.onnx: beside a config with its structure.json, '
                                'else in the work_dir of the config, else in '
                                'work_dirs/<config name>)', metavar='FILE')
@@ -71,20 +73,23 @@ class ExportJob(Configured, Shaped, Trusting):
     threads: int = argument('of the timing (%(default)s: by the CPU clock, else the wall clock)', 1)
 
 
-def against_dense(args: ExportJob, config: Config, report: ExportReport,
+def against_dense(args: ExportJob, config: Any, report: ExportReport,
                   shape: tuple[int, int, int]) -> PairTiming | None:
     """Time the file of a subnet in turns with a file of its dense network.
 
     Args:
         args (ExportJob): Arguments of the command: pairs, threads, runtime and part.
-        config (Config): Config of the subnet.
+        config (Config | None): Config of the subnet; None of a network of timm or transformers.
         report (ExportReport): Its file.
         shape (tuple[int, int, int]): (C, H, W) of the timed image.
 
     Returns:
         PairTiming, optional: None where the config is dense, or no pairs are asked for.
     """
-    if not args.repeats or backbone_config(config).get('structure') is None:
+    if not args.repeats or config is None:
+        return None
+    from mmkcr.engine.build import backbone_config, build_model, dense_config
+    if backbone_config(config).get('structure') is None:
         return None
     torch.manual_seed(0)
     dense = build_model(dense_config(config))
@@ -123,26 +128,38 @@ def file_beside(config: str) -> Path | None:
     return path.with_suffix('.onnx') if path.with_name(STRUCTURE).is_file() else None
 
 
+def default_file(args: ExportJob, config: Any) -> Path:
+    """Path of the ONNX file without ``--out``; the config is None of a name."""
+    if config is None:
+        name = Path(args.config.split('::')[1]).name
+        return Path('work_dirs', name, f'{name}.onnx')
+    from mmkcr.engine.build import run_folder
+    return file_beside(args.config) or \
+        run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
+
+
 @runs(ExportJob)
 def main(args: ExportJob) -> None:
     """Export, compare and print; options that exclude each other are refused."""
-    config = load_config(args.config, args.cfg_options)
     size = None if args.static_size == args.dynamic_size else args.dynamic_size
     if args.end_to_end and (args.backbone or args.static_size or args.runtime not in (
             'any', 'onnxruntime')) or (args.evaluate or args.against) and not args.end_to_end:
         raise ValueError('expected `--end-to-end` of a whole model for ONNX Runtime, with any '
                          'size, and `--evaluate` or `--against` with it, found another '
                          'combination')
+    if is_named(args.config):
+        refuse_without_config(args, ('backbone', 'cfg_options', 'end_to_end'))
+        check_file(args.checkpoint, 'a checkpoint')
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
-        model = build_model(config)
-        load_weights(model, find_weights(config, args.checkpoint, args.config))
-        shape = default_shape(config, model, read_shape(args))
+        network = load_network(args.config, args.checkpoint, read_shape(args), args.pretrained,
+                               args.cfg_options)
+        model, shape, config = network.model, network.shape, network.config
         if args.backbone:
             model = find_task(model).backbone
-        out = args.out or file_beside(args.config) or \
-            run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
+        out = args.out or default_file(args, config)
         if args.end_to_end:
+            from mmkcr.deploy.end_to_end import export_end_to_end
             timing, metrics = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
                                                 args.evaluate, args.threads, args.against)
         else:

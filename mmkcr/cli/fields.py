@@ -10,22 +10,27 @@ import argparse
 import dataclasses
 import functools
 import inspect
-import os
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-from mmengine.config import Config, DictAction
-
-from mmkcr.cli.command import CFG_OPTIONS, TARGETS, TRUST, Parser, command, quiet_hosts
+from mmkcr.cli.command import (
+    CFG_OPTIONS,
+    TARGETS,
+    TRUST,
+    Parser,
+    command,
+    options_action,
+    quiet_hosts,
+)
 from mmkcr.core.checks import image_shape
 from mmkcr.deploy.latency_table import CONDITIONS
 from mmkcr.deploy.runtimes import RUNTIMES
-from mmkcr.engine.build import run_folder
+from mmkcr.safe_load import is_address
 
 _WHICH = 'of --target-latency; default: that of the given table, else'
 
@@ -111,7 +116,7 @@ def _of_type(hint: Any) -> dict[str, Any]:
     if origin is bool:
         return dict(action='store_true')
     if origin is dict:
-        return dict(nargs='+', action=DictAction)
+        return dict(nargs='+', action=options_action())
     if origin is list:
         return dict(nargs='+', type=typing.get_args(hint)[0])
     return dict(type=origin)
@@ -142,6 +147,53 @@ def runs(job: type, quiet: bool = True) -> Callable[[Callable[[Any], Any]], Call
         return main
 
     return decorate
+
+
+def check_file(path: str | None, what: str) -> None:
+    """Refuse a local file that does not exist; None and addresses pass.
+
+    Args:
+        path (str | None): The file.
+        what (str): Its content in the error, as ``'a checkpoint'``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    if path is not None and not is_address(path) and not Path(path).expanduser().is_file():
+        other = 'a folder: give a file in it' if Path(path).expanduser().is_dir() else 'none'
+        raise FileNotFoundError(f'expected {what} at `{path}`, found {other}')
+
+
+def require_checkpoint(job: Any) -> None:
+    """Refuse a command about a config without its checkpoint, or with ``--pretrained``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: Neither a file nor an address was given, or the option of another network.
+    """
+    if job.pretrained:
+        raise ValueError('expected a name of timm or transformers with `--pretrained`, found the '
+                         f'config `{job.config}`')
+    if job.checkpoint is None:
+        raise ValueError(f'expected a checkpoint of `{job.config}`, found none')
+    check_file(job.checkpoint, 'a checkpoint')
+
+
+def refuse_without_config(job: Any, names: Sequence[str]) -> None:
+    """Refuse options that only a network with a config has.
+
+    Args:
+        job (Any): Arguments of a command about a network of timm or transformers.
+        names (Sequence[str]): Fields that keep their defaults.
+
+    Raises:
+        ValueError: Another value was given.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(job)}
+    for name in names:
+        if getattr(job, name) not in (None, defaults[name]):
+            raise ValueError(f'expected a config of mmpretrain, mmdet or mmseg for '
+                             f'`--{name.replace("_", "-")}`, found `{job.config}`')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,16 +277,3 @@ class Running(Configured, Trusting):
     launcher: str = argument('job launcher (%(default)s)', 'none',
                              choices=['none', 'pytorch', 'slurm', 'mpi'])
     local_rank: int = argument('set by older launchers (%(default)s)', 0, names=('--local_rank', ))
-
-
-def apply_running(config: Config, job: Running) -> None:
-    """Put launcher and work directory into the config, in place.
-
-    Raises:
-        ValueError: Mixed precision without a GPU.
-    """
-    os.environ.setdefault('LOCAL_RANK', str(job.local_rank))
-    config.launcher = job.launcher
-    config.work_dir = str(job.work_dir or run_folder(config, job.config))
-    if job.amp and not torch.cuda.is_available():
-        raise ValueError('expected a GPU for `--amp`, found none')

@@ -2,11 +2,13 @@
 
 Any classifier, detector or segmentor of the host libraries, dense, supernet
 or subnet. MACs are called FLOPs in the papers' tables, attention products
-included; no data set and no checkpoint is needed.
+included; no data set and no checkpoint is needed. A network of timm or transformers has a name in
+place of a config: timm::NAME, or timm::FOLDER and transformers::FOLDER of `save_pretrained`.
 
 Examples:
     mmkcr flops mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py
     mmkcr flops CONFIG --shape 288 288
+    mmkcr flops timm::vit_small_patch16_224
 """
 
 import contextlib
@@ -15,9 +17,9 @@ import sys
 from dataclasses import dataclass
 
 from mmkcr.apis import macs_report
+from mmkcr.apis.networks import build_network
 from mmkcr.cli.fields import Configured, Shaped, argument, read_shape, runs
 from mmkcr.core import count_params
-from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.models.counting import describe_proposals, macs_by_part
 from mmkcr.models.tasks import find_task
 from mmkcr.models.two_stage import most_proposals
@@ -28,17 +30,16 @@ from mmkcr.visualization import format_table
 class FlopsJob(Configured, Shaped):
     """Arguments of ``mmkcr flops``."""
 
-    config: str = argument('config file, or library::path', positional=True)
+    config: str = argument('config file, library::path, or timm::NAME', positional=True)
     json: bool = argument('print JSON instead of tables', False)
 
 
 @runs(FlopsJob)
 def main(args: FlopsJob) -> None:
     """Count and print."""
-    config = load_config(args.config, args.cfg_options)
     with contextlib.redirect_stdout(sys.stderr):
-        model = build_model(config)
-        shape = default_shape(config, model, read_shape(args))
+        network = build_network(args.config, read_shape(args), args.cfg_options)
+        model, shape = network.model, network.shape
         report = macs_report(model, shape)
     parts, params = macs_by_part(report, model), count_params(model)
     if args.json:

@@ -9,6 +9,7 @@ A call that was killed goes on where it was if it is repeated.
 
 Examples:
     mmkcr frontier CONFIG CHECKPOINT --calibration IMAGES --out frontier
+    mmkcr frontier timm::vit_small_patch16_224 CHECKPOINT --calibration IMAGES
     mmkcr frontier CONFIG CHECKPOINT --keep 98% --evaluate --runtime openvino --threads 1 2
 """
 
@@ -16,17 +17,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from mmkcr.apis.compress_files import CompressTask, FileOptions, build_task, task_outputs
 from mmkcr.apis.file_names import CONFIG
+from mmkcr.apis.file_options import FileOptions
 from mmkcr.apis.levers import FrontierOptions, measure_frontier
-from mmkcr.cli.compress import evaluate, read_gigabytes
-from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, read_shape, runs
-from mmkcr.cli.launch import check_file
+from mmkcr.apis.networks import is_named, load_with_images
+from mmkcr.cli.compress_job import read_gigabytes
+from mmkcr.cli.fields import (
+    Configured,
+    Shaped,
+    Trusting,
+    argument,
+    check_file,
+    read_shape,
+    refuse_without_config,
+    require_checkpoint,
+    runs,
+)
 from mmkcr.closed_form.options import SCOPES
 from mmkcr.deploy.int8 import QUANTIZERS
-from mmkcr.engine.build import load_config, run_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +52,7 @@ class FrontierJob(Configured, Shaped, Trusting, FrontierOptions, FileOptions):
     """
 
     offers: ClassVar = dict(
-        config=dict(positional=True), checkpoint=dict(positional=True),
+        config=dict(positional=True), checkpoint=dict(positional=True, nargs='?'), pretrained={},
         calibration=dict(metavar='FOLDER'), images={}, keep=dict(type=str, metavar='SHARE'),
         targets=dict(nargs='+', type=str, metavar='TARGET'),
         sides=dict(nargs='+', type=float, metavar='SHARE'), scopes=dict(nargs='+', type=str,
@@ -61,7 +71,7 @@ class FrontierJob(Configured, Shaped, Trusting, FrontierOptions, FileOptions):
             raise ValueError('expected `--metric` with `--evaluate`, found it alone')
 
 
-def judge(job: FrontierJob, task: CompressTask, folder: Path, file: Path, runtime: str,
+def judge(job: FrontierJob, task: Any, folder: Path, file: Path, runtime: str,
           cut: Path | None) -> tuple[str, float]:
     """Name and value of the metric of a file on the test set.
 
@@ -76,6 +86,8 @@ def judge(job: FrontierJob, task: CompressTask, folder: Path, file: Path, runtim
     Raises:
         ValueError: The test has no metric of the name that was asked for.
     """
+    from mmkcr.cli.compress_config import evaluate
+    from mmkcr.engine.build import load_config
     config, checkpoint = (load_config(cut / CONFIG), None) if cut else (task.config, job.checkpoint)
     metrics = {name: value for name, value in evaluate(
         config, checkpoint, str(folder), file, runtime).items() if isinstance(value, Real)}
@@ -86,13 +98,36 @@ def judge(job: FrontierJob, task: CompressTask, folder: Path, file: Path, runtim
     return name, float(metrics[name])
 
 
-@runs(FrontierJob)
-def main(job: FrontierJob) -> None:
-    """Measure, write and print."""
+def measure_named(job: FrontierJob) -> Path:
+    """Measure a network of timm or transformers as asked, and print; the folder is returned."""
+    refuse_without_config(job, ('cfg_options', 'evaluate', 'metric'))
+    if 'model' in job.scopes:
+        raise ValueError('expected a config of mmpretrain, mmdet or mmseg for `--scopes model`, '
+                         f'found `{job.config}`')
     check_file(job.checkpoint, 'a checkpoint')
+    network, images = load_with_images(
+        job.config, job.checkpoint, job.calibration, job.images or job.least_images * 10 // 9,
+        seed=job.seed, shape=read_shape(job), pretrained=job.pretrained)
+    folder = Path(job.out or Path('work_dirs', Path(job.config.split('::')[1]).name, 'frontier'))
+    print(measure_frontier(network.model, images, replace(job, input_shape=network.shape), folder))
+    return folder
+
+
+def measure_config(job: FrontierJob) -> Path:
+    """Measure the network of a config as asked, and print; the folder is returned."""
+    from mmkcr.apis.compress_files import build_task, task_outputs
+    from mmkcr.engine.build import run_folder
+    require_checkpoint(job)
     task = build_task(replace(job, input_shape=read_shape(job)))
     folder = Path(job.out) if job.out else run_folder(task.config, job.config) / 'frontier'
     task.model.cfg = task.config  # so that cut networks are written with a config
     judged = partial(judge, job, task, folder / 'evaluate') if job.evaluate else None
     print(measure_frontier(task.model, task.batches, task.options, folder, task_outputs, judged))
+    return folder
+
+
+@runs(FrontierJob)
+def main(job: FrontierJob) -> None:
+    """Measure, write and print."""
+    folder = measure_named(job) if is_named(job.config) else measure_config(job)
     print(f'Wrote {folder / "frontier.md"} and the best networks in {folder / "networks"}')

@@ -5,8 +5,9 @@ the median over neighbouring pairs. The share is (1 - t_slim / t_dense) / (1 - m
 macs_dense). On one thread of a CPU the clock is that of the process, so that neighbours on a busy
 machine do not count; else it is the wall clock.
 
-A side is a config (a file or library::path, also of an ordinary model), a checkpoint with its
-config and --trust-checkpoint, or an ONNX file; weights are random, as times do not depend on them.
+A side is a config (a file or library::path, also of an ordinary model), a network of timm or
+transformers (timm::NAME, timm::FOLDER, transformers::FOLDER), a checkpoint with its config and
+--trust-checkpoint, or an ONNX file; weights are random, as times do not depend on them.
 With the config of a subnet alone, the second side is the dense network. Models are exported for the
 runtime, both sides alike. Several values of an option are measured one after the other;
 every pair is a line of a CSV file that is named by hardware and versions.
@@ -14,6 +15,7 @@ every pair is a line of a CSV file that is named by hardware and versions.
 Examples:
     mmkcr latency DENSE_CONFIG SLIM_CONFIG --runtime onnxruntime openvino
     mmkcr latency slim/config.py --runtime onnxruntime --batch-size 1 8
+    mmkcr latency timm::vit_small_patch16_224 timm::slim --runtime onnxruntime
     mmkcr latency dense.onnx slim.onnx --runtime openvino
 """
 
@@ -28,22 +30,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.config import Config
 from torch import nn
 
+from mmkcr.apis.networks import Network, build_network, config_network, is_named
 from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, read_shape, runs
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.export import read_macs_and_shape
 from mmkcr.deploy.latency import AMP_DTYPES, Side, clock_for, measure_pair
 from mmkcr.deploy.prepare import selection_forms
 from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES
-from mmkcr.engine.build import (
-    backbone_config,
-    build_model,
-    default_shape,
-    dense_config,
-    load_config,
-)
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
 
@@ -68,13 +63,6 @@ class LatencyJob(Configured, Shaped, Trusting):
     slim_options: dict | None = argument('as --cfg-options, of the slim side only')
 
 
-def build(config: Config, part: str) -> nn.Module:
-    """A model of random weights, or its backbone."""
-    torch.manual_seed(0)
-    model = build_model(config)
-    return find_task(model).backbone if part == 'backbone' else model
-
-
 def make_pair(args: LatencyJob) -> tuple[Side, Side, tuple[int, int, int]]:
     """Both sides, and the shape (C, H, W) of their images.
 
@@ -88,16 +76,40 @@ def make_pair(args: LatencyJob) -> tuple[Side, Side, tuple[int, int, int]]:
     if files:
         raise ValueError(f'expected another ONNX file beside `{files[0]}`, found '
                          f'`{args.slim if args.slim != files[0] else args.dense}`')
-    config = load_config(args.dense, args.cfg_options)
+    shape = read_shape(args)
+    torch.manual_seed(0)
     if args.slim:
         options = {**(args.cfg_options or {}), **(args.slim_options or {})}
-        sides = config, load_config(args.slim, options)
-    elif backbone_config(config).get('structure') is not None:
-        sides = dense_config(config), config
+        dense = build_network(args.dense, shape, args.cfg_options)
+        torch.manual_seed(0)
+        slim = build_network(args.slim, shape, options)
     else:
+        dense, slim = _both_sides(args, shape)
+    return _part(dense, args), _part(slim, args), dense.shape
+
+
+def _both_sides(args: LatencyJob,
+                shape: tuple[int, int, int] | None) -> tuple[Network, Network]:
+    """The dense network and the slim one of the config of a subnet."""
+    if is_named(args.dense):
+        raise ValueError(f'expected a second side beside `{args.dense}`, found none')
+    from mmkcr.engine.build import backbone_config, dense_config, load_config
+    config = load_config(args.dense, args.cfg_options)
+    if backbone_config(config).get('structure') is None:
         raise ValueError(f'expected a second side, or a `structure` in `{args.dense}`, found none')
-    dense, slim = (build(side, args.part) for side in sides)
-    return dense, slim, default_shape(config, dense, read_shape(args))
+    dense = config_network(dense_config(config), shape)
+    torch.manual_seed(0)
+    return dense, config_network(config, shape)
+
+
+def _part(network: Network, args: LatencyJob) -> nn.Module:
+    """The network, or the part of it that is timed."""
+    if args.part == 'model':
+        return network.model
+    if network.config is None:
+        raise ValueError('expected a config of mmpretrain, mmdet or mmseg for `--part backbone`, '
+                         f'found a `{type(network.model).__name__}`')
+    return find_task(network.model).backbone
 
 
 def _shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:

@@ -1,6 +1,7 @@
 """Steps that training and testing share: from config and arguments to a Runner."""
 
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,9 +17,10 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 
+from mmkcr.cli.fields import Running, check_file
 from mmkcr.core import NonFiniteError, locked
 from mmkcr.datasets.data_check import check_data_folders
-from mmkcr.engine.build import drop_idle_workers
+from mmkcr.engine.build import drop_idle_workers, run_folder
 from mmkcr.engine.processes import is_first_process, no_workers_left, prepare_launcher
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.methods.search.price import MacsPrice
@@ -48,21 +50,6 @@ def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: A
         if config.get(field) is not None:
             config[field] = ConfigDict({**deepcopy(settings), **config[field], **refused})
     drop_idle_workers(config)
-
-
-def check_file(path: str | None, what: str) -> None:
-    """Refuse a local file that does not exist; None and addresses pass.
-
-    Args:
-        path (str | None): The file.
-        what (str): Its content in the error, as ``'a checkpoint'``.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
-    if path is not None and not is_address(path) and not Path(path).expanduser().is_file():
-        other = 'a folder: give a file in it' if Path(path).expanduser().is_dir() else 'none'
-        raise FileNotFoundError(f'expected {what} at `{path}`, found {other}')
 
 
 def resume_latest(config: Config) -> None:
@@ -221,3 +208,16 @@ def one_run(config: Config, *hooks: Hook | dict, alone: bool = True) -> Iterator
             if isinstance(error, (AssertionError, RuntimeError)):  # how hosts refuse bad settings
                 raise ValueError(message or 'a host library refused the config') from error
             raise
+
+
+def apply_running(config: Config, job: Running) -> None:
+    """Put launcher and work directory into the config, in place.
+
+    Raises:
+        ValueError: Mixed precision without a GPU.
+    """
+    os.environ.setdefault('LOCAL_RANK', str(job.local_rank))
+    config.launcher = job.launcher
+    config.work_dir = str(job.work_dir or run_folder(config, job.config))
+    if job.amp and not torch.cuda.is_available():
+        raise ValueError('expected a GPU for `--amp`, found none')

@@ -16,8 +16,8 @@ from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 from mmengine.runner import Runner
 
-from mmkcr.cli.fields import Running, apply_running, argument, runs
-from mmkcr.cli.launch import check_file, one_run, set_dataloader_defaults
+from mmkcr.cli.fields import Running, argument, check_file, runs
+from mmkcr.cli.launch import apply_running, one_run, set_dataloader_defaults
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.deploy.tensor_model import run_by_file

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 
 from mmengine.config import Config
 
-from mmkcr.cli.fields import Running, apply_running, argument, runs
-from mmkcr.cli.launch import resume_latest, set_dataloader_defaults, start_training
+from mmkcr.cli.fields import Running, argument, runs
+from mmkcr.cli.launch import (
+    apply_running,
+    resume_latest,
+    set_dataloader_defaults,
+    start_training,
+)
 from mmkcr.engine.build import load_config, take_options
 
 

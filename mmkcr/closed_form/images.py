@@ -2,14 +2,10 @@
 
 import copy
 import hashlib
-import os
-import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, default_collate, pseudo_collate
 from mmengine.registry import DATASETS, init_default_scope
@@ -21,8 +17,8 @@ from mmkcr.evaluation.features import preprocessed, with_pipeline
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.models.tasks import find_task, is_dense_task, is_self_supervised
 from .batches import ImageBatches, batch_digest
+from .image_folder import draw_images, list_images, origin_of
 
-SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
 
 
@@ -58,7 +54,7 @@ class CalibrationImages(ImageBatches):
 
     def _source(self, index: int) -> Any:
         path = self._file(index)
-        return index if path is None else str(path.with_name(path.stem.partition('@')[0]))
+        return index if path is None else origin_of(path)
 
     def _file(self, index: int) -> Path | None:
         """The file of an image, if the data set knows it."""
@@ -119,76 +115,14 @@ def calibration_images(config: Config, model: nn.Module, folder: str | None = No
         dataset = with_pipeline(train, Compose(pipeline_config(config.test_dataloader.dataset)))
     else:
         dataset = _Folder(config, folder)
-    draw = torch.Generator().manual_seed(seed)
-    drawn = torch.randperm(len(dataset), generator=draw)[:count].tolist()
-    return CalibrationImages(dataset, drawn, model)
-
-
-def find_images(folder: str | Path) -> tuple[list[Path], dict[str, int]]:
-    """Find the images below a folder, through links, and count the files that are left out.
-
-    Args:
-        folder (str | Path): It is searched at any depth. Hidden files and folders are left out,
-            and so are files that a link shows for a second time.
-
-    Returns:
-        tuple[list[Path], dict[str, int]]: The images in order, and by the reason the number of
-            files that are left out.
-    """
-    images: list[Path] = []
-    left_out: Counter[str] = Counter()
-    seen: set[str] = set()
-    waiting, links = [(str(folder), os.path.realpath(folder))], []
-    while waiting or links:  # files under their own names, then files that links show
-        if not waiting:
-            link = links.pop()
-            waiting.append((link, os.path.realpath(link)))
-        path, real = waiting.pop()
-        if real in seen:
-            left_out['linked twice'] += 1
-        elif os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
-            left_out['folders that cannot be read'] += 1
-        elif os.path.isdir(path):
-            for entry in os.scandir(path):
-                if entry.name.startswith('.'):
-                    left_out['hidden'] += _count_files(entry.path)
-                elif entry.is_symlink():
-                    links.append(entry.path)
-                else:
-                    waiting.append((entry.path, os.path.join(real, entry.name)))
-        elif not os.path.isfile(path):  # a pipe, which waits, or a link to nothing
-            left_out['no files'] += 1
-        elif os.path.splitext(path)[1].lower() in SUFFIXES:
-            images.append(Path(path))
-        else:
-            left_out['of other kinds'] += 1
-        seen.add(real)
-    return sorted(images), dict(left_out)
-
-
-def _count_files(path: str) -> int:
-    """Number of files at or below a path."""
-    return sum(len(files) for *_, files in os.walk(path)) if os.path.isdir(path) else 1
+    return CalibrationImages(dataset, draw_images(len(dataset), count, seed), model)
 
 
 class _Folder(Dataset):
     """The images below a folder, after the test transforms of a config."""
 
     def __init__(self, config: Config, folder: str) -> None:
-        if Path(folder).is_file():
-            raise ValueError(f'expected a folder of calibration images, found the single file '
-                             f'`{folder}`: give the folder that it is in, or one with more images')
-        if not Path(folder).is_dir():
-            raise FileNotFoundError(f'expected a folder of calibration images at `{folder}`, found '
-                                    'none')
-        self._paths, left_out = find_images(folder)
-        others = ', '.join(f'{count} {why}' for why, count in left_out.items())
-        reasons = f' (left out: {others})' if others else ''
-        if not self._paths:
-            raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below '
-                             f'`{folder}`, found none{reasons}')
-        if reasons:
-            print(f'Images of `{folder}`: {len(self._paths)}{reasons}.', file=sys.stderr)
+        self._paths = list_images(folder)
         steps = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
         if not steps:
             raise ValueError('expected a config with `test_dataloader`, whose transforms the '

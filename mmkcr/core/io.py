@@ -41,15 +41,20 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         ValueError: There is something at ``path`` already, other than an empty folder.
     """
     path = Path(path)
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ValueError(f'expected a new or an empty folder at `{path}`, found one with content: '
-                         'give another, or remove it')
+    check_new_folder(path)
     with _beside(path) as temporary:
         temporary.mkdir()
         yield temporary
         for file in temporary.iterdir():
             _write_out(file)
         os.replace(temporary, path)
+
+
+def check_new_folder(path: Path) -> None:
+    """Refuse a path with something at it, other than an empty folder."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(f'expected a new or an empty folder at `{path}`, found one with content: '
+                         'give another, or remove it')
 
 
 @contextmanager

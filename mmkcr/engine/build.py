@@ -87,8 +87,8 @@ def _resolve(path: str) -> str:
         return path
     if path.startswith(('timm::', 'transformers::')):
         raise ValueError('expected a config of mmpretrain, mmdet, mmseg or mmkcr '
-                         f'(`library::path`), found `{path}`: compress networks of timm and '
-                         "transformers in Python, `mmkcr.compress(model, images, '60%')`")
+                         f'(`library::path`), found `{path}`: names of timm and transformers are '
+                         'for `mmkcr compress`, `frontier`, `flops`, `export` and `latency`')
     try:
         return Config._get_cfg_path(path, '')[0]
     except (AssertionError, ImportError, FileNotFoundError, ValueError) as error:

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
 from mmkcr.apis.slim_files import SubnetFiles, config_text, write_config, write_subnet
-from mmkcr.cli.compress import next_steps
+from mmkcr.cli.compress_config import next_steps
 from mmkcr.closed_form.compression import compress_network, refit_structure
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import KEPT, Structure, digest, write_tensors

@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 import pytest
 
 from mmkcr.apis.compress_files import FileOptions
-from mmkcr.cli import compress, distil
+from mmkcr.cli import compress, compress_config, distil
 from mmkcr.cli.fields import describe_fields
 from mmkcr.closed_form.options import CompressOptions
 
@@ -45,8 +45,8 @@ def test_what_is_parsed_reaches_the_driver_as_it_is(monkeypatch, tmp_path):
         taken.append(options)
         raise ValueError('here')
 
-    monkeypatch.setattr(compress, 'build_task', stop)
-    monkeypatch.setattr(compress, 'check_first', lambda args: None)
+    monkeypatch.setattr(compress_config, 'build_task', stop)
+    monkeypatch.setattr(compress_config, 'check_first', lambda args: None)
     with pytest.raises(SystemExit):
         compress.main(['config.py', 'weights.pth', '--target-params', '50%', '--rho', '0.5',
                        '--sites', 'heads', '--memory', '2', '--seed', '3', '--uniform',

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
+import mmkcr.methods.kcr.kernel_complexity  # noqa: F401  registers its hook
 from mmkcr.cli.launch import StartHook
 from mmkcr.methods.search.refresh import RefreshedTerm
 

@@ -14,7 +14,8 @@ from PIL import Image
 from torch import nn
 
 from mmkcr.apis import compress, compress_files
-from mmkcr.closed_form.images import CalibrationImages, calibration_images, find_images
+from mmkcr.closed_form.image_folder import find_images
+from mmkcr.closed_form.images import CalibrationImages, calibration_images
 
 #: All of a model that is looked at.
 CLASSIFIER = nn.ModuleDict(dict(data_preprocessor=ClsDataPreprocessor()))

@@ -11,7 +11,7 @@ from mmpretrain.models import ImageClassifier
 
 from lab.kind_coverage import FAMILIES
 from lab.random_subnets import random_subnet
-from mmkcr.cli.compress import file_table
+from mmkcr.cli.compress_config import file_table
 from mmkcr.deploy.export import export_onnx
 from mmkcr.deploy.int8 import (
     QUANTIZERS,

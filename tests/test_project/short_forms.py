@@ -64,6 +64,8 @@ NOT_RUN = (
            'tests/test_tools/test_score_heads.py'),
     NotRun(r'DIR/scores\.json', 'scores of another call',
            'tests/test_tools/test_score_heads.py'),
+    NotRun(r'(timm|transformers)::', 'full-size networks; there with small ones',
+           'tests/test_cli/test_names.py'),
     NotRun(r'--nproc_per_node 8', 'needs 8 GPUs', 'tests/test_tools/test_score_heads.py'),
     NotRun(r'--device cuda|--amp$', 'needs a GPU', ''),
 )

@@ -57,6 +57,40 @@ structure = compress(model, images, '80%', ['mlp_hidden'], shape).structure
 small = refit_structure(model, structure, images, CompressOptions(input_shape=shape)).model
 assert distil(small, model, images, 2, batch_size=2).steps == 2
 """
+#: Commands about a network of timm, for a process in which no host can be imported.
+COMMANDS = """
+import sys
+sys.modules.update(dict.fromkeys({hosts}))  # importing one fails
+import torch
+import mmkcr.hosts
+mmkcr.hosts.ensure_torchvision()  # `timm` imports it
+{network}
+import json
+import os
+from PIL import Image
+os.mkdir('tiny')
+arguments = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)
+with open('tiny/config.json', 'w') as file:
+    json.dump(dict(architecture='vit_tiny_patch16_224', num_classes=4, model_args=arguments,
+                   pretrained_cfg=dict(model.pretrained_cfg, input_size=(3, 32, 32))), file)
+torch.save(model.state_dict(), 'weights.pth')
+os.mkdir('images')
+for number, pixels in enumerate(torch.randint(0, 256, (4, 40, 50, 3), dtype=torch.uint8)):
+    Image.fromarray(pixels.numpy()).save(f'images/{{number}}.png')
+from mmkcr.cli.console import main
+main('compress timm::tiny weights.pth --target-macs 60% --calibration images --out slim'.split())
+main('flops timm::slim'.split())
+main('latency timm::tiny timm::slim --repeats 1 --warmup 0 --out times'.split())
+main('export timm::slim --out slim.onnx'.split())
+import mmkcr.cli.frontier
+for command in ('compress', 'frontier', 'init'):
+    try:
+        main([command, 'config.py', 'weights.pth'] + ['--target-macs=60%'] * (command[0] == 'c'))
+    except SystemExit as stopped:
+        assert stopped.code == 1, command
+    else:
+        raise AssertionError(command)
+"""
 #: What the package replaces for commands, see `mmkcr.hosts.prepare_hosts`.
 UNCHANGED = """
 import mmengine.config.config, mmengine.logging, mmengine.runner.checkpoint
@@ -99,6 +133,12 @@ def test_no_host_for_networks_of_others(library, network, after_torch):
 def test_distillation_and_refits_need_no_host(after_torch):
     pytest.importorskip('timm')
     after_torch(DISTIL.format(network=TIMM, hosts=HOSTS))
+
+
+def test_commands_about_a_network_of_timm_need_no_host(after_torch, tmp_path):
+    pytest.importorskip('timm')
+    printed = after_torch(COMMANDS.format(network=TIMM, hosts=HOSTS), tmp_path)
+    assert 'Traceback' not in printed and (tmp_path / 'slim.onnx').is_file()
 
 
 def test_hosts_are_changed_by_no_import(after_torch):

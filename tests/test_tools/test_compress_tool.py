@@ -23,7 +23,7 @@ from PIL import Image
 from long_form import every_nth, few
 from mmkcr.apis import count_macs
 from mmkcr.apis.slim_files import without_initial_weights
-from mmkcr.cli.compress import go_on_tuning
+from mmkcr.cli.compress_config import go_on_tuning
 from mmkcr.closed_form import images as calibration_module
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure
@@ -553,7 +553,7 @@ def test_a_fine_tuning_whose_checkpoint_is_damaged_begins_anew(damage, tmp_path,
     ('20s', 1, 'error: expected at least two images or batches to distil')])
 def test_a_distillation_that_cannot_be_is_refused_before_the_compression(
         length, images, message, call, load_tool, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module('mmkcr.cli.compress'), 'compress_files', None)
+    monkeypatch.setattr(import_module('mmkcr.cli.compress_config'), 'compress_files', None)
     words = call('--target-macs', '60%', '--distil', length, '--images', str(images),
                  out=tmp_path / 'slim')
     with pytest.raises(SystemExit):

@@ -1,0 +1,120 @@
+"""Commands about networks of timm by their names, without a config."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import mmkcr
+from mmkcr.cli import frontier
+from mmkcr.cli.console import main
+
+timm = pytest.importorskip('timm')
+NAME = 'vit_tiny_patch16_224'
+TINY = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)
+
+
+@pytest.fixture(scope='module')
+def work(tmp_path_factory):
+    """A folder with the folder ``tiny`` of timm and the folder ``images``."""
+    folder = tmp_path_factory.mktemp('work')
+    torch.manual_seed(0)
+    model = timm.create_model(NAME, num_classes=4, **TINY)
+    (folder / 'tiny').mkdir()
+    (folder / 'tiny/config.json').write_text(json.dumps(dict(
+        architecture=NAME, num_classes=4, model_args=TINY,
+        pretrained_cfg=dict(model.pretrained_cfg, input_size=(3, 32, 32)))))
+    save_file(model.state_dict(), folder / 'tiny/model.safetensors')
+    (folder / 'images').mkdir()
+    for number, pixels in enumerate(torch.randint(0, 256, (8, 40, 50, 3), dtype=torch.uint8)):
+        Image.fromarray(pixels.numpy()).save(folder / f'images/{number}.png')
+    return folder
+
+
+@pytest.fixture
+def run(work, monkeypatch, capsys):
+    """``run(words)``: what a command printed."""
+
+    def call(words):
+        monkeypatch.chdir(work)
+        main(words.split())
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_from_a_name_to_a_file(run, work):
+    compressed = run('compress timm::tiny --target-macs 70% 50% --calibration images --out slim')
+    assert 'Wrote slim/macs-50' in compressed and not (work / '.slim.progress').exists()
+    macs = [mmkcr.count_macs(mmkcr.load(folder), (3, 32, 32))
+            for folder in (work / 'slim/macs-50', work / 'slim/macs-70')]
+    dense = json.loads(run('flops timm::tiny --json'))
+    assert macs[0] <= 0.5 * dense['macs'] < macs[1] <= 0.7 * dense['macs']
+    assert json.loads(run('flops timm::slim/macs-50 --json'))['macs'] == macs[0]
+    assert 'slim.onnx: dynamic batch' in run('export timm::slim/macs-50 --out slim.onnx')
+    assert (work / 'slim.onnx').stat().st_size
+    assert f'{macs[0] / dense["macs"]:.4g}' in run(
+        'latency timm::tiny timm::slim/macs-50 --repeats 2 --warmup 0 --out times')
+
+
+def test_a_killed_call_goes_on(run, work, monkeypatch):
+    """The finished target is not computed again."""
+    from mmkcr.cli import compress
+    words = 'compress timm::tiny --target-macs 80% 60% --calibration images --out again'
+    compress_network, targets = compress.compress_network, []
+
+    def compress_once(model, images, options, **settings):
+        targets.append(options.target)
+        if len(targets) == 2:
+            raise KeyboardInterrupt
+        return compress_network(model, images, options, **settings)
+
+    monkeypatch.setattr(compress, 'compress_network', compress_once)
+    with pytest.raises(KeyboardInterrupt):
+        run(words)
+    run(words)
+    assert targets == ['60%', '80%', '80%'] and (work / 'again/macs-80/report.json').is_file()
+
+
+def test_a_frontier_gets_network_images_and_options(run, monkeypatch):
+    calls = []
+    monkeypatch.setattr(frontier, 'measure_frontier', lambda *given: calls.append(given))
+    assert 'Wrote work_dirs/tiny/frontier/frontier.md' in run(
+        'frontier timm::tiny --calibration images --keep 90% --runtime onnxruntime')
+    (model, images, options, _), = calls
+    assert isinstance(model, timm.models.VisionTransformer) and images.images == 8
+    assert options.input_shape == (3, 32, 32) and options.keep == '90%'
+
+
+@pytest.mark.parametrize('words, message', [
+    ('compress timm::tiny --target-macs 60%', 'expected a folder of images (`--calibration '),
+    ('compress timm::tiny --target-macs 60% --calibration images --out images',
+     'expected a new or an empty folder at `images`'),
+    ('compress timm::tiny none.pth --target-macs 60% --calibration images',
+     'expected a checkpoint at `none.pth`, found none'),
+    (f'compress timm::{NAME} --target-macs 60% --calibration images',
+     'expected a checkpoint, or `--pretrained`'),
+    ('compress transformers::tiny --target-macs 60% --calibration images', 'transformers'),
+    *((f'compress timm::tiny --target-macs 60% --calibration images {option}',
+       f'expected a config of mmpretrain, mmdet or mmseg for `{option.split()[0]}`, found '
+       '`timm::tiny`')
+      for option in ('--evaluate', '--finetune 1', '--scope model', '--distil 3',
+                     '--cfg-options a=1')),
+    ('frontier timm::tiny --calibration images --evaluate', 'expected a config of mmpretrain, '),
+    ('frontier timm::tiny --calibration images --scopes model', 'for `--scopes model`, found'),
+    ('export timm::tiny --end-to-end', 'for `--end-to-end`, found `timm::tiny`'),
+    ('flops timm::tiny --cfg-options a=1', 'expected a config with `--cfg-options`'),
+    ('latency timm::tiny', 'expected a second side beside `timm::tiny`'),
+    ('latency timm::tiny timm::tiny --part backbone', 'for `--part backbone`'),
+    ('compress config.py --target-macs 60%', 'expected a checkpoint of `config.py`, found none'),
+    ('compress config.py --pretrained --target-macs 60%', 'expected a name of timm or '),
+    ('test timm::tiny', 'expected a config of mmpretrain, mmdet, mmseg or mmkcr')])
+def test_refusals_before_work(words, message, work, monkeypatch, capsys):
+    monkeypatch.chdir(work)
+    with pytest.raises(SystemExit) as caught:
+        main(words.split())
+    lines = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 1 and lines[-1].startswith('error: expected ')
+    assert message in lines[-1]
