@@ -1,4 +1,4 @@
-# quickstart, quickstart-papers, test, lint and docs, each from a bare clone with Python 3.11 and gcc.
+# quickstart, quickstart-papers, test, lint, docs and release, each from a bare clone with Python 3.11 and gcc.
 # What is installed is remembered by the stamps in $(VENV): a second call reuses it.
 PYTHON ?= python3.11
 VENV ?= .venv
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c requirements/constraints.txt
 export MAX_JOBS
 
-.PHONY: quickstart quickstart-papers test lint docs
+.PHONY: quickstart quickstart-papers test lint docs release
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/runtime.stamp
@@ -34,6 +34,12 @@ docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo 'Open site/index.html'
 
+release: $(VENV)/release.stamp
+	@echo '== a wheel in dist, checked as an index checks it'
+	rm -rf dist
+	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python -m twine check --strict dist/mmkcr-*.whl
+
 $(VENV)/created.stamp:
 	@echo '== virtual environment in $(VENV)'
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +47,11 @@ $(VENV)/created.stamp:
 
 $(VENV)/lint.stamp: $(VENV)/created.stamp requirements/lint.txt requirements/constraints.txt
 	$(PIP) -r requirements/lint.txt
+	@touch $@
+
+$(VENV)/release.stamp: $(VENV)/created.stamp requirements/build.txt requirements/release.txt \
+		requirements/constraints.txt
+	$(PIP) -r requirements/build.txt -r requirements/release.txt
 	@touch $@
 
 $(VENV)/docs.stamp: $(VENV)/created.stamp requirements/docs.txt requirements/constraints.txt

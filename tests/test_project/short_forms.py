@@ -54,6 +54,7 @@ NOT_RUN = (
            'tests/test_tools/test_train_test.py'),
     NotRun(r'^make quickstart', 'installs; its command is run here',
            'tests/test_end_to_end/test_quickstart.py'),
+    NotRun(r'^make release', 'installs', 'tests/test_project/test_wheel.py'),
     NotRun(r'^make docs', 'installs', 'tests/test_project/test_docs.py'),
     NotRun(r'^make (test|lint)', 'is what runs this test', 'tests/test_project/test_ci.py'),
     NotRun(r'^python -m pytest', 'is a part of the suite', ''),

@@ -39,6 +39,22 @@ losses = model(**batch, mode='loss')
 print(mmkcr.__file__, type(model).__module__.split('.')[0], type(model).__name__,
       type(model.backbone).__name__, len(dataset) > 1, any('loss' in name for name in losses))
 """
+# the README's lines with a small network, where no host can be imported
+TIMM = """
+import sys
+sys.modules.update(dict.fromkeys(('mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg')))
+import torch
+import mmkcr.hosts
+mmkcr.hosts.ensure_torchvision()
+import timm
+from mmkcr import compress, load, save
+model = timm.create_model('test_vit', img_size=32).eval()
+images = torch.rand(8, 3, 32, 32)
+result = compress(model, images, '60%', progress=False)
+save(result, 'slim')
+assert result.structure.macs['subnet'] <= 0.6 * result.structure.macs['dense']
+print(mmkcr.__file__, torch.equal(load('slim')(images), result.model(images)))
+"""
 END = '---- end of a command'
 COMMANDS = f"""
 import json
@@ -150,6 +166,24 @@ def test_a_users_config_is_built_in_an_empty_folder(run, site, tmp_path, digits_
     assert run(sys.executable, '-c', BUILD).splitlines()[-1].split() == [
         str(site / 'mmkcr/__init__.py'), 'mmpretrain', 'ImageClassifier', 'DCSMobileViT', 'True',
         'True']
+
+
+def test_the_snippet_of_timm_needs_no_host(run, site):
+    pytest.importorskip('timm')
+    assert run(sys.executable, '-c', TIMM).split() == [str(site / 'mmkcr/__init__.py'), 'True']
+
+
+@pytest.mark.long
+def test_a_released_wheel_in_an_empty_environment(build, tmp_path):
+    """What an index has beside it is all that it needs: the wheel, timm, and nothing of ours."""
+    subprocess.run([sys.executable, '-m', 'venv', str(tmp_path / 'empty')], check=True)
+    python = tmp_path / 'empty/bin/python'
+    subprocess.run([python, '-m', 'pip', 'install', '--quiet', str(build[2]), 'timm'], check=True)
+    result = subprocess.run([python, '-c', TIMM], cwd=tmp_path, text=True, capture_output=True,
+                            env={key: value for key, value in os.environ.items()
+                                 if key != 'PYTHONPATH'})
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.split()[-1] == 'True'
 
 
 def test_commands_from_the_installed_wheel(run, site, tmp_path):
