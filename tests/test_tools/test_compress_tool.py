@@ -23,6 +23,7 @@ from PIL import Image
 from long_form import every_nth, few
 from mmkcr.apis import count_macs
 from mmkcr.apis.slim_files import without_initial_weights
+from mmkcr.cli import compress_config
 from mmkcr.cli.compress_config import go_on_tuning
 from mmkcr.closed_form import images as calibration_module
 from mmkcr.closed_form.progress import CompressProgress
@@ -230,9 +231,8 @@ def test_files_in_int8_are_evaluated_too(checkpoint, compress, run_tool, data, t
     assert said == pytest.approx(tested(out / 'config.py', out / 'subnet.pth'), abs=0.3)
 
 
-def test_files_that_take_other_images_do_not_cost_the_report(compress, load_tool, monkeypatch):
+def test_files_that_take_other_images_do_not_cost_the_report(compress, monkeypatch):
     """Files in int8 have one size, and mmdet's and mmseg's test images have several."""
-    tool = load_tool('compress')
     files = [DeployedFile('dense', Path('dense.onnx'), 1, 1., 0., None)]
 
     def refusing(config, checkpoint, work_dir, onnx=None, runtime='onnxruntime'):
@@ -242,7 +242,7 @@ def test_files_that_take_other_images_do_not_cost_the_report(compress, load_tool
 
     for name, value in dict(int8_files=lambda *_: files, evaluate=refusing,
                             require_quantizer=lambda _: None).items():
-        monkeypatch.setattr(tool, name, value)
+        monkeypatch.setattr(compress_config, name, value)
     printed = compress('--target-macs', '60%', '--evaluate', '--int8', 'onnxruntime')
     assert 'accuracy/top1' in printed and 'Wrote' in printed
     assert 'were not evaluated: expected images that `dense.onnx` takes' in printed
@@ -553,7 +553,7 @@ def test_a_fine_tuning_whose_checkpoint_is_damaged_begins_anew(damage, tmp_path,
     ('20s', 1, 'error: expected at least two images or batches to distil')])
 def test_a_distillation_that_cannot_be_is_refused_before_the_compression(
         length, images, message, call, load_tool, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module('mmkcr.cli.compress_config'), 'compress_files', None)
+    monkeypatch.setattr(compress_config, 'compress_files', None)
     words = call('--target-macs', '60%', '--distil', length, '--images', str(images),
                  out=tmp_path / 'slim')
     with pytest.raises(SystemExit):
