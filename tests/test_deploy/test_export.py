@@ -18,7 +18,7 @@ from mmpretrain.models.utils import ShiftWindowMSA
 from torch import nn
 
 from lab.kind_coverage import FAMILIES, randomise
-from long_form import few
+from long_form import every_nth, few
 from mmkcr.apis import count_macs, slim
 from mmkcr.deploy import export
 from mmkcr.deploy.export import compare_onnx, export_onnx, export_program
@@ -53,13 +53,13 @@ def subnet(cls, seed=0, target=0.8, shape=SHAPE, gates=GATES, **kwargs):
     return slim(model, target, 1, shape)[0]
 
 
-@pytest.mark.parametrize('cls, kwargs, gates', [
+@pytest.mark.parametrize('cls, kwargs, gates', every_nth(2, [
     (named.KCRVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), GATES),
     (named.OFBVisionTransformer, dict(VIT, **MAPS, out_type='featmap'), OPTIONS),
     (named.KCRSwinTransformer, dict(SWIN, **PADDED), GATES),
     (named.OFBSwinTransformer, dict(SWIN, **PADDED), OPTIONS), (named.OFBResNet, RESNET, OPTIONS),
     (named.DCSMobileViT, MOBILE, GATES), (named.KCREfficientViT, EFFICIENT, GATES),
-    (named.DCSEfficientViT, dict(EFFICIENT, local=True), GATES)])
+    (named.DCSEfficientViT, dict(EFFICIENT, local=True), GATES)]))
 def test_batch_height_and_width_are_dynamic(cls, kwargs, gates, tmp_path):
     shape = SHAPE if kwargs.get('patch_size') == 8 else (3, 56, 56)
     model = subnet(cls, target=None, shape=shape, gates=gates, **kwargs)

@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 
 from lab.kind_coverage import randomise
-from long_form import few
+from long_form import every_nth, few
 from mmkcr.core import Structure
 from mmkcr.deploy.export import export_onnx
 from mmkcr.models.layers.head_operators import OPERATORS
@@ -42,7 +42,7 @@ def operators_of(model):
     return [node.op_type for node in model.graph.node]
 
 
-@pytest.mark.parametrize('name', few(NAMES, *NAMES[:2]))
+@pytest.mark.parametrize('name', few(NAMES, *NAMES[:1]))
 def test_outputs_at_a_fixed_size(name, exported):
     model, report = exported(name)
     assert max(report.errors.values()) < 1e-5 and {shape[0] for shape in report.errors} == {1, 3}
@@ -64,7 +64,7 @@ def test_batch_norms_are_in_the_convolutions(name, exported):
     assert not scaled
 
 
-@pytest.mark.parametrize('operator', OPERATORS)
+@pytest.mark.parametrize('operator', every_nth(2, OPERATORS))
 def test_nothing_is_derived_from_the_weights_of_operators(operator, tmp_path):
     """Whole blocks and single heads are replaced in ViT-octo; kernels and ensembles are stored."""
     config = Config.fromfile(ROOT / 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py')

@@ -101,6 +101,7 @@ def test_gates_move_to_the_target_until_the_end(tmp_path):
     assert structure.macs['subnet'] == pytest.approx(0.75 * structure.macs['dense'], rel=0.05)
 
 
+@pytest.mark.long
 def test_the_papers_cost_stays_finite_until_the_end(tmp_path):
     """Whole samples of masks underflow on the way: the log of their sum was NaN by epoch 120."""
     model, watch = search(tmp_path, steps=3, cost='paper')

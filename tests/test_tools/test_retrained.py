@@ -14,7 +14,7 @@ import pytest
 import torch
 from mmengine.registry import init_default_scope
 
-from long_form import LONG
+from long_form import LONG, every_nth
 from mmkcr.apis.publish import publish
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
@@ -148,7 +148,7 @@ HELD_OUT = ['--cfg-options', 'val_dataloader.num_workers=0', 'test_dataloader.nu
             'val_dataloader.dataset.indices=20', 'test_dataloader.dataset.indices=20']
 
 
-@pytest.mark.parametrize('tool', COMMANDS)
+@pytest.mark.parametrize('tool', every_nth(2, COMMANDS))
 def test_every_command_takes_it(within, retrained, tool):
     """Also with the retraining's config, where its model is a wrapper."""
     run, deploy, retrain, checkpoint = within

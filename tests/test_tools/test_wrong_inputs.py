@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from lab.run_settings import move_data
+from long_form import every_nth
 from mmkcr.cli.command import Parser
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config
@@ -331,7 +332,7 @@ def complained(capsys, monkeypatch, tmp_path, forget_runs):
     signal.signal(signal.SIGPROF, before)
 
 
-@pytest.mark.parametrize('tool', TOOLS)
+@pytest.mark.parametrize('tool', every_nth(2, TOOLS))
 def test_wrong_inputs(tool, load_tool, files, wrong, complained):
     main = load_tool(tool).main
     found = {}
