@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,8 +118,7 @@ def build_task(options: FileOptions) -> CompressTask:
         space = open_search_space(copy.deepcopy(model), options.sites, options.scope)
         check_divisor(space, options.divisor)
     batches = calibration_images(config, model, options.calibration,
-                                 options.images or math.ceil(options.least_images / 0.9),
-                                 options.seed)
+                                 options.most_images, options.seed)
     source = dict(provenance(config, options.config, options.checkpoint, content), calibration=dict(
         images=batches.images, folder=options.calibration is not None, seed=options.seed))
     if given_shape is None:

@@ -1,5 +1,6 @@
 """Options of a compression, and where its files lie."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,3 +48,8 @@ class FileOptions(CompressOptions):
     force_table: bool = False
     device: str = 'cpu'
     out: str | Path | None = None
+
+    @property
+    def most_images(self) -> int:
+        """Images that are drawn at most; a tenth of them only compares outputs."""
+        return self.images or math.ceil(self.least_images / 0.9)

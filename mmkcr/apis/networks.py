@@ -65,6 +65,11 @@ def is_named(network: str | Path | None) -> bool:
     return str(network).partition('::')[0] in FOREIGN and '::' in str(network)
 
 
+def named_folder(name: str) -> Path:
+    """The default folder for what is made of a network with a name."""
+    return Path('work_dirs', Path(name.partition('::')[2]).name)
+
+
 def build_network(name: str, shape: tuple[int, int, int] | None = None,
                   options: Mapping[str, Any] | None = None) -> Network:
     """Build a network with random weights; a folder of :func:`mmkcr.save` with its own.
@@ -164,7 +169,7 @@ def set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
 
 
 def _network_by_name(name: str, shape: tuple[int, int, int] | None, checkpoint: str | None = None,
-                   pretrained: bool = False, random: bool = False) -> Network:
+                     pretrained: bool = False, random: bool = False) -> Network:
     """The network of a name, see :func:`load_network`.
 
     Args:
@@ -189,8 +194,7 @@ def _network_by_name(name: str, shape: tuple[int, int, int] | None, checkpoint: 
     return network
 
 
-def _load_folder(folder: Path, shape: tuple[int, int, int] | None,
-                        others: bool) -> Network:
+def _load_folder(folder: Path, shape: tuple[int, int, int] | None, others: bool) -> Network:
     """The network of a folder that :func:`mmkcr.load` reads.
 
     Args:

@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from mmkcr.apis.file_names import STRUCTURE
-from mmkcr.apis.networks import is_named, load_with_images
+from mmkcr.apis.networks import is_named, load_with_images, named_folder
 from mmkcr.apis.saved import save
 from mmkcr.cli.compress_job import CompressJob, check_targets, name_targets
 from mmkcr.cli.fields import (
@@ -42,7 +42,7 @@ from mmkcr.cli.fields import (
     refuse_without_config,
     runs,
 )
-from mmkcr.closed_form.batches import batch_digest
+from mmkcr.closed_form.batches import batch_digest, images_digest
 from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.options import check_kinds
 from mmkcr.closed_form.progress import CompressProgress
@@ -69,21 +69,21 @@ def compress_named(args: CompressJob) -> None:
     check_file(args.checkpoint, 'a checkpoint')
     check_kinds(args.sites or ())
     check_targets(args)
-    out = Path(args.out or Path('work_dirs', Path(args.config.split('::')[1]).name, 'compress'))
+    out = Path(args.out or named_folder(args.config) / 'compress')
     places = {out / name: most for name, most in name_targets(args)}
     work = out.with_name(f'.{out.name}.progress')
     for place in places if not work.exists() else ():
         check_new_folder(place)
     print(f'Reading {args.config}', file=sys.stderr, flush=True)
     network, images = load_with_images(
-        args.config, args.checkpoint, args.calibration, args.images or args.least_images * 10 // 9,
-        seed=args.seed, shape=read_shape(args), pretrained=args.pretrained)
+        args.config, args.checkpoint, args.calibration, args.most_images, seed=args.seed,
+        shape=read_shape(args), pretrained=args.pretrained)
     options = replace(args, cost=find_target(args)[0].name, input_shape=network.shape,
                       logits=network.gives_scores())
     network.model.to(args.device)
     key = dict(options.compression(), version=__version__, torch=torch.__version__, target=None,
                weights=batch_digest(list(network.model.state_dict().values())).hex(),
-               images=batch_digest([images[0], images[-1]]).hex(), sources=images.sources())
+               images=images_digest(images), sources=images.sources())
     shared = CompressProgress(work, key)
     for place, most in places.items():
         if shared.has(f'{place.name}.saved') and (place / STRUCTURE).is_file():

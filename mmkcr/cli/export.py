@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from mmkcr.apis.file_names import STRUCTURE
-from mmkcr.apis.networks import is_named, load_network
+from mmkcr.apis.networks import is_named, load_network, named_folder
 from mmkcr.cli.fields import (
     Configured,
     Shaped,
@@ -131,8 +131,8 @@ def file_beside(config: str) -> Path | None:
 def default_file(args: ExportJob, config: Any) -> Path:
     """Path of the ONNX file without ``--out``; the config is None of a name."""
     if config is None:
-        name = Path(args.config.split('::')[1]).name
-        return Path('work_dirs', name, f'{name}.onnx')
+        folder = named_folder(args.config)
+        return folder / f'{folder.name}.onnx'
     from mmkcr.engine.build import run_folder
     return file_beside(args.config) or \
         run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'

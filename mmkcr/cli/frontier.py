@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from mmkcr.apis.file_names import CONFIG
 from mmkcr.apis.file_options import FileOptions
 from mmkcr.apis.levers import FrontierOptions, measure_frontier
-from mmkcr.apis.networks import is_named, load_with_images
+from mmkcr.apis.networks import is_named, load_with_images, named_folder
 from mmkcr.cli.compress_job import read_gigabytes
 from mmkcr.cli.fields import (
     Configured,
@@ -106,9 +106,9 @@ def measure_named(job: FrontierJob) -> Path:
                          f'found `{job.config}`')
     check_file(job.checkpoint, 'a checkpoint')
     network, images = load_with_images(
-        job.config, job.checkpoint, job.calibration, job.images or job.least_images * 10 // 9,
-        seed=job.seed, shape=read_shape(job), pretrained=job.pretrained)
-    folder = Path(job.out or Path('work_dirs', Path(job.config.split('::')[1]).name, 'frontier'))
+        job.config, job.checkpoint, job.calibration, job.most_images, seed=job.seed,
+        shape=read_shape(job), pretrained=job.pretrained)
+    folder = Path(job.out or named_folder(job.config) / 'frontier')
     print(measure_frontier(network.model, images, replace(job, input_shape=network.shape), folder))
     return folder
 

@@ -1,9 +1,10 @@
 """Images below a folder, found and read without a data set."""
 
+import hashlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmkcr.hosts import UnreadableImageError
-from .batches import ImageBatches
+from .batches import ImageBatches, batch_digest
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 
@@ -37,6 +38,10 @@ class FolderImages(ImageBatches):
         """The file of each image, or the picture that it is a crop of, see :func:`origin_of`."""
         return [origin_of(path) for path in self._images]
 
+    def digest(self) -> str:
+        """SHA-256 that differs for other images or other transforms, see :func:`digest_files`."""
+        return digest_files(self._images, [self[0], self[-1]] if len(self) else [])
+
     def _kind(self, image: Path) -> Any:
         return None if self._of_one_size else image
 
@@ -51,6 +56,24 @@ class FolderImages(ImageBatches):
             text = ' '.join(str(error).split()) or type(error).__name__
             raise UnreadableImageError(f'expected an image that can be read at `{path}`, found '
                                        f'none ({text:.160})') from error
+
+
+def digest_files(files: Iterable[Path | None], batches: Iterable[Any]) -> str:
+    """SHA-256 of the bytes of files, and of the pixels of the batches that transforms change.
+
+    Reading takes a fraction of the time of decoding, so a few batches are enough.
+
+    Args:
+        files (Iterable[Path | None]): Files of the images; others than local files are left out.
+        batches (Iterable): The first and the last batch.
+    """
+    sha = hashlib.sha256()
+    for path in files:
+        if path is not None and path.is_file():
+            sha.update(hashlib.sha256(path.read_bytes()).digest())
+    for batch in batches:
+        sha.update(batch_digest(batch))
+    return sha.hexdigest()
 
 
 def origin_of(path: Path) -> str:

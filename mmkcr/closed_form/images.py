@@ -1,7 +1,6 @@
 """Calibration images of a config or a folder, in the form that a task model takes."""
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import preprocessed, with_pipeline
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.models.tasks import find_task, is_dense_task, is_self_supervised
-from .batches import ImageBatches, batch_digest
-from .image_folder import draw_images, list_images, origin_of
+from .batches import ImageBatches
+from .image_folder import digest_files, draw_images, list_images, origin_of
 
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
 
@@ -64,19 +63,13 @@ class CalibrationImages(ImageBatches):
         return Path(path) if path else None
 
     def digest(self) -> str:
-        """SHA-256 that differs for other images or other transforms.
+        """SHA-256 that differs for other images or other transforms, see :func:`digest_files`.
 
-        It covers the bytes of all files, as reading takes a fraction of the time of decoding, and
-        the pixels of the first and the last batch, as transforms change them. Where images have no
-        local files (CIFAR, a remote storage), these two batches must do.
+        Where images have no local files (CIFAR, a remote storage), the first and the last batch
+        must do.
         """
-        sha = hashlib.sha256()
-        for path in map(self._file, self._images):
-            if path is not None and path.is_file():
-                sha.update(hashlib.sha256(path.read_bytes()).digest())
-        for batch in (self[0], self[-1]) if len(self) else ():
-            sha.update(batch_digest(batch['inputs']))
-        return sha.hexdigest()
+        ends = (self[0], self[-1]) if len(self) else ()
+        return digest_files(map(self._file, self._images), (batch['inputs'] for batch in ends))
 
     def _batch(self, images: list[int]) -> Any:
         samples = [self._dataset[index] for index in images]

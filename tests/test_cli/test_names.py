@@ -78,6 +78,27 @@ def test_a_killed_call_goes_on(run, work, monkeypatch):
     assert targets == ['60%', '80%', '80%'] and (work / 'again/macs-80/report.json').is_file()
 
 
+def test_other_images_under_the_same_names_begin_anew(run, work, monkeypatch):
+    from mmkcr.cli import compress
+    keys = []
+
+    def stop(_, key):
+        keys.append(key['images'])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compress, 'CompressProgress', stop)
+    files = sorted((work / 'images').iterdir())
+    for changed in (None, *files):
+        before = changed and changed.read_bytes()
+        if changed:
+            Image.new('RGB', (40, 40), 'red').save(changed)
+        with pytest.raises(KeyboardInterrupt):
+            run('compress timm::tiny --target-macs 60% --calibration images --out changed')
+        if changed:
+            changed.write_bytes(before)
+    assert len(set(keys)) == len(keys) == 1 + len(files)
+
+
 def test_a_frontier_gets_network_images_and_options(run, monkeypatch):
     calls = []
     monkeypatch.setattr(frontier, 'measure_frontier', lambda *given: calls.append(given))
