@@ -11,9 +11,10 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmpretrain.models import ImageClassifier, SwinTransformer, VisionTransformer
+from mmpretrain.models import SwinTransformer, VisionTransformer
 from torch import nn
 from torch.utils.data import DataLoader
+from two_branches import conformer
 
 from lab.kind_coverage import FAMILIES, randomise
 from long_form import every_nth
@@ -370,14 +371,7 @@ def test_outputs_that_a_site_does_not_reach():
 
 
 def test_a_conformer_decides_by_the_scores_of_both_branches(tmp_path):
-    torch.manual_seed(0)
-    model = ImageClassifier(FAMILIES['Conformer'].build(), head=dict(
-        type='mmpretrain.ConformerHead', num_classes=5, in_channels=[32, 32],
-        loss=dict(type='mmpretrain.CrossEntropyLoss')))
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)
-    model.eval()
+    model = conformer()
 
     batches = [dict(inputs=images) for images in IMAGES.split(6)]
     images = torch.randn(120, *IMAGES.shape[1:], generator=torch.Generator().manual_seed(1))

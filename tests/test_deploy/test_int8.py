@@ -8,8 +8,8 @@ import pytest
 import torch
 from mmengine.config import ConfigDict
 from mmpretrain.models import ImageClassifier
+from two_branches import conformer
 
-from lab.kind_coverage import FAMILIES
 from lab.random_subnets import random_subnet
 from mmkcr.cli.compress_config import file_table
 from mmkcr.deploy.export import export_onnx
@@ -81,14 +81,7 @@ def test_refusals(tmp_path, monkeypatch):
 def test_classes_of_a_conformer_are_those_of_both_branches(tmp_path):
     pytest.importorskip(QUANTIZERS['onnxruntime'])
     pytest.importorskip('onnxruntime')
-    torch.manual_seed(0)
-    model = ImageClassifier(FAMILIES['Conformer'].build(), head=dict(
-        type='mmpretrain.ConformerHead', num_classes=5, in_channels=[32, 32],
-        loss=dict(type='mmpretrain.CrossEntropyLoss')))
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)
-    model.eval()
+    model = conformer()
     batches = [np.random.RandomState(i).randn(16, 3, 32, 32).astype(np.float32) for i in range(3)]
     rows = {row.name: row for row in deploy_int8(model, model, batches, batches[:2], tmp_path,
                                                  repeats=1)}
