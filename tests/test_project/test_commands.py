@@ -54,7 +54,6 @@ WRITES = {
     'quickstart': '--work-dir work_dirs/quickstart slim/subnet.pth before_after.png',
     'search': '--work-dir {run} last_checkpoint *.pth */vis_data/scalars.json',
     'slim': '--out {run}/slim structure.json subnet.pth',
-    'study': '--work-dir {run} table.txt table.md summary.json',
     'test': '--out',
     'train': '--work-dir {run} last_checkpoint *.pth */vis_data/scalars.json',
     'untrained': '1',
