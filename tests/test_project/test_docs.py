@@ -19,6 +19,7 @@ from doc_commands import CASES, FENCE, INNER, PAGES, PLACEHOLDER, ROOT, TOOLS
 
 import mmkcr
 from lab.commands import load_tool
+from long_form import few
 from mmkcr import registry
 from mmkcr.apis.networks import is_named
 from mmkcr.cli import console
@@ -157,6 +158,14 @@ def test_help(path, monkeypatch, capsys):
         assert action.help, action.dest
         if action.option_strings and action.nargs != 0 and not action.required:
             assert re.search(r'\(|\b[Dd]efault', action.help), action.option_strings
+
+
+@pytest.mark.parametrize('path', few(TOOLS, ROOT / 'tools/benchmarks/real_truth.py',
+                                     ROOT / 'tools/model_converters/efficientvit_timm.py'),
+                         ids=lambda path: str(path.relative_to(ROOT / 'tools')))
+def test_help_in_a_process_of_its_own(path):
+    """Nothing has prepared the hosts before, as the other tests of this process have."""
+    subprocess.run([sys.executable, path, '--help'], check=True, capture_output=True, cwd=ROOT)
 
 
 def test_scripts_find_their_laboratory():
