@@ -9,8 +9,8 @@ import torch
 import yaml
 from config_files import CONFIGS, ROOT, build, check_run, check_state, stage_of, task_of, transforms
 from mmpretrain.models import VisionTransformer
+from tool_files import load_tool
 
-from lab.commands import load_tool
 from lab.model_zoo import uninitialized
 from long_form import every_nth
 from mmkcr.engine.build import build_model, load_config

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from doc_commands import INNER
+from tool_files import file_of
 
-from lab.commands import file_of
 from mmkcr.cli.command import COMMANDS
 
 DIGITS, SCENES = 'configs/kcr/digits/', 'swin-mini_{}_1xb8_digit-scenes'
@@ -164,7 +164,6 @@ SHORT = (
           rf'\1 {DEPLOY}\2', _OWN),
     Short(r'\b(?:DCS_)?CONFIG( CHECKPOINT --masks)', rf'{DCS.format("search", "")}\1', _OWN),
     Short(r'(?:CONFIG|DETECTOR)( CHECKPOINT --end-to-end)', rf'{DETECTOR}\1', _OWN),
-    Short(r'(whole_models\.py) CONFIG', rf'\1 {SEGMENTOR}', _OWN),
     Short(r'CONFIG( CHECKPOINT --scope model)', r'segmentor.py\1', _OWN),
     Short(r'(--dense) CONFIG (.*) (--slim) CONFIG', rf'\1 {DETECTOR} \2 \3 '
           + DETECTOR.replace('dense', 'slim'), _OWN),
@@ -219,7 +218,6 @@ SHORT = (
     Short(r'--batch-size (?:1 8|8)', '--batch-size 1', _MINUTES),
     Short(r'--(targets|budgets|target-macs) (\S+)(?: [\d.]+%?)+(?= --|$)', r'--\1 \2',
           'one budget'),
-    Short(r'(memory\.py)(.*)', r'\1 --networks DINOv2-S --images 2\2', _MINUTES),
     Short(r'(cross_validate\.py .*)', r'\1 --folds 2 --fraction 0.4 --cfg-options '
           'train_cfg.max_epochs=1 train_dataloader.batch_size=16', _MINUTES),
     Short(r'=0\.1:0\.5:0\.05', '=0.1:0.2:0.1', _MINUTES),
@@ -235,7 +233,6 @@ SHORT = (
           'train_dataloader.dataset.indices=64', _MINUTES),
     Short(r'(train\.py configs/kcr/ssl/\S+_1xb128_\S+)',
           r'\1 --cfg-options train_dataloader.batch_size=64', 'few digits'),
-    Short(r'(full_size\.py)(?: (?!-)\S+)+ --images \d+', rf'\1 {DENSE} --images 4', _MINUTES),
     Short(r'(test\.py .*) --check', r'\1', 'needs the whole training: '
           'tests/test_tools/test_train_test.py'),
     Short(r'((?:^mmkcr |/)init(?:\.py)? (?!--help).*)', r'\1 --force',

@@ -16,9 +16,9 @@ import pytest
 import timm
 import torch
 from doc_commands import CASES, FENCE, INNER, PAGES, PLACEHOLDER, ROOT, TOOLS
+from tool_files import load_tool
 
 import mmkcr
-from lab.commands import load_tool
 from long_form import few
 from mmkcr import registry
 from mmkcr.apis.networks import is_named

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+from tool_files import file_of
 
-from lab.commands import file_of
 from mmkcr.cli.command import COMMANDS as COMMANDS_OF_USERS
 from mmkcr.version import __version__
 
