@@ -198,6 +198,9 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
         sizes = share_budget(offered, losses, budget, wanted)
     structure = _structure_of(spaces.slim, profiles, sizes)
     structure.provenance.update(target=str(settings.target), asked=_asked(settings))
+    dense_attention = spaces.slim.find_dense_attention()
+    if settings.sites is None and dense_attention:
+        structure.provenance['dense_attention'] = dense_attention
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
     promised = [promise(sizes) for promise in promises]
