@@ -68,8 +68,8 @@ def sentences(structure: Structure, agreement: Mapping[str, float] | None) -> li
             f'Few images: {len(few)} layers were refitted on less than {LEAST_PER_INPUT} tokens or '
             f'positions for each of their inputs, at worst `{path}` on {worst["rows"]} for '
             f'{worst["inputs"]} inputs, of {worst["images"]} images. Give more images that differ.')
-    if whole := structure.provenance.get('dense_attention'):
-        named = [f'{len(paths)} `{name}` (as `{paths[0]}`)' for name, paths in whole.items()]
+    if dense := structure.provenance.get('dense_attention'):
+        named = [f'{len(paths)} `{name}` (as `{paths[0]}`)' for name, paths in dense.items()]
         lines.append(f'Attention layers that stay dense, as no adapter knows how to cut them: '
                      f'{", ".join(named)}.')
     height, width = structure.macs['input_shape'][1:]

@@ -203,16 +203,16 @@ class SearchSpace:
         A layer of attention has parameters, and a class whose name says so.
         """
         cut = {axis.module for site in self._sites.values() for axis in site.axes()}
-        found: dict[str, list[str]] = {}
+        dense: dict[str, list[str]] = {}
         inside = ()
         for path, module in self.host.named_modules():
             if inside and path.startswith(inside) or not count_params(module):
                 continue
             name = type(module).__name__
             if re.search('atte?n', name, re.IGNORECASE) and cut.isdisjoint(module.modules()):
-                found.setdefault(name, []).append(path)
+                dense.setdefault(name, []).append(path)
                 inside = (*inside, f'{path}.')
-        return found
+        return dense
 
     def sliced_params(self) -> int:
         """Parameters of the dense network that this supernet has lost by slicing."""
