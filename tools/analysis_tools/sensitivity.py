@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.sensitivity_plots import plot_sensitivity
 from mmkcr.apis.compress_files import SENSITIVITY
-from mmkcr.apis.file_names import STRUCTURE
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import Structure
+from mmkcr.core.file_names import STRUCTURE
 
 
 @command

@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.kind_coverage import Family, law_error
 from lab.machine import machine_info
-from mmkcr.apis.file_names import CONFIG, SUBNET
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import count_params
+from mmkcr.core.file_names import CONFIG, SUBNET
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
 from mmkcr.models.counting import count_macs
 from mmkcr.models.sites import why_not

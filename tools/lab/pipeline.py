@@ -13,10 +13,10 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from mmengine.utils import ManagerMeta, ManagerMixin
 from torch import nn
 
-from mmkcr.apis.file_names import STRUCTURE, SUBNET
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.cli.launch import one_run, resume_latest
 from mmkcr.core import count_params
+from mmkcr.core.file_names import STRUCTURE, SUBNET
 from mmkcr.core.io import file_sha256
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights, set_structure
 from mmkcr.models.counting import count_macs

@@ -9,9 +9,9 @@ import torch
 from mmengine.dist import get_world_size
 from torch import Tensor, nn
 
-from mmkcr.apis.file_names import STRUCTURE
 from mmkcr.apis.slim_files import write_subnet
 from mmkcr.core import Structure, count_params
+from mmkcr.core.file_names import STRUCTURE
 from mmkcr.core.io import file_sha256
 from mmkcr.engine.build import build_model, default_shape, load_weights
 from mmkcr.evaluation.features import share_of_rank

@@ -6,8 +6,8 @@ from typing import Any
 
 from mmengine.config import Config
 
-from mmkcr.apis.file_names import STRUCTURE, SUBNET
 from mmkcr.core import atomic_write
+from mmkcr.core.file_names import STRUCTURE, SUBNET
 from mmkcr.engine.build import load_config, read_config
 from .grids import resolve_path, with_values
 from .jobs import Say
