@@ -16,9 +16,9 @@ import pytest
 import timm
 import torch
 from doc_commands import CASES, FENCE, INNER, PAGES, PLACEHOLDER, ROOT, TOOLS
+from tool_files import load_tool
 
 import mmkcr
-from lab.commands import load_tool
 from long_form import few
 from mmkcr import registry
 from mmkcr.apis.networks import is_named
@@ -124,6 +124,22 @@ def test_command(parses, case):
         main = load_tool(name).main
         takes = inspect.signature(main).parameters
         parses(lambda: main(words[2:]) if takes else main(), words[2:])
+
+
+def test_the_target_of_the_papers_goes_through_configs_and_checkpoints_that_fit(parses):
+    """Parsers take its commands; a checkpoint is the last of the training that comes before."""
+    shown = subprocess.run(['make', '--dry-run', 'quickstart-papers'], cwd=ROOT, check=True,
+                           capture_output=True, text=True).stdout.replace('\\\n', ' ')
+    lines = re.findall(r'^\S+/mmkcr (.*)$', shown, re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ['train', 'search', 'slim', 'train', 'test']
+    trained = set()
+    for words in map(str.split, lines):
+        parses(lambda: console.main(words), words)  # noqa: B023
+        config = read_config(ROOT / words[1])
+        if words[0] in ('train', 'search'):
+            trained.add(f'work_dirs/{Path(words[1]).stem}/epoch_{config.train_cfg.max_epochs}.pth')
+        else:
+            assert words[2] in trained
 
 
 @pytest.mark.parametrize('path', TOOLS, ids=lambda path: str(path.relative_to(ROOT / 'tools')))

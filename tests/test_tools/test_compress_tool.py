@@ -471,7 +471,7 @@ POINTER = 'mmkcr.engine.resume.checkpoints:point_to'
 
 def killed(place, count, *words):
     """The command in a copy of this process, killed behind the n-th call of a function."""
-    from lab.commands import load_tool
+    from tool_files import load_tool
     pid = os.fork()
     if pid:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

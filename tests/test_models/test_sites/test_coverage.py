@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tool_files import load_tool
 
-from lab.commands import load_tool
 from lab.kind_coverage import (
     FAMILIES,
     GATES,

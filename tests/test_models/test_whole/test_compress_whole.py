@@ -196,10 +196,11 @@ def test_an_unreachable_target_gives_the_range_and_the_parts_without_sites():
     model = build('upernet')
     parts = count_parts(model, SHAPE)
     share = parts['backbone'] / sum(parts.values())
-    with pytest.raises(ValueError, match='within the reachable .*; nothing can be cut in '
-                       f'`backbone`, {share:.0%} of the MACs'):
-        slim(model, 0.1, batches(model, 2),
-             sites=[dict(kind='channels', where=r'^decode_head\.')])
+    found, heads = batches(model, 2), [dict(kind='channels', where=r'^decode_head\.')]
+    for shape in (SHAPE, None):  # without one it is the size of the images
+        with pytest.raises(ValueError, match='within the reachable .*; nothing can be cut in '
+                           f'`backbone`, {share:.0%} of the MACs'):
+            compress(model, found, 0.1, heads, shape, scope='model', **FAST)
     with pytest.raises(ValueError, match='within the reachable .* of the dense network.$'):
         slim(model, 0.01, batches(model, 2))
 
