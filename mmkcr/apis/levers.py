@@ -46,6 +46,10 @@ from .saved import load, save
 #: Most images that agreement is measured on, that ranges of int8 are chosen from, and that the
 #: blocks which stay in fp32 are chosen on; pairs that are timed.
 HELD_OUT, RANGES, LOOKED_AT, PAIRS = 64, 64, 16, 20
+#: Explanation of a measure of agreement.
+EXPLAINED_VARIANCE = (
+    "Explained variance: 100% minus the squared difference over the features' squared distance "
+    'from their mean over the images. The mean itself has 0%.')
 #: Gives a metric's name and value, of an ONNX file, its runtime, and the folder of a cut network.
 Evaluate = Callable[[Path, str, Path | None], tuple[str, float]]
 
@@ -403,26 +407,34 @@ class _Bench:
             os.replace(self.progress.folder / name, folder / name)
         rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')
                 for row in rows]
-        size = ' x '.join(map(str, self.shape))
-        about = [
-            f'`{type(self.dense).__name__}`, images of {size}, one at a time'
-            f'{" (backbone and neck, without heads)" * is_detector(self.dense)}.',
-            f'Times: the dense network and the other in turns, {PAIRS} pairs; medians and '
-            'quartiles of their ratios.',
-            f'Agreement: on {len(self.expected)} images that nothing was fitted to.',
-            'MACs: multiply-accumulate operations. A network of fewer has narrower layers, chosen '
-            'and refitted on images without labels; it was not trained.',
-            f'int8: numbers of 8 bits, ranges from {len(self.ranges)} images. Input: images are '
-            'made smaller first.',
-            'Machine: {hardware}; {versions}.'.format(**this_machine())]
-        if not has_int8():
-            about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
-                         'here than on one that has them.')
-        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.share_to_keep, about,
-                                self.out)
+        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.share_to_keep,
+                                self._about(rows), self.out)
         result.write()
         self.progress.remove()
         return result
+
+    def _about(self, rows: Sequence[Row]) -> list[str]:
+        """Sentences about the measurement, its words and the machine."""
+        size, metric = ' x '.join(map(str, self.shape)), rows[0].metric_name
+        about = [
+            f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
+            f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
+            f'Time: the dense network and the other in turns, {PAIRS} pairs; the median of the '
+            'ratios, with their quartiles. 0.5 is half of the time.',
+            f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '
+            f'Agreement is measured on {len(self.expected)} images that nothing was fitted to.',
+            'MACs: multiply-accumulate operations. A network of fewer has narrower layers, chosen '
+            'and refitted on images without labels; it was not trained.',
+            f'int8: numbers of 8 bits, whose ranges are those of {len(self.ranges)} images. Half '
+            'precision: numbers of 16 bits; fp32: of 32 bits. Input: images are made smaller '
+            'first.',
+            'Machine: {hardware}; {versions}.'.format(**this_machine())]
+        if self.measure == 'variance':
+            about.insert(3, EXPLAINED_VARIANCE)
+        if not has_int8():
+            about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
+                         'here than on one that has them.')
+        return about
 
 
 def _tensor(batch: Any) -> Tensor:

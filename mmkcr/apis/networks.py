@@ -6,8 +6,10 @@ of ``save_pretrained``, or of :func:`mmkcr.save`. Nothing is downloaded unless i
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -160,12 +162,17 @@ def load_with_images(name: str, checkpoint: str | None, folder: str | None, coun
 
 
 def set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
-    """Tell timm's networks, which have one size, of another, (H, W); it is done in place."""
+    """Let networks of timm and transformers, which have one size, take another, (H, W), in place.
+
+    Position embeddings of timm are resized for good, those of transformers in each forward.
+    """
     if hasattr(network, 'set_input_size'):
         network.set_input_size(img_size=sides)
-        return
-    for child in network.children():
-        set_input_size(child, sides)
+    elif 'interpolate_pos_encoding' in inspect.signature(network.forward).parameters:
+        network.forward = partial(network.forward, interpolate_pos_encoding=True)
+    else:
+        for child in network.children():
+            set_input_size(child, sides)
 
 
 def _network_by_name(name: str, shape: tuple[int, int, int] | None, checkpoint: str | None = None,
