@@ -7,7 +7,7 @@ of ``save_pretrained``, or of :func:`mmkcr.save`. Nothing is downloaded unless i
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -55,11 +55,16 @@ class Network:
 
     def gives_scores(self) -> bool:
         """Whether the output for an image is a score of each class."""
-        classes = getattr(self.model, 'num_classes', None) or getattr(
-            getattr(self.model, 'config', None), 'num_labels', None)
         with torch.no_grad():
-            outputs = flat_tensors(call_network(self.model, torch.zeros(1, *self.shape)))
-        return [tuple(output.shape) for output in outputs] == [(1, classes)]
+            return gives_scores(self.model, flat_tensors(
+                call_network(self.model, torch.zeros(1, *self.shape))))
+
+
+def gives_scores(model: nn.Module, outputs: Sequence[Tensor]) -> bool:
+    """Whether a network's outputs for one image are a score of each class."""
+    classes = getattr(model, 'num_classes', None) or getattr(
+        getattr(model, 'config', None), 'num_labels', None)
+    return [tuple(output.shape) for output in outputs] == [(1, classes)]
 
 
 def is_named(network: str | Path | None) -> bool:

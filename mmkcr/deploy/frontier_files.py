@@ -55,7 +55,8 @@ class FrontierResult:
             agrees = None if row.agreement is None else self.agreement.scale * row.agreement
             metric = {self.quality.heading: cell(row.metric, '.4g')} if row.metric_name else {}
             lines.append({
-                'network': row.levers, 'runtime': NAMES[row.runtime], 'CPU threads': str(row.threads),
+                'network': row.levers, 'runtime': NAMES[row.runtime],
+                'CPU threads': str(row.threads),
                 'time (dense = 1)': cell(row.ratio), 'lower quartile (dense = 1)': cell(lower),
                 'upper quartile (dense = 1)': cell(upper), 'one image (ms)': cell(row.ms, '.4g'),
                 'file (MB)': cell(row.bytes / 1e6 or None, '.4g'),
