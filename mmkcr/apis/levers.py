@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.closed_form.batches import batch_digest, find_images, single_images, split_batches
+from mmkcr.closed_form.batches import batch_digest, get_images, single_images, split_batches
 from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.given import copy_network
 from mmkcr.closed_form.options import CompressOptions, Forward
@@ -227,7 +227,7 @@ class _Bench:
             raise ValueError(f'expected at least three images, found {len(batches)}')
         count = min(max(len(batches) // 4, 2), HELD_OUT)
         self.fit, self.held = split_batches(batches, None, count)
-        self.shape = tuple(options.input_shape or find_images(batches[0]).shape[1:])
+        self.shape = tuple(options.input_shape or get_images(batches[0]).shape[1:])
         self.ranges, pictures = self._pictures(self.fit[:RANGES]), self._pictures(self.held)
         view = TensorModel(self.dense)
         with torch.no_grad():
@@ -255,7 +255,7 @@ class _Bench:
 
     def _pictures(self, batches: Sequence[Any]) -> list[Tensor]:
         """The images of batches, each (1, C, H, W) of the files' size."""
-        images = [image for batch in batches for image in find_images(batch).float().cpu().split(1)]
+        images = [image for batch in batches for image in get_images(batch).float().cpu().split(1)]
         return [F.interpolate(image, self.shape[1:], mode='bilinear') for image in images]
 
     def levers(self) -> list[Lever]:

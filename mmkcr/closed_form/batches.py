@@ -208,7 +208,7 @@ def count_images(batches: Sequence[Any]) -> int:
     return getattr(batches, 'images', None) or len(batches) * images_of(batches[0])
 
 
-def find_images(batch: Any) -> Tensor | None:
+def get_images(batch: Any) -> Tensor | None:
     """The images (B, C, H, W) of a batch, its first tensor or its ``inputs``; None without any."""
     images = batch['inputs'] if isinstance(batch, Mapping) and 'inputs' in batch else batch
     first = next(iter(flat_tensors(images)), None)
@@ -217,7 +217,7 @@ def find_images(batch: Any) -> Tensor | None:
 
 def image_shapes(batches: Iterable[Any]) -> set[tuple[int, ...]]:
     """The different shapes (C, H, W) of images; an empty set for batches without images."""
-    images = (find_images(batch) for batch in batches)
+    images = (get_images(batch) for batch in batches)
     return {tuple(some.shape[1:]) for some in images if some is not None}
 
 
