@@ -14,9 +14,9 @@ import torch
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
-from mmkcr.apis.file_names import CONFIG, FINETUNE, STRUCTURE, SUBNET, TEACHER
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
+from mmkcr.core.file_names import CONFIG, FINETUNE, STRUCTURE, SUBNET, TEACHER
 from mmkcr.core.io import file_sha256
 from mmkcr.deploy.latency_table import usable_table
 from mmkcr.engine.build import (

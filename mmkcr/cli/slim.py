@@ -16,10 +16,10 @@ Examples:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmkcr.apis.file_names import STRUCTURE, SUBNET
 from mmkcr.apis.slim_files import SubnetFiles, slim_files
 from mmkcr.cli.fields import Timed, argument, find_target, read_shape, runs, target
 from mmkcr.closed_form.report import sentences, site_table, size_table
+from mmkcr.core.file_names import STRUCTURE, SUBNET
 from mmkcr.core.products import state_bytes
 from mmkcr.deploy.latency_table import check_prediction, find_table
 from mmkcr.models.counting import describe_proposals, part_rows

@@ -16,10 +16,10 @@ PACKAGE = ROOT / 'mmkcr'
 #: From the bottom up. A line is a layer: what stands in it may not import each other.
 LAYERS = [
     ('version', 'lazy'),
+    ('core', ),           # structure, sites, axes, MACs, budget: torch only
     ('safe_load', ),
     ('hosts', ),          # what is changed in the OpenMMLab libraries, and when
     ('registry', ),
-    ('core', ),           # structure, sites, axes, MACs, budget: torch only
     ('functional', 'visualization'),  # mathematics; tables and progress: no models
     ('models', ),
     ('datasets', ),

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from mmengine.config import ConfigDict
+from mmengine.registry import MODELS
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
@@ -151,6 +152,11 @@ def test_files_of_a_whole_model(tmp_path):
     model = build_model(again)
     load_weights(model, tmp_path / 'slim/subnet.pth')
     assert count_macs(model, SHAPE) == written['macs']['subnet']
+    for part in ('macs', 'params'):  # compared wherever it is built, as by runners of `test`
+        counts = {key: written[part][key] + 1000 for key in ('dense', 'subnet')}
+        edited = dict(written, **{part: dict(written[part], **counts)})
+        with pytest.raises(ValueError, match='as its structure says, found one of'):
+            MODELS.build(dict(again.model, structure=edited))
     dense = dense_config(again)
     assert count_macs(build_model(dense), SHAPE) == written['macs']['dense']
     set_structure(dense, str(tmp_path / 'slim/structure.json'))
