@@ -7,6 +7,7 @@ VENV ?= .venv
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 MAX_JOBS ?= 2
 BIN := $(VENV)/bin
+DIGITS := configs/kcr/digits/
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c requirements/constraints.txt
 export MAX_JOBS
 
@@ -19,8 +20,14 @@ quickstart: $(VENV)/runtime.stamp
 
 quickstart-papers: $(VENV)/runtime.stamp
 	@echo '== the papers on digits: dense, search, slim, retrain, evaluate'
-	$(BIN)/python tools/study.py configs/kcr/digits/kcr-study_quickstart_digits.yml \
-		--work-dir work_dirs/quickstart-papers
+	$(BIN)/python tools/dataset_converters/digits.py
+	$(BIN)/mmkcr train $(DIGITS)kcr-dense_vit-mini_1xb64_digits.py --resume
+	$(BIN)/mmkcr search $(DIGITS)kcr-search_vit-mini_1xb64_digits.py --resume
+	$(BIN)/mmkcr slim $(DIGITS)kcr-search_vit-mini_1xb64_digits.py \
+		work_dirs/kcr-search_vit-mini_1xb64_digits/epoch_16.pth --target-macs 80% --divisor 8
+	$(BIN)/mmkcr train $(DIGITS)kcr-retrain_vit-mini_1xb64_digits.py --resume
+	$(BIN)/mmkcr test $(DIGITS)kcr-deploy_vit-mini_1xb64_digits.py \
+		work_dirs/kcr-retrain_vit-mini_1xb64_digits/epoch_32.pth
 
 test: $(VENV)/tests.stamp $(VENV)/ops.stamp
 	@echo '== tests'

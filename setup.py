@@ -30,7 +30,7 @@ def version() -> str:
 def of_laboratory(folder: str, names: list[str]) -> list[str]:
     """Names in a folder that do not go into a wheel: ``tools/lab``, its commands, and caches."""
     return [name for name in names if name in ('lab', '__pycache__') or name.endswith('.py')
-            and re.search(r'^ *from (lab|study)\b', Path(folder, name).read_text(), re.MULTILINE)]
+            and re.search(r'^ *from lab\b', Path(folder, name).read_text(), re.MULTILINE)]
 
 
 def provide_mim_folder(target: Path, link: bool) -> None:

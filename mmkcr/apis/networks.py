@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mmkcr.apis.file_names import HUB_CONFIG, STRUCTURE, WEIGHTS
 from mmkcr.apis.saved import find_transformers_class, load
 from mmkcr.closed_form.compression import call_network
 from mmkcr.closed_form.image_folder import FolderImages, draw_images, list_images
 from mmkcr.core.checks import did_you_mean
+from mmkcr.core.file_names import HUB_CONFIG, STRUCTURE, WEIGHTS
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.structure import read_json
 from mmkcr.hosts import ensure_torchvision

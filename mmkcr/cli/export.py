@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from mmkcr.apis.file_names import STRUCTURE
 from mmkcr.apis.networks import is_named, load_network, named_folder
 from mmkcr.cli.fields import (
     Configured,
@@ -38,6 +37,7 @@ from mmkcr.cli.fields import (
     refuse_without_config,
     runs,
 )
+from mmkcr.core.file_names import STRUCTURE
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
 from mmkcr.deploy.prepare import EXPORT_RUNTIMES, selection_forms

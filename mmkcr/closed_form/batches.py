@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.processes import count_processes, find_rank
+from mmkcr.visualization import show_progress
 
 #: Groups of images that a ridge is chosen by.
 GROUPS = 5
@@ -268,6 +269,20 @@ def number_batches(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
         images = range(first, first + images_of(batch))
         yield batch, images
         first = images.stop
+
+
+def show_images(batches: Iterable[tuple[Any, range]], what: str, count: int,
+                visible: bool) -> Iterable[tuple[Any, range]]:
+    """Numbered batches behind a progress bar.
+
+    Args:
+        batches (Iterable): Pairs of :func:`number_batches`.
+        what (str): Text before the bar.
+        count (int): Number of images of all processes, which have about equal shares.
+        visible (bool): Whether there is a bar.
+    """
+    return show_progress(batches, f'{what}, images', count // count_processes(),
+                         visible=visible, size=lambda one: len(one[1]))
 
 
 def single_images(given: Any) -> Sequence[Any]:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from lab.commands import load_tool
+from tool_files import load_tool
 
 REPO = Path(__file__).parents[2]
 BASE = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'

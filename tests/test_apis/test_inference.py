@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from tool_files import load_tool
 from torch.utils._pytree import tree_leaves
 
-from lab.commands import load_tool
 from long_form import few
 from mmkcr.apis import inferencer, list_models, model_config, slim
 from mmkcr.engine.build import build_model, load_config

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from mmengine.config import Config
+from tool_files import file_of, load_tool
 
-from lab.commands import file_of, load_tool
 from mmkcr.apis.inference import shipped_root
 from mmkcr.cli import console
 from mmkcr.cli.command import COMMANDS, command, reader_is_gone

@@ -8,10 +8,7 @@ import pytest
 from config_files import CONFIGS
 from mmengine.config import Config
 
-from lab.grids import with_values
-from lab.study import Study
 from long_form import every_nth
-from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.tasks import find_backbone
 
@@ -127,14 +124,3 @@ def test_detector_builds_and_steps(path, prepared):
         assert len(results) == 2 and all('pred_instances' in result for result in results)
     runs.check_steps(runner)
     assert json.dumps(config.val_evaluator.metric) in ('"bbox"', '["bbox", "segm"]')
-
-
-@pytest.mark.parametrize('net', ['mobilevit-mini', 'efficientvit-mini'])
-def test_the_study_of_masks_builds_what_it_compares(net):
-    """An option that the masks do not have would stop the study hours later."""
-    study, masked = Study(Path('configs/dcs/digits/dcs-study_masks_digits.yml')), 0
-    for stage in study.stages.values():
-        config = load_config(study.path.parent / stage['train'].format(net=net))
-        model = build_model(with_values(config, stage.get('overrides') or {}))
-        masked += len(QKMaskSite.masks(model)) > 0
-    assert masked == len(study.stages) - 1  # all but the dense network

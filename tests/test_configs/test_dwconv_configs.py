@@ -9,11 +9,9 @@ import torch
 import yaml
 from config_files import CONFIGS, ROOT, build, check_run, check_state, stage_of, task_of, transforms
 from mmpretrain.models import VisionTransformer
+from tool_files import load_tool
 
-from lab.commands import load_tool
-from lab.grids import with_values
 from lab.model_zoo import uninitialized
-from lab.study import Study
 from long_form import every_nth
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.engine.checks import check_classes
@@ -134,22 +132,6 @@ def test_training_and_test_see_crops_of_one_size_at_one_scale(path, load):
         ('train', 'RandomResize'), ('val', 'Resize'), ('test', 'Resize'))
               for step in transforms(config, part, name)}
     assert len(scales) == 1
-
-
-@pytest.mark.parametrize('name', ['digits/dwconv-study_digits.yml',
-                                  'segmentation/dwconv-study_digit-scenes.yml',
-                                  'segmentation/dwconv-study_recipe_digit-scenes.yml'])
-def test_studies_have_the_papers_rows_and_override_entries_that_are_there(name, load):
-    study = Study(Path('configs/dwconv') / name)
-    rows = {'dense', 'lowest', 'highest', 'random', 'one', 'dsp', 'dsp-again'}
-    scattered = {'heads', 'dsp-heads', 'dsp-heads-again'} if 'scenes' in name else {'scattered'}
-    assert study.stages and ('recipe' in name or rows | scattered <= set(study.rows))
-    for stage in study.stages.values():
-        file = stage.get('train', stage.get('config'))
-        if file is not None:
-            path = study.path.parent / file.replace('{net}', 'vit-octo')
-            # an override of an entry that is not there would stop the study hours later
-            with_values(load(path), stage.get('overrides') or {})
 
 
 README = (ROOT / 'configs/dwconv/README.md').read_text()

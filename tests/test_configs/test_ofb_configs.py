@@ -12,7 +12,6 @@ from config_files import CONFIGS, ROOT
 from mmengine.registry import PARAM_SCHEDULERS
 
 from lab.model_zoo import uninitialized
-from lab.study import Study
 from long_form import every_nth, few
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.tasks import find_backbone, find_task
@@ -103,17 +102,6 @@ def check_search(path, runner):
     hooks['ProgressivePruningHook'].before_train(runner)
     if 'in1k' in path:
         assert float(runner.model.price.target[:-1]) == TARGETS[Path(path).stem.split('_')[1]][-1]
-
-
-def test_study_has_the_papers_variants():
-    study = Study(ROOT / 'configs/ofb/digits/ofb-study_digits.yml')
-    assert study.steps() == 22 + 15
-    overrides = [stage.get('overrides', {}) for stage in study.stages.values()]
-    targets = [found['model.price.target'] for found in overrides if found]
-    assert sorted(targets) == [0.3] * 5 + [0.6] * 2
-    gates = 'model.architecture.backbone.gates'
-    assert any(found.get(f'{gates}.init') == 'uniform' for found in overrides)
-    assert any(found.get(f'{gates}.order') == 'ordinal' for found in overrides)
 
 
 @pytest.mark.parametrize('path', [path for path in OFB if '/retrain/' in path and 'deit' in path])

@@ -18,7 +18,6 @@ from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES, open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.methods import named
-from mmkcr.models.search_space import SearchSpace
 
 VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64),
            img_size=32, patch_size=8, drop_path_rate=0.1)
@@ -189,19 +188,6 @@ def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs):
         assert all(abs(kept[name] - other) <= 1.5 / site.total + 1.5 / 16
                    for other in kept.values())
         assert site.kept != list(range(len(site.kept)))
-
-
-@pytest.mark.parametrize('group', [1, 4])
-def test_random_subnets_of_groups(group):
-    """Whole groups of neighbours, of every head equally many."""
-    model = named.KCRVisionTransformer(**VIT)
-    SearchSpace(model, ['mlp_channels', 'head_channels'])
-    _, structure = random_subnet(model, 0.75, SHAPE, divisor=1, group=group)
-    for site in structure.sites.values():
-        blocks = torch.tensor(site.kept).view(-1, group)
-        assert len(site.kept) < site.total
-        assert (blocks - blocks[:, :1]).tolist() == [list(range(group))] * len(blocks)
-        assert not (blocks[:, 0] % group).any()
 
 
 FAMILIES = ((named.KCRVisionTransformer, VIT), (named.KCRSwinTransformer, SWIN),

@@ -3,8 +3,8 @@
 import re
 
 from PIL import Image
+from tool_files import load_tool
 
-from lab.commands import load_tool
 from lab.digits import DigitsOptions, write_digits
 from mmkcr import count_macs
 from mmkcr.core import Structure

@@ -49,11 +49,22 @@ from mmkcr.cli import console, launch
 from mmkcr.engine.build import load_config
 from mmkcr.registry import MODELS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))  # for its lab
-
-from lab.run_settings import move_data
-
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+
+
+def move_data(node, old, new):
+    """Replace a folder at the beginning of every path in a config, in place where there are dicts.
+
+    Other folders whose names begin alike, as ``data/digitsx`` begins like ``data/digits``, stay.
+    """
+    if isinstance(node, dict):
+        for key in list(node):
+            node[key] = move_data(node[key], old, new)
+    elif isinstance(node, (list, tuple)):
+        return type(node)(move_data(item, old, new) for item in node)
+    elif isinstance(node, str) and (node == old or node.startswith(f'{old}/')):
+        return new + node[len(old):]
+    return node
 
 
 class Precise:

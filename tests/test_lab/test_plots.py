@@ -5,11 +5,11 @@ import json
 import matplotlib
 import numpy as np
 import pytest
+from tool_files import load_tool
 
 from lab import figures
 from lab.attention_plots import as_map, guess_grid, plot_affinity, plot_entropy, plot_maps
 from lab.bimask_plots import head_widths, plot_mask_descent, plot_widths
-from lab.commands import load_tool
 from lab.curve_plots import plot_curve, plot_gate_histograms
 from lab.mask_plots import (
     as_grid,
@@ -19,11 +19,10 @@ from lab.mask_plots import (
     plot_mask_evolution,
     site_values,
 )
-from lab.search_speed import plot_search_speed, read_scalars, search_phases
-from lab.sensitivity_plots import plot_metric_over_time, plot_sensitivity
 from mmkcr.core import Structure
 from mmkcr.visualization import format_table
 
+sensitivity = load_tool('analysis_tools/sensitivity')
 STRUCTURE = Structure.load(dict(
     format_version=1, backbone=dict(type='mmkcr.KCRSwinTransformer'),
     sites={'stages.0': dict(total=4, kept=[0, 3]), 'stages.1': dict(total=5, kept=[1])}))
@@ -38,10 +37,6 @@ GROUPS = {name: 3 if name == HEADS else 1 for name in NARROW.sites}
 LOSSES = {'layers.0.attn.heads': [1., 0.5, 0.], 'layers.0.ffn.mlp_hidden': [9., 4., 1., 0.],
           'layers.1.ffn.mlp_hidden': [8., 3., 2., 0.]}
 STATISTICS = dict(histogram=[[0.2, 0.8], [1., 0.]], entropy=[1.2, 0.4], limit=1.6)
-#: Ten logged steps of 4 G in 2 s, then ten of 1 G in 0.8 s, and a validation between.
-LOG = [*(dict(step=10 * i, macs_present=4., time=2.) for i in range(10)),
-       {'accuracy/top1': 90., 'step': 1},
-       *(dict(step=100 + 10 * i, macs_present=1., time=0.8) for i in range(10))]
 
 
 @pytest.fixture
@@ -64,17 +59,13 @@ def test_every_plot_writes_one_file(tmp_path):
         'shares.svg': lambda p: plot_kept_shares(dict(one=STRUCTURE, two=SCORES), p),
         'evolution.jpg': lambda p: plot_mask_evolution([('1', SCORES), ('2', STRUCTURE)], p),
         'histogram.png': lambda p: plot_gate_histograms(SCORES, p, temperature=0.5),
-        'curve.svg': lambda p: plot_curve(dict(a=[3., 2., 1.], b=[1.]), p, ylabel='KC', log=True),
+        'curve.svg': lambda p: plot_curve(dict(a=[3., 2., 1.], b=[1.]), p, ylabel='KC'),
         'entropy.png': lambda p: plot_entropy(dict(dense=STATISTICS, dcs=STATISTICS), p),
         'overlay.svg': lambda p: plot_maps([np.zeros((8, 8, 3))], dict(a=[np.eye(4)]), p,
                                            overlay=True),
         'widths.png': lambda p: plot_widths(NARROW, GROUPS, p),
         'descent.svg': lambda p: plot_mask_descent(
-            {'a': [('1', [0.2, 0.9]), ('2', [1., 0.])], 'b': [('1', [0.5])]}, p),
-        'speed.png': lambda p: plot_search_speed([row for row in LOG if 'time' in row], p),
-        'time.png': lambda p: plot_metric_over_time(
-            {'a': (2., 98.)}, {'a': [(1., 90.), (1.5, 97.)]}, p, 'top-1', 'ONNX Runtime',
-            ['50%', '70%'], step=0.5)}
+            {'a': [('1', [0.2, 0.9]), ('2', [1., 0.])], 'b': [('1', [0.5])]}, p)}
     before = dict(matplotlib.rcParams)
     for name, plot in plots.items():
         plot(tmp_path / 'deep' / name)
@@ -95,9 +86,9 @@ def test_every_plot_writes_one_file(tmp_path):
     (lambda p: plot_entropy(dict(a=STATISTICS, b=dict(STATISTICS, histogram=[[1., 0.]])), p),
      "one number of heads, found {'a': 2, 'b': 1}"),
     (lambda p: plot_mask_descent({}, p), 'masks to plot, found none'),
-    (lambda p: plot_sensitivity({}, p), 'at least one site'),
-    (lambda p: plot_sensitivity(LOSSES, p, {'layers.0.attn.heads': 1}), 'in one of the two only'),
-    (lambda p: plot_metric_over_time({}, {}, p), 'the same models')])
+    (lambda p: sensitivity.plot_sensitivity({}, p), 'at least one site'),
+    (lambda p: sensitivity.plot_sensitivity(LOSSES, p, {'layers.0.attn.heads': 1}),
+     'in one of the two only')])
 def test_refusals_write_nothing(tmp_path, plot, message):
     with pytest.raises(ValueError, match=message):
         plot(tmp_path / 'new' / 'p.png')
@@ -160,12 +151,12 @@ def test_affinity_has_one_scale_an_image(tmp_path, drawn):
     assert [axis.images[0].get_clim() for axis in drawn[1:]] == [(0, 1)] * 2
 
 
-# ---- sensitivity and time -----------------------------------------------------------------------
+# ---- sensitivity --------------------------------------------------------------------------------
 
 
 def test_sensitivity_over_the_share_that_is_removed(tmp_path, drawn):
     kept = {'layers.0.attn.heads': 2, 'layers.0.ffn.mlp_hidden': 1, 'layers.1.ffn.mlp_hidden': 2}
-    plot_sensitivity(LOSSES, tmp_path / 's.png', kept)
+    sensitivity.plot_sensitivity(LOSSES, tmp_path / 's.png', kept)
     heads, hidden, _ = drawn
     first, dot, second, other = hidden.lines
     np.testing.assert_allclose(first.get_xdata(), [0, 100 / 3, 200 / 3])  # nothing is lost at 100
@@ -181,29 +172,15 @@ def test_command_reads_what_compress_wrote(tmp_path, capsys):
         dense=10, subnet=5, input_shape=[3, 8, 8]))).save(tmp_path / 'structure.json')
     (tmp_path / 'sensitivity.json').write_text(json.dumps(
         {name: dict(order=[], losses=values) for name, values in LOSSES.items()}))
-    load_tool('analysis_tools/sensitivity').main([str(tmp_path)])
+    sensitivity.main([str(tmp_path)])
     assert (tmp_path / 'sensitivity.png').is_file()
     (tmp_path / 'sensitivity.json').unlink()
     with pytest.raises(SystemExit):
-        load_tool('analysis_tools/sensitivity').main([str(tmp_path)])
+        sensitivity.main([str(tmp_path)])
     assert 'expected `sensitivity.json`' in capsys.readouterr().err
 
 
-# ---- the log of a search, tables ----------------------------------------------------------------
-
-
-def test_phases(tmp_path):
-    path = tmp_path / 'scalars.json'
-    path.write_text('\n'.join(map(json.dumps, LOG)))
-    found = read_scalars(path)
-    first, last = search_phases(found)
-    assert (first.first, first.last, first.speed, first.ideal) == (0, 90, 1., 1.)
-    assert (last.macs, last.seconds, last.speed, last.ideal) == (1., 0.8, 2.5, 4.)
-    path.write_text('{"loss": 1}\n')
-    with pytest.raises(ValueError, match='found 1 lines without'):
-        read_scalars(path)
-    with pytest.raises(FileNotFoundError, match='the log of a search'):
-        read_scalars(tmp_path / 'none.json')
+# ---- tables -------------------------------------------------------------------------------------
 
 
 def test_tables():

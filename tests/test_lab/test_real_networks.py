@@ -1,11 +1,15 @@
 """What networks of a folder have in common, and which crops they learn from."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
 
 from lab import real_networks
-from lab.real_networks import Settings, crop_files, make_lesson, read_crops
+from lab.real_networks import Lesson, Networks, Settings, crop_files, make_lesson, read_crops
 
 
 @pytest.fixture()
@@ -52,3 +56,27 @@ def test_a_folder_holds_networks_of_one_setting(tmp_path):
     with pytest.raises(ValueError, match='expected networks made with .*64.*rho.*0.1.* in .*real`, '
                        'found .*: name another folder'):
         Settings(112, 64, ('a', ), 0.1).check(own)
+
+
+def test_networks_are_made_once_and_taught_on_a_lesson(tmp_path, capsys):
+    """What is read from the folder has the weights that were made; a lesson changes them alone."""
+    def dense_backbone(**arguments):
+        torch.manual_seed(0)
+        return timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, depth=2,
+                                 embed_dim=32, num_heads=4, num_classes=0, init_values=0.5,
+                                 **arguments).eval()
+
+    dense = SimpleNamespace(backbone=dense_backbone(), dense_backbone=dense_backbone)
+    images = torch.randn(24, 3, 32, 32)
+    networks = Networks(dense, images, tmp_path, lesson=Lesson(images[:20], images[20:], 16))
+    slim = networks.get('random', '70%')
+    assert slim.macs['subnet'] <= 0.7 * slim.macs['dense']
+    made = capsys.readouterr().out
+    again = networks.get('random', '70%')
+    assert 'random-70' in made and not capsys.readouterr().out
+    state, other = slim.backbone.state_dict(), again.backbone.state_dict()
+    assert all(torch.equal(value, other[name]) for name, value in state.items())
+    taught = networks.get('random', '70%', teach=True)
+    assert 'random-70-16' in capsys.readouterr().out
+    assert taught.structure.sizes() == slim.structure.sizes()
+    assert taught.backbone.state_dict().keys() == state.keys()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from doc_commands import INNER
+from tool_files import file_of
 
-from lab.commands import file_of
 from mmkcr.cli.command import COMMANDS
 
 DIGITS, SCENES = 'configs/kcr/digits/', 'swin-mini_{}_1xb8_digit-scenes'
@@ -145,7 +145,6 @@ SHORT = (
     # ---- readers' files: configs and their checkpoints
     Short(r'TIMM_CHECKPOINT|(?<=efficientvit_timm\.py )model\.safetensors', 'made/timm.safetensors',
           _OWN),
-    Short(r'STUDY\.yml', 'configs/dcs/digits/dcs-study_eta_digits.yml', _OWN),
     Short(r'SEARCH_CONFIG', SEARCH, _OWN),
     Short(r'--slim SLIM_CONFIG', f'--slim {DEPLOY}', _OWN),
     Short(r'DENSE_CONFIG SLIM_CONFIG', f'{DENSE} {DEPLOY}', _OWN),
@@ -165,7 +164,6 @@ SHORT = (
           rf'\1 {DEPLOY}\2', _OWN),
     Short(r'\b(?:DCS_)?CONFIG( CHECKPOINT --masks)', rf'{DCS.format("search", "")}\1', _OWN),
     Short(r'(?:CONFIG|DETECTOR)( CHECKPOINT --end-to-end)', rf'{DETECTOR}\1', _OWN),
-    Short(r'(whole_models\.py) CONFIG', rf'\1 {SEGMENTOR}', _OWN),
     Short(r'CONFIG( CHECKPOINT --scope model)', r'segmentor.py\1', _OWN),
     Short(r'(--dense) CONFIG (.*) (--slim) CONFIG', rf'\1 {DETECTOR} \2 \3 '
           + DETECTOR.replace('dense', 'slim'), _OWN),
@@ -220,21 +218,6 @@ SHORT = (
     Short(r'--batch-size (?:1 8|8)', '--batch-size 1', _MINUTES),
     Short(r'--(targets|budgets|target-macs) (\S+)(?: [\d.]+%?)+(?= --|$)', r'--\1 \2',
           'one budget'),
-    Short(r' --seeds [\d ]*\d', ' --seeds 0', 'one seed'),
-    Short(r' --epochs-factor \S+', '', 'another one is put in its place'),
-    Short(r'(study\.py \S+eta\S+)(.*)', r'\1\2 --nets mobilevit-mini --rows none', _MINUTES),
-    Short(r'(study\.py \S+ablation\S+)(.*)', r'\1\2 --nets efficientvit-mini --rows arch1',
-          _MINUTES),
-    Short(r'(study\.py \S+study_recipe\S+) --data-root \S+(.*)', r'\1\2 --rows dense', _MINUTES),
-    Short(r'(study\.py \S+dwconv-study(?!_recipe)\S+)(.*)', r'\1\2 --rows at-once', _MINUTES),
-    Short(r'(study\.py \S+moco\S+)(.*)', r'\1\2 --rows dense-linear',
-          'takes minutes; a search of batches of 128 has too few digits'),
-    Short(r'(study\.py \S+ofb-study\S+)(.*)', r'\1\2 --rows ofb60', _MINUTES),
-    Short(r'(study\.py \S+vqa\S+) (.*)', r'\1 \2 --rows kcr', _MINUTES),
-    Short(r'(study\.py)(.*?)(?: --jobs 1)?$', r'\1\2 --epochs-factor 0.05 --jobs 1',
-          _MINUTES),
-    Short(r'(study\.py \S+quickstart\S+)', r'\1 --nets vit-mini', _MINUTES),
-    Short(r'(memory\.py)(.*)', r'\1 --networks DINOv2-S --images 2\2', _MINUTES),
     Short(r'(cross_validate\.py .*)', r'\1 --folds 2 --fraction 0.4 --cfg-options '
           'train_cfg.max_epochs=1 train_dataloader.batch_size=16', _MINUTES),
     Short(r'=0\.1:0\.5:0\.05', '=0.1:0.2:0.1', _MINUTES),
@@ -250,7 +233,6 @@ SHORT = (
           'train_dataloader.dataset.indices=64', _MINUTES),
     Short(r'(train\.py configs/kcr/ssl/\S+_1xb128_\S+)',
           r'\1 --cfg-options train_dataloader.batch_size=64', 'few digits'),
-    Short(r'(full_size\.py)(?: (?!-)\S+)+ --images \d+', rf'\1 {DENSE} --images 4', _MINUTES),
     Short(r'(test\.py .*) --check', r'\1', 'needs the whole training: '
           'tests/test_tools/test_train_test.py'),
     Short(r'((?:^mmkcr |/)init(?:\.py)? (?!--help).*)', r'\1 --force',

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tool_files import load_tool
 
 import mmkcr
-from lab.commands import load_tool
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,9 +16,10 @@ import pytest
 import timm
 import torch
 from doc_commands import CASES, FENCE, INNER, PAGES, PLACEHOLDER, ROOT, TOOLS
+from tool_files import load_tool
 
 import mmkcr
-from lab.commands import load_tool
+from long_form import few
 from mmkcr import registry
 from mmkcr.apis.networks import is_named
 from mmkcr.cli import console
@@ -125,6 +126,22 @@ def test_command(parses, case):
         parses(lambda: main(words[2:]) if takes else main(), words[2:])
 
 
+def test_the_target_of_the_papers_goes_through_configs_and_checkpoints_that_fit(parses):
+    """Parsers take its commands; a checkpoint is the last of the training that comes before."""
+    shown = subprocess.run(['make', '--dry-run', 'quickstart-papers'], cwd=ROOT, check=True,
+                           capture_output=True, text=True).stdout.replace('\\\n', ' ')
+    lines = re.findall(r'^\S+/mmkcr (.*)$', shown, re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ['train', 'search', 'slim', 'train', 'test']
+    trained = set()
+    for words in map(str.split, lines):
+        parses(lambda: console.main(words), words)  # noqa: B023
+        config = read_config(ROOT / words[1])
+        if words[0] in ('train', 'search'):
+            trained.add(f'work_dirs/{Path(words[1]).stem}/epoch_{config.train_cfg.max_epochs}.pth')
+        else:
+            assert words[2] in trained
+
+
 @pytest.mark.parametrize('path', TOOLS, ids=lambda path: str(path.relative_to(ROOT / 'tools')))
 def test_help(path, monkeypatch, capsys):
     """Of every command: each option is explained with its default, and there is an example."""
@@ -141,6 +158,14 @@ def test_help(path, monkeypatch, capsys):
         assert action.help, action.dest
         if action.option_strings and action.nargs != 0 and not action.required:
             assert re.search(r'\(|\b[Dd]efault', action.help), action.option_strings
+
+
+@pytest.mark.parametrize('path', few(TOOLS, ROOT / 'tools/benchmarks/real_truth.py',
+                                     ROOT / 'tools/model_converters/efficientvit_timm.py'),
+                         ids=lambda path: str(path.relative_to(ROOT / 'tools')))
+def test_help_in_a_process_of_its_own(path):
+    """Nothing has prepared the hosts before, as the other tests of this process have."""
+    subprocess.run([sys.executable, path, '--help'], check=True, capture_output=True, cwd=ROOT)
 
 
 def test_scripts_find_their_laboratory():

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 import yaml
-
-from lab.commands import load_tool
+from tool_files import load_tool
 
 tool = load_tool('model_zoo/result_tables')
 ROWS = tool.read_results()

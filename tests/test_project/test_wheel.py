@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+from tool_files import file_of
 
-from lab.commands import file_of
 from mmkcr.cli.command import COMMANDS as COMMANDS_OF_USERS
 from mmkcr.version import __version__
 
@@ -94,7 +94,7 @@ def test_contents(build):
     laboratory = {name for name in before if name.startswith('tools/') and (
         name.startswith('tools/lab/') or 'from lab' in (clone / name).read_text(errors='ignore')
         or name == 'tools/quickstart.py')}
-    assert {'tools/lab/study.py', 'tools/quickstart.py'} < laboratory
+    assert {'tools/lab/digits.py', 'tools/quickstart.py'} < laboratory
     shipped = {f'mmkcr/.mim/{name}' for name in before - laboratory
                if name.startswith(('configs/', 'tools/')) or name.endswith('-index.yml')}
     assert len(package) > 20 and len(shipped) > 6

@@ -1,8 +1,7 @@
 """No page is longer than its limit, and the command says so of one that is."""
 
 import pytest
-
-from lab.commands import load_tool
+from tool_files import load_tool
 
 tool = load_tool('model_zoo/words')
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from lab.commands import load_tool as load_file
+from tool_files import load_tool as load_file
 
 REPO = Path(__file__).parents[2]
 SEARCH = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'

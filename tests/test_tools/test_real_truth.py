@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-from lab.commands import load_tool
+from tool_files import load_tool
 
 tool = load_tool('benchmarks/real_truth')
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.run_settings import move_data
 from long_form import every_nth
 from mmkcr.cli.command import Parser
 from mmkcr.core import Structure
@@ -36,14 +35,11 @@ ROWS = {
     'analysis_tools/information_bottleneck': '--run one {dense} {weights} --out {out}',
     'analysis_tools/kernel_complexity': '{dense} {weights} --out {out}',
     'analysis_tools/score_heads': '{heads} --out {out} | {heads} {weights} --out {out}',
-    'benchmarks/full_size': '{dense}',
     'benchmarks/latency': '{dense} {dense} --out {out}',
     'benchmarks/latency_table': '{dense} --out {file}',
-    'benchmarks/memory': '',
     'benchmarks/real_network': '{images} {images} --out {out}',
     'benchmarks/real_truth': '{images} {images} --out {out}',
     'benchmarks/test_step': '{dense} {weights} --slim {dense} {weights} --out {file}',
-    'benchmarks/whole_models': '{segmentor}',
     'compress': '{dense} {weights} --target-macs 60% --out {out}',
     'cross_validate': '{dense} --grid randomness.seed=0,1 --work-dir {out}',
     'dataset_converters/digits': '--out {out}',
@@ -75,7 +71,6 @@ ROWS = {
     'quickstart': '--work-dir {out}',
     'search': '{search} --work-dir {out}',
     'slim': '{search} {gates} --out {out}',
-    'study': '{study} --data-root {data} --work-dir {out}',
     'test': '{dense} {weights} --work-dir {out}',
     'train': '{dense} --work-dir {out}',
     'zoo': '',
@@ -83,16 +78,16 @@ ROWS = {
 #: Kinds of the words in braces.
 KINDS = dict(dense='config', heads='config', segmentor='config', search='config',
              segments='checkpoint', weights='checkpoint', gates='checkpoint',
-             structure='structure', study='study', image='image', images='images',
+             structure='structure', image='image', images='images',
              document='document', flava='checkpoint', foundation='checkpoint',
-             annotations='structure', data='place', out='place', file='file')
+             annotations='structure', out='place', file='file')
 #: Values that no command takes of an option of that name.
 OPTIONS = {
     '--batch-size': ['0', '-1', 'x'], '--count': ['0'], '--device': ['nothing', 'cuda:99'],
-    '--divisor': ['0', '-8'], '--epochs-factor': ['0', '-1', 'nan'], '--folds': ['1'],
-    '--images': ['0', '-1'], '--interval': ['0'], '--jobs': ['0', '1000000000'],
+    '--divisor': ['0', '-8'], '--folds': ['1'],
+    '--images': ['0', '-1'], '--interval': ['0'],
     '--latency-table': ['no/such.json'], '--repeats': ['-1', '1.5'], '--seed': ['-1'],
-    '--seeds': ['-1'], '--shape': ['0', '-3', '1 2 3', '1000000000', '70000 70000'],
+    '--shape': ['0', '-3', '1 2 3', '1000000000', '70000 70000'],
     '--sites': ['nothing'], '--target-macs': ['abc', '0', '-5', '5%x', '0.8Q'],
     '--threads': ['0', '-1', '1000000000'], '--warmup': ['-1'], '--no-such-option': [''],
     '--cfg-options': ['novalue'], '--budgets': ['0', '2', 'nan'], '--calibration': ['no/such'],
@@ -106,8 +101,7 @@ OPTIONS = {
     '--score-thr': ['-1', '2', 'nan'], '--shares': ['-1', '2', 'nan'], '--slim-options': ['x'],
     '--target-latency': ['abc', '0ms', '-1ms', '5'], '--targets': ['0', '2', 'nan'],
     '--tokens': ['0'], '--tolerance': ['-1', 'nan'], '--variants': ['nothing'],
-    '--wait-time': ['-1', 'nan'], '--where': ['(', 'nothing'], '--widths': ['0'],
-    '--nets': ['nothing'], '--rows': ['nothing']}
+    '--wait-time': ['-1', 'nan'], '--where': ['(', 'nothing'], '--widths': ['0']}
 #: Known to be wrong after an evaluation alone: what was measured until then stays.
 LATE = ('--metric', )
 #: Calls that are wrong otherwise: what a run is asked for.
@@ -127,7 +121,6 @@ MORE = {
     'test': ['{dense} {weights} --out {out}', '{dense} {weights} --show-dir {weights}/below'],
     'init': ['{search}'],
     'compress': ['{dense} {weights} --target-macs 60% --scope model --out {out}'],
-    'benchmarks/whole_models': ['{dense}', '{segmentor} --targets abc', '{segmentor} --targets 1%'],
     'benchmarks/test_step': ['{dense} {weights} --slim {dense} --out {file}',
                              '{dense} {weights} --slim {dense} {weights} {weights} --out {file}',
                              '{dense} {weights} --slim {dense} {others} --out {file}',
@@ -166,13 +159,13 @@ def files(tmp_path_factory, small_digits, search_config, dense_training, write_c
     segmentor.dump(folder / 'segmentor.py')
     torch.save(dict(state_dict=build_model(segmentor).state_dict()), folder / 'segments.pth')
     heads = load_config(HEADS)
-    move_data(heads._cfg_dict, 'data/digits', str(small_digits))
+    for part in ('train', 'val', 'test'):
+        heads[f'{part}_dataloader'].dataset.data_root = str(small_digits)
     heads.dump(folder / 'heads.py')
     Structure.load(dict(
         format_version=1, backbone=dict(type='mmkcr.KCRVisionTransformer', arch='deit-tiny'),
         sites={'layers.0.ffn.mlp_channels': dict(total=192, kept=[1, 2])})).save(
             folder / 'structure.json')
-    (folder / 'study.yml').write_text('title: x\nstages: {}\n')
     (folder / 'annotations.json').write_text('{"annotations": [{"multiple_choice_answer": "a"}]}')
     torch.save({f'{name}.a': torch.zeros(1) for name in (
         'image_model', 'text_model', 'multimodal_model', 'image_to_mm_projection',
@@ -185,7 +178,7 @@ def files(tmp_path_factory, small_digits, search_config, dense_training, write_c
         segmentor=folder / 'segmentor.py', segments=folder / 'segments.pth',
         heads=folder / 'heads.py', dense=folder / 'dense.py', weights=folder / 'dense.pth',
         search=search_config, gates=checkpoint, structure=folder / 'structure.json',
-        study=folder / 'study.yml', image=next(small_digits.rglob('*.png')),
+        image=next(small_digits.rglob('*.png')),
         document=folder / 'page.md', data=small_digits, flava=folder / 'flava.pth',
         foundation=folder / 'foundation.pth', annotations=folder / 'annotations.json',
         list=folder / 'list.pth', nan=folder / 'nan.pth', others=folder / 'others.pth',
@@ -227,11 +220,6 @@ def wrong(tmp_path_factory):
                     folder, folder / 'no/such.pth', 'http://127.0.0.1:9/a.pth', 'nothing://a.pth',
                     save('words.pth', dict(state_dict=dict(a='b')))],
         structure=[*texts, folder],
-        study=[*texts, *yamls, folder, folder / 'no/such.yml',
-               write('stages.yml', 'nets: [a]\nrows: {}\nstages: 3'),
-               write('nets.yml', 'nets: a\nrows: {}\nstages: {}'),
-               write('target.yml', 'nets: [a]\nrows: {}\nstages: {a: {train: b}, c: {slim: a, '
-                     'target: abc}}')],
         images=[texts[0], folder / 'no', empty],
         image=[write('empty.png'), write('word.png', 'word'), folder / 'no.png'],
         document=[write('empty.md'), folder, folder / 'no.md'],

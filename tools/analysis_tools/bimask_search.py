@@ -1,14 +1,12 @@
-"""Plot a bi-mask search (Once-for-Both, figures 5 and 6) and print how it got faster.
+"""Plot a bi-mask search (Once-for-Both, figures 5 and 6) from its files.
 
 From checkpoints: bi-masks in descending order over epochs. From the structure file that
-slimming wrote: channels by layer and head. From the run's scalars.json: MACs that are there
-and step time, with the ratio to the ideal.
+slimming wrote: channels by layer and head.
 
 Examples:
     python tools/analysis_tools/bimask_search.py CONFIG work_dirs/search/epoch_*.pth
     python tools/analysis_tools/bimask_search.py CONFIG \\
         --structure work_dirs/search/slim/structure.json
-    python tools/analysis_tools/bimask_search.py --log work_dirs/search/*/vis_data/scalars.json
 """
 
 import copy
@@ -19,7 +17,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.bimask_plots import head_widths, plot_mask_descent, plot_widths
-from lab.search_speed import plot_search_speed, read_scalars, search_phases
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
@@ -31,10 +28,9 @@ from mmkcr.visualization import format_table
 def make_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__)
-    parser.add_argument('config', nargs='?', help='config of the search')
+    parser.add_argument('config', help='config of the search')
     parser.add_argument('checkpoints', nargs='*', help='checkpoints of the search')
     parser.add_argument('--structure', metavar='FILE', help='structure file of a bi-mask search')
-    parser.add_argument('--log', metavar='FILE', help='scalars.json of the search')
     parser.add_argument('--out', default='bimask_search', metavar='DIR',
                         help='folder of the figures (%(default)s)')
     parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'),
@@ -75,32 +71,18 @@ def show_structure(config: str, path: str, figure: Path) -> None:
     plot_widths(structure, groups, figure)
 
 
-def show_speed(path: str, figure: Path) -> None:
-    """Print and plot step time against MACs."""
-    lines = read_scalars(path)
-    rows = [(f'{phase.first}-{phase.last}', f'{phase.macs:.4g}', f'{phase.seconds * 1e3:.1f}',
-             f'{phase.speed:.2f}', f'{phase.ideal:.2f}', f'{phase.speed / phase.ideal:.2f}')
-            for phase in search_phases(lines)]
-    print(format_table(('iterations', 'MACs (G)', 'step (ms)', 'faster', 'ideal', 'of the ideal'),
-                       rows, 'time of a training step'))
-    plot_search_speed(lines, figure)
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Read, plot and say where."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
-    if args.structure and not args.config or not (args.checkpoints or args.structure or args.log):
-        raise ValueError('expected a config with checkpoints or `--structure`, or `--log`, found '
-                         'none')
+    if not (args.checkpoints or args.structure):
+        raise ValueError('expected checkpoints or `--structure`, found neither')
     out = Path(args.out)
     if args.checkpoints:
         plot_mask_descent(read_masks(args.config, args.checkpoints), out / f'masks.{args.format}')
     if args.structure:
         show_structure(args.config, args.structure, out / f'widths.{args.format}')
-    if args.log:
-        show_speed(args.log, out / f'speed.{args.format}')
     print(f'Wrote figures to {out}')
 
 

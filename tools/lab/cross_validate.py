@@ -1,15 +1,19 @@
 """Cross-validation of hyper-parameters on a share of the training set (KCR v2, section 4.1)."""
 
+import contextlib
 import copy
+import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
+from mmengine.utils import ManagerMeta, ManagerMixin
 
+from mmkcr.cli.launch import one_run, resume_latest
 from mmkcr.core import locked
 from mmkcr.datasets import check_data_folders
 from mmkcr.datasets.part import class_labels, sample_sources
@@ -17,7 +21,7 @@ from mmkcr.engine.build import build_model
 from mmkcr.registry import DATASETS
 from .folds import Deal, fold_config, fold_indices
 from .grids import combinations, with_values
-from .pipeline import StagedPipeline
+from .stages import run_stage
 
 
 class Score(NamedTuple):
@@ -74,17 +78,64 @@ def cross_validate(config: Config,
     counts, scores = _check(config, tried, deal), []
     with locked(work_dir):
         for values in tried:
-            pipeline, found = StagedPipeline(_slug(values), deal.seed, work_dir / _slug(values)), []
+            name, found = _slug(values), []
             for fold, count in enumerate(counts):
                 run = fold_config(with_values(config, values), deal, fold, count)
-                metrics = pipeline.train(f'fold_{fold}', run)['metrics']
-                for checkpoint in (pipeline.folder / f'fold_{fold}').glob('*.pth'):
-                    checkpoint.unlink()
-                found.append(_pick(metrics, metric))
+                found.append(_pick(train_fold(run, work_dir / name / f'fold_{fold}'), metric))
                 report(f'[{len(scores) * deal.folds + fold + 1}/{len(tried) * deal.folds}] '
-                       f'{pipeline.name} fold {fold}: {found[-1]:.4f}')
+                       f'{name} fold {fold}: {found[-1]:.4f}')
             scores.append(_score(values, found))
     return scores
+
+
+def train_fold(config: Config, folder: Path) -> dict[str, float]:
+    """Train a config as a recorded stage, and remove its checkpoints.
+
+    Args:
+        config (Config): Complete config of a run.
+        folder (Path): The stage's own.
+
+    Returns:
+        dict[str, float]: Metrics of the last validation.
+    """
+    def work(folder: Path) -> dict[str, Any]:
+        config.work_dir, config.launcher = str(folder), 'none'
+        config.experiment_name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        resume_latest(config)
+        with drop_instances(), one_run(config) as runner:
+            runner.train()
+            scalars = runner.message_hub.log_scalars
+            return dict(metrics={name.removeprefix('val/'): float(buffer.current())
+                                 for name, buffer in scalars.items()
+                                 if name.startswith('val/') and not name.endswith('time')})
+
+    result = run_stage(folder, dict(config=config.to_dict()), work)
+    for checkpoint in folder.glob('*.pth'):
+        checkpoint.unlink()
+    return result['metrics']
+
+
+@contextlib.contextmanager
+def drop_instances() -> Iterator[None]:
+    """Drop what a Runner leaves behind in the process: hubs, loggers and their files."""
+    before = {manager: set(manager._instance_dict) for manager in _managers()}
+    try:
+        yield
+    finally:
+        for manager in _managers():
+            for name in set(manager._instance_dict) - before.get(manager, set()):
+                instance = manager._instance_dict.pop(name)
+                for handler in list(getattr(instance, 'handlers', ())):
+                    handler.close()
+
+
+def _managers() -> Iterator[ManagerMeta]:
+    """The classes whose instances MMEngine keeps by name, each in a registry of its own."""
+    waiting = [ManagerMixin]
+    while waiting:
+        manager = waiting.pop()
+        waiting += manager.__subclasses__()
+        yield manager
 
 
 def best(scores: Sequence[Score], minimize: bool = False) -> Score:

@@ -46,9 +46,7 @@ def plot_curve(curves: Mapping[str, Numbers],
                path: str | Path,
                xlabel: str = 'epoch',
                ylabel: str = '',
-               x: Mapping[str, Numbers] | None = None,
-               log: bool = False,
-               markers: bool = False) -> None:
+               x: Mapping[str, Numbers] | None = None) -> None:
     """Plot named curves, such as the temperature or the KC over epochs.
 
     Args:
@@ -58,9 +56,6 @@ def plot_curve(curves: Mapping[str, Numbers],
         ylabel (str): Defaults to none.
         x (Mapping[str, Sequence[float]], optional): Positions by the curve's
             name. Defaults to 1, 2, 3, ...
-        log (bool): Logarithmic values. Defaults to False.
-        markers (bool): Points only, as for accuracy against MACs. Defaults to
-            False: lines.
 
     Raises:
         ValueError: No curves, or positions of another number.
@@ -72,8 +67,8 @@ def plot_curve(curves: Mapping[str, Numbers],
             if len(positions) != len(values):
                 raise ValueError(f'expected {len(values)} positions for the curve `{name}`, '
                                  f'found {len(positions)}')
-            axes.plot(positions, values, 'o' if markers else '-', label=name)
-        axes.set(xlabel=xlabel, ylabel=ylabel, yscale='log' if log else 'linear')
+            axes.plot(positions, values, label=name)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
         axes.grid(alpha=0.3)
         axes.legend(fontsize='small')
 

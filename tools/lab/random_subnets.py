@@ -16,7 +16,7 @@ from mmkcr.models.tasks import part_to_count, search_space, task_forward
 
 def random_subnet(model: nn.Module, target: str | int | float,
                   input_shape: Sequence[int] = (3, 224, 224), part: str | None = None,
-                  divisor: int = 8, seed: int = 0, group: int = 1) -> tuple[nn.Module, Structure]:
+                  divisor: int = 8, seed: int = 0) -> tuple[nn.Module, Structure]:
     """Slice a dense model or a supernet at one common keep ratio, with random, scattered units.
 
     Sites whose gates have options take sizes among these.
@@ -30,8 +30,6 @@ def random_subnet(model: nn.Module, target: str | int | float,
         divisor (int): Sizes of sites with at least four times as many units are multiples of it, or
             full. Defaults to 8.
         seed (int): Seed of the choice. Defaults to 0.
-        group (int): Consecutive units that are kept together, where it divides a site's units.
-            Defaults to 1.
 
     Raises:
         ValueError: The target is out of reach; the message gives the range.
@@ -39,7 +37,7 @@ def random_subnet(model: nn.Module, target: str | int | float,
     space, counted = search_space(model), part_to_count(model, part)
     space.put_masks()  # they stay in the subnet, and their MACs count
     macs = MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
-    offered = {name: _sizes(site, divisor, group) for name, site in space.sites.items()}
+    offered = {name: _sizes(site, divisor) for name, site in space.sites.items()}
     wanted = macs.parse_target(target)
     macs.check_target(wanted, {name: sizes[0] for name, sizes in offered.items()})
     generator = torch.Generator().manual_seed(seed)
@@ -49,7 +47,7 @@ def random_subnet(model: nn.Module, target: str | int | float,
         even = {name: (1 - torch.linspace(0., 1., site.total + 1))**2
                 for name, site in space.sites.items()}
         sizes = fit_sizes(sizes, offered, even, macs, wanted)
-    structure = space.structure_for({name: random_units(space.sites[name], size, generator, group)
+    structure = space.structure_for({name: random_units(space.sites[name], size, generator)
                                      for name, size in sizes.items()})
     space.slice_to(structure)
     structure.macs = dict(dense=macs.dense, subnet=count_macs(counted, input_shape),
@@ -58,27 +56,17 @@ def random_subnet(model: nn.Module, target: str | int | float,
     return model, structure
 
 
-def _sizes(site: Site, divisor: int, group: int) -> list[int]:
+def _sizes(site: Site, divisor: int) -> list[int]:
     """Sizes of a random subnet's site: of every head equally many units."""
     if site.gate is not None and (options := site.gate.options()) is not None:
         counts = [site.group_counts(site.gate.selection(place)) for place in range(len(options))]
         return sorted({int(units.sum()) for units in counts if site.rows in (1, len(units))})
-    step = math.lcm(divisor if site.total >= 4 * divisor else 1,
-                    site.rows * _together(site, group))
+    step = math.lcm(divisor if site.total >= 4 * divisor else 1, site.rows)
     return allowed_sizes(site.total, 1, step)
 
 
-def _together(site: Site, group: int) -> int:
-    """Units that are kept together: ``group``, or 1 where it does not divide them."""
+def random_units(site: Site, count: int, generator: torch.Generator) -> Tensor:
+    """Random units of a site, int64, ascending; equally many of every head."""
     width = site.total // site.rows
-    return group if width % group == 0 and width > group else 1
-
-
-def random_units(site: Site, count: int, generator: torch.Generator, group: int = 1) -> Tensor:
-    """Random units of a site, int64, ascending; equally many of every head, in whole groups."""
-    heads, group = site.rows, _together(site, group)
-    groups = site.total // heads // group  # of a head
-    drawn = [head * groups + torch.randperm(groups, generator=generator)[
-        :count // heads // group].sort().values for head in range(heads)]
-    # (groups, 1) + (group,): the units of each
-    return (torch.cat(drawn)[:, None] * group + torch.arange(group)).flatten()
+    return torch.cat([head * width + torch.randperm(width, generator=generator)[
+        :count // site.rows].sort().values for head in range(site.rows)])

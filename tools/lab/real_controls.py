@@ -26,21 +26,9 @@ METHODS: Mapping[str, str] = {
     'corp': 'CORP',
     'grail': 'GRAIL',
     'snapvit': "SnapViT's score, not refitted",
-    'snapvit-refit': "SnapViT's score, refitted",
-    'narrow': 'uniform widths, from scratch',
-    'kcr': 'KCR',
-    'kcr-refit': 'KCR, refitted',
-    'dcs': 'DCS',
-    'dcs-refit': 'DCS, refitted',
-    'ofb': 'Once for Both',
-    'ofb-refit': 'Once for Both, refitted',
-    'dsp': 'convolutions, learned',
-    'heads-lowest': 'convolutions, lowest scores',
-    'heads-highest': 'convolutions, highest scores',
-    'heads-random': 'convolutions, random'}
+    'snapvit-refit': "SnapViT's score, refitted"}
 #: Those whose readers are refitted.
-REFITTED = ('closed-form', 'uniform', 'random', 'largest', 'torch-pruning-refit', 'snapvit-refit',
-            'kcr-refit', 'dcs-refit', 'ofb-refit')
+REFITTED = ('closed-form', 'uniform', 'random', 'largest', 'torch-pruning-refit', 'snapvit-refit')
 #: Those with as many units in every layer as the closed form has, by their orders.
 SAME_SIZES: Mapping[str, Choose] = {'random': at_random, 'random-sliced': at_random,
                                     'largest': by_weight, 'largest-sliced': by_weight}
@@ -68,8 +56,8 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
         images (Tensor): Calibration images.
         target (str): Maximum MACs.
         profiles (dict): Of an earlier call, or gets those of this one.
-        like (Structure, optional): Of the closed form: random units and those of largest weights
-            are as many in every layer. Of a search: it is refitted. Defaults to None.
+        like (Structure, optional): Of the closed form: random units and units of largest weights
+            are as many in every layer. Defaults to None: of no use to the other methods.
         rho (float, optional): Ridge of refits. Defaults to None: the package's default.
     """
     options = dict(input_shape=tuple(images.shape[1:]),
@@ -85,6 +73,6 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
     elif method.startswith('snapvit'):
         structure = snapvit_structure(model, images, target)
     else:
-        structure = like or torch_pruning_structure(_Task(model), PRUNED, target,
-                                                    [dict(inputs=images[:1])])
+        structure = torch_pruning_structure(_Task(model), PRUNED, target,
+                                            [dict(inputs=images[:1])])
     return refit_structure(model, structure, images, CompressOptions(**options), tokens)

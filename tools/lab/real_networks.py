@@ -1,6 +1,5 @@
 """The compressed forms of a real network, each made once and kept in a folder."""
 
-import functools
 import json
 import time
 from collections.abc import Sequence
@@ -12,31 +11,24 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mmkcr.core import Structure, atomic_write, parse_target
+from mmkcr.core import Structure, atomic_write
+from mmkcr.distillation import DistilOptions, distil
 from mmkcr.models import Searchable
-from mmkcr.models.counting import count_macs
 from .corp import corp
 from .grail import grail
-from .label_free import (
-    ALL_TOKENS,
-    JUDGED,
-    SEARCHES,
-    closed_form_scores,
-    replaced_heads,
-    search,
-    taught,
-)
 from .real_controls import SAME_SIZES, control
-from .saliency import Saliency, normalised
+from .saliency import Saliency, normalised, tokens
 
+#: Options of timm's backbones that return all tokens, of images of any size.
+ALL_TOKENS = dict(global_pool='', dynamic_img_size=True)
 #: Methods whose networks have zeros in place of what goes.
 _WITH_ZEROS = {'corp': corp, 'grail': grail}
-#: Of the pictures to learn from, one in so many judges what is taught.
-JUDGES = 5
+#: Of the pictures to learn from, one in so many judges what is taught, by so many crops.
+JUDGES, JUDGED = 5, 16
 
 
 class Lesson(NamedTuple):
-    """What networks are taught on, and searches search on.
+    """What networks are taught on.
 
     Args:
         images (Tensor): (N, 3, size, size).
@@ -168,7 +160,7 @@ class Networks:
         images (Tensor): To calibrate with.
         folder (Path): Of the networks.
         rho (float, optional): Ridge of refits. Defaults to None: the package's default.
-        lesson (Lesson, optional): What is taught, and what searches learn from. Defaults to None.
+        lesson (Lesson, optional): What is taught. Defaults to None.
     """
 
     dense: Saliency
@@ -183,7 +175,7 @@ class Networks:
 
         Args:
             method (str): Of :data:`~lab.real_controls.METHODS`.
-            target (str): MACs; blocks (``'6b'``) or heads (``'36h'``) that become convolutions.
+            target (str): MACs.
             teach (bool): Distil it. Defaults to False.
         """
         path = self.folder / f'{self.name(method, target, teach)}.pth'
@@ -197,7 +189,7 @@ class Networks:
             with atomic_write(path) as temporary:
                 torch.save(content, temporary)
         content, structure = torch.load(path, weights_only=True), None
-        slim = self.dense.dense_backbone(host_of(method), **(ALL_TOKENS if self.lesson else {}))
+        slim = self.dense.dense_backbone(**(ALL_TOKENS if self.lesson else {}))
         if 'structure' in content:
             structure = Structure.load(content['structure'])
             slim = Searchable(slim, structure.backbone['sites'], structure=structure)
@@ -214,52 +206,19 @@ class Networks:
         return f'{name}-{self.lesson.count}' if teach else name
 
     def _teach(self, method: str, target: str) -> Network:
-        found, lesson = self.get(method, target), self.lesson
-        teacher = self.dense.dense_backbone(host_of(method), **ALL_TOKENS)
-        # the half of the images that a search has seen is its own
-        count = lesson.count // (2 if method.removesuffix('-refit') in SEARCHES else 1)
-        slim = taught(found.backbone, teacher, lesson.images, lesson.held_out, count)
-        return found._replace(backbone=slim)
+        student, lesson = self.get(method, target), self.lesson
+        teacher = self.dense.dense_backbone(**ALL_TOKENS)
+        found = distil(student.backbone, teacher, lesson.images,
+                       max(1, lesson.count // DistilOptions.batch_size), tokens, lesson.held_out,
+                       comparisons=4)
+        print(f'best after {found.best} of {found.steps} steps: '
+              f'{found.errors[0]:.4f} to {found.errors[found.best]:.4f}', flush=True)
+        return student._replace(backbone=found.model)
 
     def _make(self, method: str, target: str) -> Network:
         dense, images = self.dense, self.images
         if method in _WITH_ZEROS:
             return Network(*_WITH_ZEROS[method](dense.backbone, images, target), None)
-        if method == 'narrow':
-            structure = self.get('uniform', target).structure
-            slim = Searchable(dense.dense_backbone(), structure.backbone['sites'],
-                              structure=structure)
-            torch.manual_seed(0)
-            slim.init_weights()
-            return Network(slim, structure.macs, structure)
-        if method.startswith('heads-'):
-            slim, structure = replaced_heads(
-                dense.dense_backbone('mmpretrain'), images, target,
-                method.removeprefix('heads-'), self.folder / 'heads.json')
-            return Network(slim, structure.macs, structure)
-        if method in SEARCHES:
-            return self._search(method, target)
-        like = None
-        if method in SAME_SIZES:
-            like = self.get('closed-form', target).structure
-        elif method.removesuffix('-refit') in SEARCHES:
-            like = self.get(method.removesuffix('-refit'), target).structure
+        like = self.get('closed-form', target).structure if method in SAME_SIZES else None
         result = control(method, dense.backbone, images, target, self._profiles, like, self.rho)
         return Network(result.model, result.structure.macs, result.structure)
-
-    def _search(self, method: str, target: str) -> Network:
-        if self.lesson is None:
-            raise ValueError(f'expected `--distil` with crops to search on for `{method}`, found '
-                             'none')
-        build = functools.partial(self.dense.dense_backbone, host_of(method), **ALL_TOKENS)
-        scores = closed_form_scores(method, build, self.images, self.folder)
-        wanted = int(target.rstrip('b')) if method == 'dsp' else parse_target(
-            target, count_macs(self.dense.backbone, tuple(self.images.shape[1:])))
-        slim, structure = search(method, build, self.lesson.images, self.lesson.count // 2, wanted,
-                                 scores)
-        return Network(slim, structure.macs, structure)
-
-
-def host_of(method: str) -> str:
-    """Whose backbone it is: timm's does not tell the grid that convolutions need."""
-    return 'mmpretrain' if method == 'dsp' or method.startswith('heads-') else 'timm'

@@ -14,13 +14,13 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.apis.inference import model_index
 from mmkcr.apis.publish import publish
 from mmkcr.apis.slim_files import config_text, subnet_name
 from mmkcr.cli.launch import latest_checkpoint
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure, atomic_write
+from mmkcr.core.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.core.io import file_sha256
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.engine.build import (

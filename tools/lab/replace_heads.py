@@ -9,14 +9,11 @@ import torch
 from mmengine.dist import get_world_size
 from torch import Tensor, nn
 
-from mmkcr.apis.file_names import STRUCTURE
 from mmkcr.apis.slim_files import write_subnet
 from mmkcr.core import Structure, count_params
-from mmkcr.core.io import file_sha256
-from mmkcr.engine.build import build_model, default_shape, load_weights
 from mmkcr.evaluation.features import share_of_rank
 from mmkcr.models.counting import count_macs, note_backbone_macs
-from mmkcr.models.head_choice import find_head_sites, select_heads, set_operator
+from mmkcr.models.head_choice import find_head_sites
 from mmkcr.models.layers.head_operators import FOLDED
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.tasks import find_task, search_space
@@ -109,37 +106,3 @@ def write_replaced(model: nn.Module, structure: Structure, folder: str | Path,
     structure = replace_heads(task, structure, shape)
     write_subnet(task, structure, (content or {}).get('meta') or {}, Path(folder))
     return structure
-
-
-def replace_stage(call: Any) -> dict[str, Any]:
-    """Stage of a study (:mod:`lab.study`): dense checkpoint in, replaced subnet out.
-
-    Arguments of the study: ``count``, ``which``, ``blockwise``, ``operator`` and ``images``; or
-    ``weights``, the stage with the dense checkpoint, and then the structure is that of the
-    stage that this one starts from: a learned selection for a new fine-tuning.
-    """
-    arguments = dict(call.arguments)
-    model = build_model(call.config)
-    dense = arguments.pop('weights', None)
-    checkpoint = call.start.weights if dense is None else _last(call.folder.parent / dense)
-    content, scores = load_weights(model, checkpoint), {}
-    space = replaceable_heads(model)
-    if dense is None:
-        operator = arguments.pop('operator', None)
-        scores = score_heads(model, call.config, arguments.pop('images', 1000), call.seed)
-        if operator is not None:
-            set_operator(space.sites, operator)
-        structure = space.structure_for(select_heads(scores, seed=call.seed, **arguments))
-    else:
-        structure = unfolded(Structure.load(call.start.structure))
-    structure.provenance = dict(checkpoint_sha256=file_sha256(checkpoint), **arguments)
-    structure = write_replaced(model, structure, call.folder, default_shape(call.config, model),
-                               content)
-    return dict(scores={site: score.tolist() for site, score in scores.items()},
-                kept={site: value.kept for site, value in structure.sites.items()},
-                macs=structure.macs, structure=STRUCTURE)
-
-
-def _last(stage: Path) -> str:
-    from mmengine.runner import find_latest_checkpoint
-    return find_latest_checkpoint(stage)

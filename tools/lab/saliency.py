@@ -1,4 +1,4 @@
-"""DINOv2 with a saliency decoder: the network of a study, what it agrees on, and its pictures."""
+"""DINOv2 with a saliency decoder: a real network, what it agrees on, and its pictures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,11 +24,10 @@ def normalised(image: Image.Image, size: int = SIZE) -> Tensor:
 
 
 def tokens(backbone: nn.Module, images: Tensor) -> Tensor:
-    """All tokens behind the last norm (N, 1 + H * W, C) of a backbone of timm or mmpretrain."""
-    if getattr(backbone, 'global_pool', ''):  # timm's, which returns one token
+    """All tokens behind the last norm (N, 1 + H * W, C) of a backbone of timm."""
+    if getattr(backbone, 'global_pool', ''):  # it returns one token
         return backbone.forward_features(images)
-    found = backbone(images)
-    return found[-1] if isinstance(found, tuple) else found
+    return backbone(images)
 
 
 class Saliency:
@@ -46,27 +45,16 @@ class Saliency:
         self.decoder.load_state_dict(
             torch.load(folder / 'decoder.pth', weights_only=True)['state_dict'])
 
-    def dense_backbone(self, host: str = 'timm', **arguments: Any) -> nn.Module:
-        """The backbone anew.
-
-        Args:
-            host (str): ``'timm'`` or ``'mmpretrain'``. Defaults to ``'timm'``.
-            **arguments: Of timm's.
-        """
-        if host == 'mmpretrain':
-            from mmpretrain.models import VisionTransformer
-            model = VisionTransformer('dinov2-small', img_size=SIZE, patch_size=14,
-                                      out_type='raw', layer_scale_init_value=1.)
-        else:
-            import timm
-            model = timm.create_model('vit_small_patch14_dinov2', img_size=SIZE, num_classes=0,
-                                      **arguments)
-        model.load_state_dict(torch.load(self._folder / f'{host}.pth',
+    def dense_backbone(self, **arguments: Any) -> nn.Module:
+        """The backbone anew, of timm, with arguments of its own."""
+        import timm
+        model = timm.create_model('vit_small_patch14_dinov2', img_size=SIZE, num_classes=0,
+                                  **arguments)
+        model.load_state_dict(torch.load(self._folder / 'timm.pth',
                                          weights_only=True)['state_dict'])
-        if host == 'timm' and self.size != SIZE:
+        if self.size != SIZE:
             model.set_input_size(img_size=self.size)
-        model.eval()  # mmpretrain's returns None
-        return model
+        return model.eval()
 
     @torch.no_grad()
     def maps(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,9 @@ import pytest
 import timm
 import torch
 from mmpretrain.models import ImageClassifier
+from tool_files import load_tool
 from torch import nn
 
-from lab.commands import load_tool
 from lab.model_zoo import uninitialized
 from long_form import every_nth
 from mmkcr.apis import count_macs

@@ -5,9 +5,9 @@ import torch
 from timm.layers import QuickGELU
 from timm.models.vision_transformer import VisionTransformer as Reference
 from timm.models.vision_transformer import checkpoint_filter_fn
+from tool_files import load_tool
 from torch import nn
 
-from lab.commands import load_tool
 from mmkcr.methods.named import DWConvVisionTransformer
 
 D, DEPTH, HEADS, PATCHES = 24, 3, 2, 16

@@ -10,8 +10,8 @@ import pytest
 import torch
 from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
+from tool_files import load_tool
 
-from lab.commands import load_tool
 from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs, slim
 from mmkcr.apis.compress_files import task_outputs

@@ -8,8 +8,8 @@ import pytest
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, init_default_scope
+from tool_files import load_tool
 
-from lab.commands import load_tool
 from lab.digit_questions import (
     ANSWERS,
     WORDS,

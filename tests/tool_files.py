@@ -1,4 +1,4 @@
-"""Files of ``tools/`` as modules, for tests and for commands that call others."""
+"""Files of ``tools/`` as modules."""
 
 import importlib.util
 import sys
