@@ -167,9 +167,10 @@ def load_with_images(name: str, checkpoint: str | None, folder: str | None, coun
 
 
 def set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
-    """Let networks of timm and transformers, which have one size, take another, (H, W), in place.
+    """Set the image size (H, W) of a network of timm or transformers that is built for one size.
 
-    Position embeddings of timm are resized for good, those of transformers in each forward.
+    It is done in place. Position embeddings of timm are resized for good, those of transformers in
+    each forward.
     """
     if hasattr(network, 'set_input_size'):
         network.set_input_size(img_size=sides)
@@ -318,7 +319,7 @@ def _find_weights(folder: Path, random: bool) -> str | None:
 
     Args:
         folder (Path): The folder.
-        random (bool): Whether the network goes without.
+        random (bool): Whether the network keeps random weights, so that none are needed.
     """
     if random:
         return None

@@ -120,7 +120,7 @@ def file_beside(config: str) -> Path | None:
 
 
 def default_file(args: ExportJob, config: Any) -> Path:
-    """Path of the ONNX file without ``--out``; the config is None of a name."""
+    """Path of the ONNX file without ``--out``; the config of a named network is None."""
     if config is None:
         folder = named_folder(args.config)
         return folder / f'{folder.name}.onnx'

@@ -94,15 +94,14 @@ class AugmentedImages(ImageBatches):
         base (ImageBatches): The images.
         count (int): Number of images and crops together.
         seed (int): Seed of the crops.
-        size (int): Images of a batch. Defaults to 1.
     """
 
-    def __init__(self, base: ImageBatches, count: int, seed: int, size: int = 1) -> None:
+    def __init__(self, base: ImageBatches, count: int, seed: int) -> None:
         self._base, self._seed = base, seed
         #: Place in the base, and 0 for the image itself or the number of its crop.
         turns = -(-count // base.images)
         places = [(place, turn) for turn in range(turns) for place in range(base.images)]
-        super().__init__(places[:max(count, base.images)], size)
+        super().__init__(places[:max(count, base.images)])
 
     def sources(self) -> list[Any]:
         """A crop has the source of its image."""
