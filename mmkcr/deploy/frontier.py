@@ -131,7 +131,7 @@ def recommend(rows: Sequence[Row], keep: float, quality: Quality) -> str:
     def tell(row: Row) -> str:
         time = '' if row.levers == 'dense' else \
             f'{row.ratio:.2f} of the time of the dense network there, '
-        return (f'{row.levers} in {NAMES[row.runtime]}: {time}{row.ms:.3g} ms an image, '
+        return (f'{row.levers} in {NAMES[row.runtime]}: {time}{row.ms:.4g} ms an image, '
                 f'{quality.sentence.format(row.quality)}')
 
     lines = []
