@@ -181,7 +181,7 @@ def draw_pairs(path: Path, pictures: Sequence[Sequence[ndarray]], titles: Sequen
         pictures (Sequence[Sequence[ndarray]]): By model, pictures (H, W, 3).
         titles (Sequence[str]): Of the columns.
     """
-    with saved_figure(path, (6.4, 3.3 * len(pictures[0])), nrows=len(pictures[0]),
+    with saved_figure(path, (8., 4.4 * len(pictures[0])), nrows=len(pictures[0]),
                       ncols=len(pictures), squeeze=False) as (_, axes):
         for row, pair in zip(axes, zip(*pictures)):
             for axis, picture in zip(row, pair):
