@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .safe_load import restrict_checkpoints
+
 #: Original packages by the fork that installs the same folder.
 ORIGINALS = {
     'onedl-mmcv': ('mmcv', 'mmcv-lite', 'mmcv-full'),
@@ -52,7 +54,6 @@ def prepare_hosts() -> None:
     except ImportError as error:
         raise ImportError('expected the OpenMMLab libraries for a config, found none: install '
                           f'them with `pip install "mmkcr[openmmlab]"` ({error})') from error
-    from .safe_load import restrict_checkpoints
     ensure_torchvision()
     hush_missing_parts()
     register_references()

@@ -23,6 +23,8 @@ from urllib.error import URLError
 import numpy as np
 import torch
 
+from mmkcr.core.saved_folder import check_folder
+
 ENVIRONMENT = 'MMKCR_TRUST_CHECKPOINT'
 _FORCE = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
 _trusted = False
@@ -56,7 +58,8 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, is damaged, or would run code.
+        ValueError: It is no checkpoint, is damaged, would run code, or is of a saved network whose
+            folder was changed since.
     """
     checkpoint = _load(str(path), map_location)
     state = next((checkpoint[key] for key in keys if key in checkpoint), checkpoint)
@@ -73,6 +76,8 @@ def _load(filename: str, map_location: Any) -> Mapping:
     """A file's entries by name; errors of pickle, zip and PyTorch become one sentence."""
     if not is_address(filename) and not Path(filename).expanduser().is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{filename}`, found none')
+    if filename.endswith('.safetensors') and not is_address(filename):
+        check_folder(Path(filename).expanduser().parent)
     try:
         content = _content(filename, map_location)
     except URLError as error:

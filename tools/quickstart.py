@@ -19,10 +19,10 @@ import torch
 from demo.before_after import draw, draw_pairs, find_images, load
 
 from lab.digits import write_digits
-from mmkcr.apis.file_names import CONFIG, SUBNET
 from mmkcr.apis.inference import model_index
 from mmkcr.cli import compress
 from mmkcr.cli.command import Parser, command, quiet_hosts
+from mmkcr.core.file_names import CONFIG, SUBNET
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import quiet
 from mmkcr.models.tasks import find_task

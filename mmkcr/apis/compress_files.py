@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.apis.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.apis.file_options import FileOptions
 from mmkcr.apis.slim_files import (
     SubnetFiles,
@@ -33,6 +32,7 @@ from mmkcr.closed_form.options import (
 from mmkcr.closed_form.progress import CompressProgress, open_profiles
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
+from mmkcr.core.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.core.processes import find_rank
 from mmkcr.deploy.int8 import DeployedFile, deploy_int8
 from mmkcr.deploy.latency_table import usable_table

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mmkcr.apis.file_names import HUB_CONFIG, STRUCTURE, WEIGHTS
 from mmkcr.apis.saved import find_transformers_class, load
 from mmkcr.closed_form.compression import call_network
 from mmkcr.closed_form.image_folder import FolderImages, draw_images, list_images
 from mmkcr.core.checks import did_you_mean
+from mmkcr.core.file_names import HUB_CONFIG, STRUCTURE, WEIGHTS
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.structure import read_json
 from mmkcr.hosts import ensure_torchvision
@@ -160,7 +160,7 @@ def load_with_images(name: str, checkpoint: str | None, folder: str | None, coun
 
 
 def set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
-    """Tell timm's networks, which have one size, of another, (H, W); it is done in place."""
+    """Set the image size (H, W) of a network of timm that is built for one size, in place."""
     if hasattr(network, 'set_input_size'):
         network.set_input_size(img_size=sides)
         return
@@ -306,7 +306,7 @@ def _find_weights(folder: Path, random: bool) -> str | None:
 
     Args:
         folder (Path): The folder.
-        random (bool): Whether the network goes without.
+        random (bool): Whether the network keeps random weights, so that none are needed.
     """
     if random:
         return None

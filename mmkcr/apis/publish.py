@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmkcr.apis.file_names import CONFIG, FINETUNE
 from mmkcr.apis.slim_files import provenance, relative, subnet_name
 from mmkcr.core import atomic_write, count_params
+from mmkcr.core.file_names import CONFIG, FINETUNE
 from mmkcr.engine.build import build_model, find_weights, load_config, load_weights
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.tasks import find_task, search_spaces

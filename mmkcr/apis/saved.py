@@ -2,14 +2,12 @@
 
 import copy
 import dataclasses
-import hashlib
 import inspect
 import json
-import logging
 import platform
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from mmkcr.apis.file_names import CONFIG, HUB_CONFIG, REPORT, STRUCTURE, WEIGHTS
 from mmkcr.closed_form.compression import CompressResult
 from mmkcr.closed_form.given import copy_network
 from mmkcr.core import KEPT, Structure, atomic_folder, digest, eval_mode
-from mmkcr.core.io import file_sha256
+from mmkcr.core.file_names import CONFIG, HUB_CONFIG, REPORT, STRUCTURE, WEIGHTS
 from mmkcr.core.products import state_bytes
+from mmkcr.core.saved_folder import require_files, write_report
 from mmkcr.core.structure import read_json
 from mmkcr.deploy.export import export_onnx, export_program
 from mmkcr.deploy.export import export_onnx as export
@@ -37,9 +35,6 @@ from mmkcr.safe_load import read_checkpoint
 from mmkcr.version import __version__
 
 __all__ = ['export', 'load', 'save']
-
-#: Files that :func:`load` reads beside the report.
-READ = STRUCTURE, WEIGHTS, HUB_CONFIG, CONFIG
 
 
 @keep_randomness()
@@ -91,7 +86,7 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
             agreement=result.agreement, target=structure.provenance.get('target'),
             asked=structure.provenance.get('asked'), drop_rates=read_drop_rates(model),
             versions=versions)
-        _write_json(report, here / REPORT)
+        write_report(report, here)  # as the folder is read again in the next line
         if reason := _not_the_same(model, here, shape):
             for name in (HUB_CONFIG, CONFIG):
                 (here / name).unlink(missing_ok=True)
@@ -102,53 +97,11 @@ def save(result: CompressResult, folder: str | Path, export: bool = False) -> No
             network = copy.deepcopy(model).cpu()
             export_program(network, here / 'model.pt2', shape)
             export_onnx(network, here / 'model.onnx', shape, dynamic_size=False)
-        report['files'] = {file.name: file_sha256(file) for file in sorted(here.iterdir())
-                           if file.name != REPORT}
-        report['sha256'] = _report_sha256(report)
-        _write_json(report, here / REPORT)
+        write_report(report, here)
 
 
 def _write_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf8')
-
-
-def _report_sha256(report: Mapping[str, Any]) -> str:
-    """SHA-256 of a report's other entries."""
-    others = {key: value for key, value in report.items() if key != 'sha256'}
-    return hashlib.sha256(json.dumps(others).encode()).hexdigest()
-
-
-def _require(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder without some files."""
-    for name in names:
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f'expected a folder that `save` or `mmkcr compress` wrote at '
-                                    f'`{folder}`, found one without `{name}`')
-
-
-def _check_files(folder: Path) -> None:
-    """Compare the files of a folder that are read with its report, which has their SHA-256.
-
-    Raises:
-        ValueError: One is another, or was edited; the message names it.
-    """
-    report = read_json(folder / REPORT, 'a report') if (folder / REPORT).is_file() else {}
-    if isinstance(report, Mapping) and not {'files', 'sha256'} & {*report}:
-        logging.getLogger('mmkcr').warning(  # of `save_pretrained`, or of an earlier version
-            'Not checked: no `%s` in `%s` says which files were saved, so they may have changed '
-            'since, or be of other networks.', REPORT, folder)
-        return
-    changed = [REPORT]
-    if isinstance(report, Mapping) and report.get('sha256') == _report_sha256(report):
-        sums = report['files']
-        _require(folder, [name for name in READ if name in sums])
-        changed = [name for name in READ if (folder / name).is_file()
-                   and sums.get(name) != file_sha256(folder / name)]
-    if changed:
-        raise ValueError(
-            f'expected `{folder / changed[0]}` as it was saved, found that it was changed or '
-            f'added since, by its SHA-256 in `{REPORT}`: save the folder again; or, if that was on '
-            f'purpose, remove `{REPORT}`, and the folder is loaded as it is')
 
 
 def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
@@ -234,25 +187,22 @@ def load(folder: str | Path, model: nn.Module | None = None,
         >>> model = load('slim')
         >>> export(model, 'slim.onnx', (3, 224, 224))
     """
-    path = Path(folder)
-    home = path.parent if path.is_file() else path
-    if (home / REPORT).is_file() or path.is_dir() and not (path / CONFIG).is_file():
-        _check_files(home)
-    network = _build(path, model)
+    network = _build(Path(folder), model)
     network.to(device)
     return network
 
 
 def _build(path: Path, model: nn.Module | None) -> nn.Module:
-    """See :func:`load`, without comparing the files with the report; on the CPU."""
+    """See :func:`load`; on the CPU."""
     if model is None and (not path.is_dir() or (path / CONFIG).is_file()):
         from mmkcr.engine.build import build_model, find_weights, load_config, load_weights
         config = load_config(path / CONFIG if path.is_dir() else path)
         model = build_model(config)
         load_weights(model, find_weights(config, None, str(config.filename)))
         return model
-    _require(path, (STRUCTURE, WEIGHTS))
-    structure, state = Structure.load(path / STRUCTURE), read_checkpoint(path / WEIGHTS)
+    require_files(path, (STRUCTURE, WEIGHTS))
+    state = read_checkpoint(path / WEIGHTS)  # first, as this compares the folder with its report
+    structure = Structure.load(path / STRUCTURE)
     if model is not None:
         model = copy_network(model)
     else:

@@ -4,6 +4,8 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,11 @@ import torch
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
-from mmkcr.apis.file_names import CONFIG, FINETUNE, STRUCTURE, SUBNET, TEACHER
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure, atomic_write, remove_stale, write_tensors
+from mmkcr.core.file_names import CONFIG, FINETUNE, STRUCTURE, SUBNET, TEACHER
 from mmkcr.core.io import file_sha256
-from mmkcr.core.products import state_bytes
-from mmkcr.deploy.latency_table import check_prediction, usable_table
+from mmkcr.deploy.latency_table import usable_table
 from mmkcr.engine.build import (
     backbone_config,
     build_model,
@@ -30,7 +31,7 @@ from mmkcr.engine.compressed_config import add_scope, run_length, task_config, w
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models.backbone_loading import content_sha256
-from mmkcr.models.counting import both_parts, describe_proposals
+from mmkcr.models.counting import Parts, both_parts
 from mmkcr.models.tasks import search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
@@ -39,6 +40,7 @@ from mmkcr.version import __version__
 RATE = 0.1
 
 
+@dataclass(frozen=True)
 class SubnetFiles:
     """Result of :func:`slim_files` or :func:`~mmkcr.apis.compress_files.compress_files`.
 
@@ -49,18 +51,21 @@ class SubnetFiles:
         folder (Path): Folder with the files of the subnet.
         progress (CompressProgress, optional): The caller removes it after the later steps.
             Defaults to None.
+        notes (list[str]): Sentences for the user. Defaults to none.
     """
 
-    def __init__(self, dense: nn.Module, slim: nn.Module, structure: Structure, folder: Path,
-                 progress: CompressProgress | None = None) -> None:
-        self.structure, self.folder, self.progress = structure, folder, progress
-        self.bytes = dict(dense=state_bytes(dense), subnet=state_bytes(slim))
-        #: MACs by part of a detector or segmentor, empty for others.
-        self.parts = both_parts(dense, slim, structure.macs['input_shape'])
-        predicted = structure.provenance.get('latency')
-        #: Sentences: how parts are counted, how good a prediction of time was …
-        self.notes = list(filter(None, (
-            describe_proposals(slim), predicted and check_prediction(dense, slim, predicted))))
+    dense: nn.Module
+    slim: nn.Module
+    structure: Structure
+    folder: Path
+    progress: CompressProgress | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """MACs by part of a detector or segmentor, counted when first asked for; empty for others.
+        """
+        return both_parts(self.dense, self.slim, self.structure.macs['input_shape'])
 
 
 def slim_files(config: str | Path, checkpoint: str | Path,

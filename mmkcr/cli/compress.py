@@ -31,7 +31,6 @@ from pathlib import Path
 
 import torch
 
-from mmkcr.apis.file_names import STRUCTURE
 from mmkcr.apis.networks import is_named, load_with_images, named_folder
 from mmkcr.apis.saved import save
 from mmkcr.cli.compress_job import CompressJob, check_targets, name_targets
@@ -46,6 +45,7 @@ from mmkcr.closed_form.batches import batch_digest, images_digest
 from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.options import check_kinds
 from mmkcr.closed_form.progress import CompressProgress
+from mmkcr.core.file_names import STRUCTURE
 from mmkcr.core.io import check_new_folder
 from mmkcr.core.processes import find_rank
 from mmkcr.models.search_space import leave_ordinary

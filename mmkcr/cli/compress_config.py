@@ -24,7 +24,6 @@ from mmkcr.apis.compress_files import (
     int8_files,
     refit_files,
 )
-from mmkcr.apis.file_names import CONFIG, SUBNET
 from mmkcr.apis.saved import load
 from mmkcr.apis.slim_files import SubnetFiles, shorten_training, write_finetune_config
 from mmkcr.cli.compress_job import CompressJob, check_targets, name_targets
@@ -32,6 +31,7 @@ from mmkcr.cli.fields import check_file, find_target, read_shape, require_checkp
 from mmkcr.cli.launch import latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.options import check_kinds
+from mmkcr.core.file_names import CONFIG, SUBNET
 from mmkcr.core.processes import count_processes, find_rank, join_torchrun
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import DeployedFile, require_quantizer

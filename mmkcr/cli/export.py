@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from mmkcr.apis.file_names import STRUCTURE
 from mmkcr.apis.networks import is_named, load_network, named_folder
 from mmkcr.cli.fields import (
     Configured,
@@ -38,6 +37,7 @@ from mmkcr.cli.fields import (
     refuse_without_config,
     runs,
 )
+from mmkcr.core.file_names import STRUCTURE
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
 from mmkcr.deploy.prepare import EXPORT_RUNTIMES, selection_forms
@@ -129,7 +129,7 @@ def file_beside(config: str) -> Path | None:
 
 
 def default_file(args: ExportJob, config: Any) -> Path:
-    """Path of the ONNX file without ``--out``; the config is None of a name."""
+    """Path of the ONNX file without ``--out``; the config of a named network is None."""
     if config is None:
         folder = named_folder(args.config)
         return folder / f'{folder.name}.onnx'

@@ -19,7 +19,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mmkcr.apis.file_names import CONFIG
 from mmkcr.apis.file_options import FileOptions
 from mmkcr.apis.levers import FrontierOptions, measure_frontier
 from mmkcr.apis.networks import is_named, load_with_images, named_folder
@@ -36,6 +35,7 @@ from mmkcr.cli.fields import (
     runs,
 )
 from mmkcr.closed_form.options import SCOPES
+from mmkcr.core.file_names import CONFIG
 from mmkcr.deploy.int8 import QUANTIZERS
 
 

@@ -21,10 +21,10 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.apis.file_names import STRUCTURE, SUBNET
 from mmkcr.cli.fields import argument, runs
 from mmkcr.closed_form.options import DEFAULT_SITES, default_kinds
 from mmkcr.core import atomic_write, select_units
+from mmkcr.core.file_names import STRUCTURE, SUBNET
 from mmkcr.engine.build import (
     build_model,
     default_shape,

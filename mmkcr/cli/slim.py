@@ -16,12 +16,13 @@ Examples:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmkcr.apis.file_names import STRUCTURE, SUBNET
 from mmkcr.apis.slim_files import SubnetFiles, slim_files
 from mmkcr.cli.fields import Timed, argument, find_target, read_shape, runs, target
 from mmkcr.closed_form.report import sentences, site_table, size_table
-from mmkcr.deploy.latency_table import find_table
-from mmkcr.models.counting import part_rows
+from mmkcr.core.file_names import STRUCTURE, SUBNET
+from mmkcr.core.products import state_bytes
+from mmkcr.deploy.latency_table import check_prediction, find_table
+from mmkcr.models.counting import describe_proposals, part_rows
 from mmkcr.visualization import format_table
 
 
@@ -50,14 +51,20 @@ def print_files(files: SubnetFiles, metrics: Sequence[dict[str, float]] = ()) ->
         files (SubnetFiles): The compressed network.
         metrics (Sequence[dict]): Of the dense, slim and fine-tuned network. Defaults to none.
     """
-    structure, sizes = files.structure, files.bytes
+    dense, slim, structure = files.dense, files.slim, files.structure
     print(site_table(structure))
-    print(size_table(structure, [('weights (MB)', sizes['dense'] / 1e6, sizes['subnet'] / 1e6)],
-                     metrics))
+    megabytes = [state_bytes(network) / 1e6 for network in (dense, slim)]
+    print(size_table(structure, [('weights (MB)', *megabytes)], metrics))
     if files.parts:
         print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
-    for sentence in (*sentences(structure, structure.provenance.get('agreement')), *files.notes):
+    for sentence in sentences(structure, structure.provenance.get('agreement')):
         print(sentence)
+    if proposals := describe_proposals(slim):
+        print(proposals)
+    if predicted := structure.provenance.get('latency'):
+        print(check_prediction(dense, slim, predicted))
+    for note in files.notes:
+        print(note)
 
 
 @runs(SlimJob)

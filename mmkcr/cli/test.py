@@ -25,6 +25,7 @@ from mmkcr.engine.build import check_expected, find_weights, load_config, take_o
 from mmkcr.engine.compressed_config import expand_compression
 from mmkcr.engine.processes import is_first_process
 from mmkcr.methods.dcs.qk_mask import MaskWatch, masks_held_open
+from mmkcr.models.counting import tell_other_sizes
 from mmkcr.visualization import format_table
 
 PICKLES = '.pkl', '.pickle'
@@ -168,6 +169,7 @@ def main(args: TestJob) -> None:
     check_data_folders(config, ('test_dataloader', ))
     guard = dict(type='mmkcr.CheckpointGuardHook', complete=True)
     with one_run(config, guard, dict(type='mmkcr.ClassCheckHook'), alone=False) as runner:
+        tell_other_sizes(runner.model)
         if predictions:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
         if args.onnx is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.processes import count_processes, find_rank
+from mmkcr.visualization import show_progress
 
 #: Groups of images that a ridge is chosen by.
 GROUPS = 5
@@ -93,15 +94,14 @@ class AugmentedImages(ImageBatches):
         base (ImageBatches): The images.
         count (int): Number of images and crops together.
         seed (int): Seed of the crops.
-        size (int): Images of a batch. Defaults to 1.
     """
 
-    def __init__(self, base: ImageBatches, count: int, seed: int, size: int = 1) -> None:
+    def __init__(self, base: ImageBatches, count: int, seed: int) -> None:
         self._base, self._seed = base, seed
         #: Place in the base, and 0 for the image itself or the number of its crop.
         turns = -(-count // base.images)
         places = [(place, turn) for turn in range(turns) for place in range(base.images)]
-        super().__init__(places[:max(count, base.images)], size)
+        super().__init__(places[:max(count, base.images)])
 
     def sources(self) -> list[Any]:
         """A crop has the source of its image."""
@@ -268,6 +268,20 @@ def number_batches(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
         images = range(first, first + images_of(batch))
         yield batch, images
         first = images.stop
+
+
+def show_images(batches: Iterable[tuple[Any, range]], what: str, count: int,
+                visible: bool) -> Iterable[tuple[Any, range]]:
+    """Numbered batches behind a progress bar.
+
+    Args:
+        batches (Iterable): Pairs of :func:`number_batches`.
+        what (str): Text before the bar.
+        count (int): Number of images of all processes, which have about equal shares.
+        visible (bool): Whether there is a bar.
+    """
+    return show_progress(batches, f'{what}, images', count // count_processes(),
+                         visible=visible, size=lambda one: len(one[1]))
 
 
 def single_images(given: Any) -> Sequence[Any]:

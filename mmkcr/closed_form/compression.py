@@ -42,7 +42,7 @@ from .batches import first_images
 from .given import Calibration, look_at, prepare_calibration
 from .heads import take_weights
 from .options import CompressOptions, Forward, Pair, SiteProfile, check_divisor, open_search_space
-from .profiles import count_groups, profile_sites, share_budget, size_options, uniform_sizes
+from .profiles import choose_sizes, count_groups, profile_sites, size_options
 from .progress import CompressProgress
 from .readers import readers
 from .refit_blocks import refit_along
@@ -174,10 +174,10 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     shape, origin = calibration.find_input_shape()
     macs = macs_model(networks.slim, spaces.slim, shape, settings.part)
     budget = cost_model(settings.cost, macs, settings.latency)
-    promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
+    promises = [macs, *(cost_model(cost, macs) for cost in ('params', 'bytes'))]
     wanted = budget.parse_target(settings.target)
     offered = {name: size_options(site, settings) for name, site in spaces.slim.sites.items()}
-    _check_reachable(budget, wanted, offered, calibration, spaces.slim)
+    _check_reachable(budget, wanted, offered, spaces.slim, shape)
     if settings.progress:
         _print_plan(calibration, spaces.dense, bool(profiles))
     if profiles:
@@ -186,19 +186,19 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
         profiles = profile_sites(calibration, spaces.dense)
     # layers that no output depends on stay, and the budget counts them
     offered.update({name: offered[name][-1:] for name in offered if profiles[name].unread})
-    _check_reachable(budget, wanted, offered, calibration, spaces.slim)
+    _check_reachable(budget, wanted, offered, spaces.slim, shape)
     # rotated heads: both networks compute the same as before, and units are now single channels
     for profile in profiles.values():
         for space in spaces:
             take_weights(space.host, profile.rotated)
-    if settings.uniform:
-        sizes = uniform_sizes(offered, budget, wanted)
-    else:
-        losses = {name: profiles[name].losses for name in offered}
-        sizes = share_budget(offered, losses, budget, wanted)
+    sizes = choose_sizes(offered, profiles, budget, wanted, settings.uniform)
     structure = _structure_of(spaces.slim, profiles, sizes)
     structure.provenance.update(target=str(settings.target), asked=_asked(settings))
-    if budget is not macs:  # before slicing, as sizes are counted on the dense sites
+    dense_attention = spaces.slim.find_dense_attention()
+    if settings.sites is None and dense_attention:
+        structure.provenance['dense_attention'] = dense_attention
+    # costs are promised before slicing, as sizes are counted on the dense sites
+    if budget is not macs:
         structure.provenance[budget.name] = budget.describe(sizes)
     promised = [promise(sizes) for promise in promises]
     refit_along(networks, structure, calibration)
@@ -218,15 +218,15 @@ def _hold_choices(calibration: Calibration) -> None:
 
 
 def _check_reachable(budget: CostModel, target: int, offered: Mapping[str, Sequence[int]],
-                     calibration: Calibration, space: SearchSpace) -> None:
+                     space: SearchSpace, shape: Sequence[int]) -> None:
     """Refuse a target that the smallest sizes do not meet.
 
     Args:
         budget (CostModel): The cost as a function of the sizes.
         target (int): Most of that cost.
         offered (Mapping[str, Sequence[int]]): Sizes on offer by site, ascending.
-        calibration (Calibration): The dense network and the options.
         space (SearchSpace): The sites, whose paths tell the parts that nothing cuts.
+        shape (Sequence[int]): (C, H, W) of the image that MACs are for.
 
     Raises:
         ValueError: The target is out of reach; the message gives the range.
@@ -234,11 +234,8 @@ def _check_reachable(budget: CostModel, target: int, offered: Mapping[str, Seque
     try:
         budget.check_target(target, {name: sizes[0] for name, sizes in offered.items()})
     except ValueError as error:
-        uncut, settings = '', calibration.settings
-        if settings.scope == 'model':
-            paths = [site.path for site in space.sites.values()]
-            uncut = uncut_parts(calibration.dense, paths, settings.input_shape)
-        raise ValueError(f'{error}{uncut}') from error
+        paths = [site.path for site in space.sites.values()]
+        raise ValueError(f'{error}{uncut_parts(space.host, paths, shape)}') from error
 
 
 def _print_plan(calibration: Calibration, space: SearchSpace, profiled: bool) -> None:

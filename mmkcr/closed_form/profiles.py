@@ -3,7 +3,7 @@
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.core.processes import count_processes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
-from mmkcr.visualization import show_progress
 from .batches import (
     Share,
     count_images,
@@ -23,6 +22,7 @@ from .batches import (
     last_images,
     number_batches,
     of_size,
+    show_images,
     take_share,
 )
 from .calibration import output_changes, passes
@@ -129,17 +129,17 @@ def _observe(calibration: Calibration, group: Sequence[Units], part: str) -> Non
     layers = [(one.site.module(path), sensitive) for one in group
               for path, sensitive in one.layers().items()]
     enough = settings.per_unit[0]
-    batches = first_images(calibration.batches, surveyed.needed(
-        [layer for layer, _ in layers], enough, settings.least_images))
-    rows = Rows(settings.rows, enough, count_images(batches))
+    needed = surveyed.needed([layer for layer, _ in layers], enough, settings.least_images)
     backward = surveyed.needed([layer for layer, sensitive in layers if sensitive], enough,
                                settings.backward_images, gradients=True)
+    batches = first_images(calibration.batches, needed)
+    rows = Rows(settings.rows, enough, count_images(batches))
     # no batch has images of both kinds: its size, which is of the free memory, changes nothing
     edge = len(first_images(batches, backward))
     parts = [of_size(some, calibration.size)
              for some in (batches[:edge], batches[edge:]) if len(some)]
-    bar = show_images(_number_shares(parts), f'Orders of units{part}', settings,
-                      count_images(batches))
+    bar = show_images(_number_shares(parts), f'Orders of units{part}', count_images(batches),
+                      settings.progress)
     observers = [observer for one in group for observer in one.observers(rows)]
     for _ in passes(dense, bar, calibration.compared, observers, settings.logits, settings.seed,
                     surveyed.scales, backward):
@@ -161,10 +161,10 @@ def _measure_losses(calibration: Calibration, group: Sequence[Units],
     if not changes:
         return
     probes = of_size(last_images(calibration.batches, settings.probe_images), calibration.size)
-    measured = output_changes(
-        calibration.dense, show_images(number_batches(take_share(probes)), 'Losses of sizes',
-                                       settings, count_images(probes)),
-        calibration.compared, changes, settings.logits, settings.seed, calibration.survey.scales)
+    numbered = number_batches(take_share(probes))
+    bar = show_images(numbered, 'Losses of sizes', count_images(probes), settings.progress)
+    measured = output_changes(calibration.dense, bar, calibration.compared, changes,
+                              settings.logits, settings.seed, calibration.survey.scales)
     for name, one in several.items():
         _fit_to_measured(profiles[name], one.probe_sizes(), measured[name])
 
@@ -201,20 +201,6 @@ def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tens
         share = ((between - between[-1]) / (between[0] - between[-1]).clamp(min=1e-30)).clamp(0, 1)
         scaled[low:high + 1] = least + (most - least) * share
     profile.losses = scaled.flip(0).cummax(0).values.flip(0)
-
-
-def show_images(batches: Iterable[tuple[Any, range]], what: str, settings: CompressOptions,
-                count: int) -> Iterable[tuple[Any, range]]:
-    """Numbered batches behind a progress bar, if the options want one.
-
-    Args:
-        batches (Iterable): Batches of images, with the numbers of these.
-        what (str): Text before the bar.
-        settings (CompressOptions): Options; ``progress`` counts.
-        count (int): Number of images of all processes, which have about equal shares.
-    """
-    return show_progress(batches, f'{what}, images', count // count_processes(),
-                         visible=settings.progress, size=lambda one: len(one[1]))
 
 
 def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
@@ -256,6 +242,23 @@ def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
         left += now - costs[0]
     # linear around the given sizes, not around the cheapest, where sites in one product save less
     return allocate(curves, max(left, 0))
+
+
+def choose_sizes(offered: Mapping[str, list[int]], profiles: Mapping[str, SiteProfile],
+                 macs: CostModel, target: int, uniform: bool) -> dict[str, int]:
+    """Sizes on offer within a budget that can be met.
+
+    Args:
+        offered (Mapping[str, list[int]]): Sizes on offer by site, ascending.
+        profiles (Mapping[str, SiteProfile]): Profiles by site, with the losses at all sizes.
+        macs (CostModel): Cost of a network as a function of its sizes.
+        target (int): The budget, in the unit of ``macs``.
+        uniform (bool): One share for all sites, see :func:`uniform_sizes`; otherwise see
+            :func:`share_budget`.
+    """
+    if uniform:
+        return uniform_sizes(offered, macs, target)
+    return share_budget(offered, {name: profiles[name].losses for name in offered}, macs, target)
 
 
 def share_budget(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,

@@ -15,6 +15,8 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.core.checks import check_place, did_you_mean
+from mmkcr.core.file_names import REPORT
+from mmkcr.core.saved_folder import check_folder
 from mmkcr.engine.compressed_config import expand_compression, image_size, task_config
 from mmkcr.hosts import TRANSFORMERS_4, prepare_hosts
 from mmkcr.models.counting import tell_other_sizes
@@ -38,8 +40,8 @@ def read_config(path: str | Path) -> Config:
     Classes in a config of MMEngine's pure Python style become their names.
 
     Raises:
-        FileNotFoundError: There is no such config.
-        ValueError: The file is no config.
+        FileNotFoundError: There is no such config, or it is of a saved network without its files.
+        ValueError: The file is no config, or is of a saved network and was changed since.
     """
     prepare_hosts()
     file = Path(_resolve(str(path)))
@@ -47,6 +49,8 @@ def read_config(path: str | Path) -> Config:
         others = [str(file.with_name(other.name)) for other in file.parent.glob('*.py')]
         raise FileNotFoundError(f'expected a config file at `{path}`, found none'
                                 f'{did_you_mean(str(file), others)}')
+    if file.with_name(REPORT).is_file():
+        check_folder(file.parent)
     if file.suffix == '.pth' and is_trusted():  # its config is Python, which is run
         meta = read_checkpoint(file).get('meta') or {}
         return Config.fromstring(meta.get('cfg', ''), '.py')
@@ -110,7 +114,7 @@ def build_model(config: Config) -> nn.Module:
     Raises:
         FileNotFoundError: A file that the model needs is missing.
         ImportError: A package, or mmcv's compiled operators.
-        ValueError: The config has no ``model``, or that is not what its structure file says.
+        ValueError: The config has no ``model``, or the built model differs from its structure file.
     """
     if not isinstance(config.get('model'), Mapping):
         raise ValueError('expected a config with a `model`, found the keys '
@@ -260,8 +264,8 @@ def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float]) -> l
 def find_weights(config: Config, given: str | None, what: str) -> str:
     """The checkpoint of a command that needs a trained network: the given one, or the config's.
 
-    Of the config, which errors name as ``what``, it is ``load_from``, or the ``weights`` of its
-    ``compression``.
+    The config's checkpoint is ``load_from``, or the ``weights`` of its ``compression``. Errors name
+    the config as ``what``.
     """
     path = given or config.get('load_from') or (config.get('compression') or {}).get('weights')
     if not path:

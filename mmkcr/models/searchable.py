@@ -9,6 +9,7 @@ from mmengine.registry import MODELS as ROOT_MODELS
 from torch import nn
 
 from mmkcr.core import BaseGate, Structure
+from mmkcr.lazy import is_of
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
 from .counting import check_recorded, dense_counts
@@ -160,4 +161,6 @@ def _take_sites(host: nn.Module, kinds: Sequence[KindConfig], described: Mapping
         space.slice_to(Structure.load(structure), gates or ())
     if gates is not None:
         space.attach_gates(gates)
-    check_recorded(host, space.structure, dense=dense)
+    # a whole model has its own head; around a backbone it may be another
+    task_model = host if is_of(host, 'mmengine.model.BaseModel') else None
+    check_recorded(host, space.structure, task_model, dense)

@@ -38,7 +38,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.distillation import distil
 from mmkcr.distillation.given import network_digest
-from mmkcr.engine.build import build_model, load_config, load_weights
+from mmkcr.engine.build import build_model, find_weights, load_config, load_weights
 
 CONFIG = Path(__file__).parents[1] / 'data/kcr-dense_vit-mini_1xb64_digits.py'
 #: Two blocks, as a folder is read thousands of times.
@@ -132,6 +132,27 @@ def read_saved(folder):
                 report=json.loads((folder / 'report.json').read_text()))
 
 
+def make_saved_task(folder, seed):
+    """The folder of ``mmkcr.save``, of a task model that carries its config."""
+    torch.manual_seed(seed)
+    config = load_config(CONFIG, SMALL)
+    model = build_model(config)
+    result = mmkcr.compress(model, torch.randn(8, 3, 32, 32), '85%', ['mlp_channels'],
+                            input_shape=(3, 32, 32), uniform=True, progress=False)
+    result.model.cfg = config
+    mmkcr.save(result, folder)
+
+
+def read_saved_task(folder):
+    """The network as ``mmkcr test`` and ``export`` build it, and what the folder records of it."""
+    config = load_config(folder / 'config.py')
+    model = build_model(config)
+    load_weights(model, find_weights(config, None, 'config.py'))
+    return dict(outputs=outputs(model, (3, 32, 32)),
+                structure=Structure.load(folder / 'structure.json').to_dict(),
+                report=json.loads((folder / 'report.json').read_text()))
+
+
 def small_network(seed):
     """A network of two MLPs, and images that it takes."""
     torch.manual_seed(seed)
@@ -165,6 +186,8 @@ KINDS = dict(
     compressed=Kind(make_compressed, read_compressed, ('structure.json', 'subnet.pth')),
     saved=Kind(make_saved, read_saved, (
         'config.json', 'model.safetensors', 'report.json', 'structure.json')),
+    saved_task=Kind(make_saved_task, read_saved_task, (
+        'config.py', 'model.safetensors', 'report.json', 'structure.json')),
     compressing=Kind(go_on_compressing, go_on_compressing, (
         '.profiles/key.json', '.profiles/profiles.pth', '.progress/key.json', '.progress/1.pth',
         '.progress/2.pth'), True),

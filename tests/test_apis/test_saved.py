@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -223,6 +225,45 @@ def test_a_file_that_changed_is_refused_by_name(name, small, tmp_path, caplog):
     (tmp_path / 'report.json').unlink()
     mmkcr.load(tmp_path)
     assert 'Not checked: no `report.json`' in caplog.text
+
+
+@pytest.fixture(scope='module')
+def of_config(tmp_path_factory):
+    """A saved folder whose ``config.py`` is for all commands."""
+    cfg = load_config(CONFIGS / 'kcr/digits/kcr-dense_vit-mini_1xb64_digits.py')
+    result = mmkcr.compress(randomise(build_model(cfg)), torch.randn(4, 3, 32, 32), '80%',
+                            ['mlp_channels'], (3, 32, 32), uniform=True, progress=False)
+    result.model.cfg = cfg
+    folder = tmp_path_factory.mktemp('saved') / 'slim'
+    mmkcr.save(result, folder)
+    return folder
+
+
+@pytest.mark.parametrize('command', ['export', 'flops', 'latency', 'test'])
+@pytest.mark.parametrize('name', ['config.py', 'model.safetensors', 'report.json',
+                                  'structure.json'])
+def test_every_command_refuses_a_changed_file(name, command, of_config, tmp_path, monkeypatch,
+                                              capsys):
+    """As `load` does: a flipped bit of the weights gave other outputs without a word."""
+    shutil.copytree(of_config, tmp_path / 'slim')
+    content = (tmp_path / 'slim' / name).read_bytes()
+    (tmp_path / 'slim' / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        import_module(f'mmkcr.cli.{command}').main(['slim/config.py'])
+    said = capsys.readouterr().err
+    assert f'`slim/{name}`' in said and said.count('error: ') == 1
+    assert [path.name for path in tmp_path.iterdir()] == ['slim']
+
+
+def test_weights_of_a_changed_folder_are_refused_by_another_config(of_config, tmp_path):
+    shutil.copytree(of_config, tmp_path / 'slim')
+    (tmp_path / 'other.py').write_text("_base_ = './slim/config.py'\n")
+    mmkcr.load(tmp_path / 'other.py')
+    weights = tmp_path / 'slim/model.safetensors'
+    weights.write_bytes(weights.read_bytes()[:-1] + b'?')
+    with pytest.raises(ValueError, match='model.safetensors` as it was saved, found'):
+        mmkcr.load(tmp_path / 'other.py')
 
 
 def test_an_added_config_is_refused(small, tmp_path):

@@ -188,8 +188,9 @@ def test_files_in_a_folder_of_any_name(tmp_path, name):
     read = Config.fromfile(folder / 'config.py')
     assert read.load_from == f'{folder}/subnet.pth'
     assert read.model.structure == f'{folder}/structure.json'
-    files = SubnetFiles.__new__(SubnetFiles)
-    files.folder, files.parts = folder, {}
+    classifier = torch.nn.Identity()
+    structure = Structure('slim', {}, macs=dict(input_shape=[*SHAPE]))
+    files = SubnetFiles(classifier, classifier, structure, folder)
     commands = [shlex.split(text) for text in re.findall(r'`(mmkcr (?:(?! `|`[,.]| \().)*)`',
                                                          next_steps(files))]
     assert [words[2] for words in commands] == [str(folder / 'config.py')] * 3

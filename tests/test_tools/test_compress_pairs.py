@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+from lab.digits import DigitsOptions
 from mmkcr.apis import compress, compress_files
 from mmkcr.cli import compress as command
 from mmkcr.cli import compress_config
@@ -165,8 +166,9 @@ def test_a_divisor_above_every_width_before_an_image_is_read(
 @pytest.mark.long
 @pytest.mark.parametrize('pair', [pair for pair in PAIRS if pair not in REFUSED and not {
     'latency', 'profiles'} & set(pair)], ids='-'.join)
-def test_accepted_pairs_work_in_full(pair, data, load_tool, tmp_path):
+def test_accepted_pairs_work_in_full(pair, written_digits, load_tool, tmp_path):
     """On a tiny segmentor, which has a neck and heads to cut."""
+    digits = written_digits(DigitsOptions(train_scenes=4, val_scenes=1))  # one is held out
     torch.manual_seed(0)
     config = load_config(SCENES)
     model = build_model(config)
@@ -176,8 +178,9 @@ def test_accepted_pairs_work_in_full(pair, data, load_tool, tmp_path):
                         ).save(tmp_path / 'structure.json')
     target = [] if set(pair) & set(TARGETS) else OPTIONS['macs']
     options = [word.format(folder=tmp_path) for name in pair for word in OPTIONS[name]]
-    scenes = [f'{word}/scenes' if '.data_root=' in word else word for word in data]
+    scenes = [f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
+              for key in (f'dataset.data_root={digits}/scenes', 'num_workers=0')]
     load_tool('compress').main([
         SCENES, str(tmp_path / 'dense.pth'), '--images', '4', '--out', str(tmp_path / 'out'),
-        '--shape', '64', *target, *options, *scenes])
+        '--shape', '64', *target, *options, '--cfg-options', *scenes])
     assert list((tmp_path / 'out').rglob('subnet.pth'))

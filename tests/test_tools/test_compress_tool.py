@@ -144,6 +144,20 @@ def test_from_a_checkpoint_to_an_ordinary_config(run_tool, data, tmp_path, forge
     assert f'{metrics["accuracy/top1"]:.4g}' in rows[0]
 
 
+@pytest.mark.parametrize('part', ['macs', 'params'])
+def test_a_test_names_edited_numbers(calibrated, data, load_tool, tmp_path, caplog, part):
+    """Those of the whole network, whose head may be another."""
+    slim = shutil.copytree(calibrated[1], tmp_path / 'slim')
+    words = [str(slim / 'config.py'), str(slim / 'subnet.pth'), *data]
+    load_tool('test').main(words)
+    assert 'Not checked' not in caplog.text
+    content = json.loads((slim / 'structure.json').read_text())
+    content[part].update({key: content[part][key] + 1000 for key in ('dense', 'subnet')})
+    (slim / 'structure.json').write_text(json.dumps(content))
+    load_tool('test').main(words)
+    assert 'has another head or the structure was edited' in caplog.text
+
+
 def test_another_budget_needs_no_new_pass(calibrated, compress, tmp_path, capsys, monkeypatch):
     """However it is shared out: as a call that calibrates for itself."""
     words = ['--target-params', '70%', '--uniform', '--divisor', 4]

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.figures import saved_figure
 from lab.palette import AMOUNT
 from mmkcr.apis.compress_files import SENSITIVITY
-from mmkcr.apis.file_names import STRUCTURE
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import Structure, block_of
+from mmkcr.core.file_names import STRUCTURE
 
 
 def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: str | Path,

@@ -33,7 +33,6 @@ from mmengine.runner import Runner
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.machine import machine_info
-from mmkcr.apis.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.apis.inference import model_index
 from mmkcr.apis.publish import publish
 from mmkcr.apis.slim_files import config_text, subnet_name
@@ -41,6 +40,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.cli.launch import latest_checkpoint
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure, atomic_write
+from mmkcr.core.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.core.io import file_sha256
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import RUNTIMES

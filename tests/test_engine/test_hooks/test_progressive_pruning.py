@@ -68,7 +68,7 @@ def test_sizes_of_the_dense_parent_are_told(finished, tmp_path):
     found = slim_files(config, (folder / 'last_checkpoint').read_text(), out=tmp_path)
     backbone = dict(Config.fromfile(config).model.architecture.backbone, gates=None)
     dense = MODELS.build(dict(Config.fromfile(config).model.architecture, backbone=backbone))
-    assert found.bytes['dense'] == state_bytes(dense)
+    assert state_bytes(found.dense) == state_bytes(dense)
     assert found.structure.params['dense'] == count_params(dense)
     assert found.structure.params['subnet'] < 0.5 * found.structure.params['dense']
 

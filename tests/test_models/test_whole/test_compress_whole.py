@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from mmengine.config import ConfigDict
+from mmengine.registry import MODELS
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
@@ -151,6 +152,11 @@ def test_files_of_a_whole_model(tmp_path):
     model = build_model(again)
     load_weights(model, tmp_path / 'slim/subnet.pth')
     assert count_macs(model, SHAPE) == written['macs']['subnet']
+    for part in ('macs', 'params'):  # compared wherever it is built, as by runners of `test`
+        counts = {key: written[part][key] + 1000 for key in ('dense', 'subnet')}
+        edited = dict(written, **{part: dict(written[part], **counts)})
+        with pytest.raises(ValueError, match='as its structure says, found one of'):
+            MODELS.build(dict(again.model, structure=edited))
     dense = dense_config(again)
     assert count_macs(build_model(dense), SHAPE) == written['macs']['dense']
     set_structure(dense, str(tmp_path / 'slim/structure.json'))
@@ -190,10 +196,11 @@ def test_an_unreachable_target_gives_the_range_and_the_parts_without_sites():
     model = build('upernet')
     parts = count_parts(model, SHAPE)
     share = parts['backbone'] / sum(parts.values())
-    with pytest.raises(ValueError, match='within the reachable .*; nothing can be cut in '
-                       f'`backbone`, {share:.0%} of the MACs'):
-        slim(model, 0.1, batches(model, 2),
-             sites=[dict(kind='channels', where=r'^decode_head\.')])
+    found, heads = batches(model, 2), [dict(kind='channels', where=r'^decode_head\.')]
+    for shape in (SHAPE, None):  # without one it is the size of the images
+        with pytest.raises(ValueError, match='within the reachable .*; nothing can be cut in '
+                           f'`backbone`, {share:.0%} of the MACs'):
+            compress(model, found, 0.1, heads, shape, scope='model', **FAST)
     with pytest.raises(ValueError, match='within the reachable .* of the dense network.$'):
         slim(model, 0.01, batches(model, 2))
 
