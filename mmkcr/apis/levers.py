@@ -130,7 +130,8 @@ def frontier(model: nn.Module, images: Tensor | Sequence[Any], out: str | Path =
 
     Raises:
         ImportError: A runtime, its quantiser or matplotlib is missing.
-        ValueError: Fewer than two images, or a dense network that cannot be exported.
+        ValueError: Fewer than three images, images whose features are equal, or a dense network
+            that cannot be exported.
     """
     return measure_frontier(model, images, FrontierOptions(**options), Path(out), forward, evaluate)
 
@@ -213,9 +214,9 @@ class _Bench:
         self.model, self.dense = model, copy_network(model).float().cpu()
         self.dense.eval()  # that of mmpretrain's backbones returns None
         batches = single_images(images)
-        if len(batches) < 2:
-            raise ValueError(f'expected at least two images, found {len(batches)}')
-        count = min(max(len(batches) // 4, 1), HELD_OUT)
+        if len(batches) < 3:
+            raise ValueError(f'expected at least three images, found {len(batches)}')
+        count = min(max(len(batches) // 4, 2), HELD_OUT)
         self.fit, self.held = split_batches(batches, None, count)
         self.shape = tuple(options.input_shape or _tensor(batches[0]).shape[1:])
         self.ranges, pictures = self._pictures(self.fit[:RANGES]), self._pictures(self.held)
@@ -229,7 +230,11 @@ class _Bench:
             options, progress=False, input_shape=self.shape,
             logits=options.logits or self.usual == [(1, classes)])
         self.measure = 'top1' if self.options.logits else \
-            'pixels' if is_segmentor(self.dense) else 'cosine'
+            'pixels' if is_segmentor(self.dense) else 'variance'
+        itself = agreement(self.dense, self.dense, pictures, lambda _, image: self.expected[image])
+        if self.measure == 'variance' and 'variance' not in itself:
+            raise ValueError('expected images whose features differ, found that those of '
+                             f'{len(pictures)} images are equal')
         self.out, self.forward, self.evaluate = out, forward, evaluate
         #: Any runtimes, threads and levers go on with what others left.
         self.progress = Progress(out / '.progress', dict(
@@ -316,7 +321,8 @@ class _Bench:
 
         def judge(file: Path) -> tuple[float, float]:
             compared = self.compare(file, runtime, expected)
-            return compared['error'], compared[self.measure]
+            # images whose features are equal tell nothing
+            return compared['error'], compared.get(self.measure, 1.)
 
         with atomic_write(path) as file:
             quantize_onnx(source, file, ranges, runtime)

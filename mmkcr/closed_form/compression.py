@@ -194,6 +194,9 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     sizes = choose_sizes(offered, profiles, budget, wanted, settings.uniform)
     structure = _structure_of(spaces.slim, profiles, sizes)
     structure.provenance.update(target=str(settings.target), asked=_asked(settings))
+    dense_attention = spaces.slim.find_dense_attention()
+    if settings.sites is None and dense_attention:
+        structure.provenance['dense_attention'] = dense_attention
     # costs are promised before slicing, as sizes are counted on the dense sites
     if budget is not macs:
         structure.provenance[budget.name] = budget.describe(sizes)

@@ -68,6 +68,10 @@ def sentences(structure: Structure, agreement: Mapping[str, float] | None) -> li
             f'Few images: {len(few)} layers were refitted on less than {LEAST_PER_INPUT} tokens or '
             f'positions for each of their inputs, at worst `{path}` on {worst["rows"]} for '
             f'{worst["inputs"]} inputs, of {worst["images"]} images. Give more images that differ.')
+    if dense := structure.provenance.get('dense_attention'):
+        named = [f'{len(paths)} `{name}` (as `{paths[0]}`)' for name, paths in dense.items()]
+        lines.append(f'Attention layers that stay dense, as no adapter knows how to cut them: '
+                     f'{", ".join(named)}.')
     height, width = structure.macs['input_shape'][1:]
     origin = structure.provenance.get('input_shape')
     lines.append(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x '
@@ -154,24 +158,28 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
 
     Returns:
         dict[str, float]: ``error``, the root of the summed squared difference over the summed
-        squares of the outputs; ``images``, their number; ``spread``, half of the dense outputs'
-        squared distances to the first image's outputs, over the summed squares (about the share of
-        the squares that differs between images); ``cosine``, the mean over the vectors of features
-        at all positions; with ``logits`` also ``top1``, the share of images with equal first
-        classes, and of a segmentor ``pixels``, the share of pixels with equal classes; ``seen``,
-        if any.
+        squares of the outputs; ``images``, their number; ``spread``, the share of the outputs'
+        squares that differs between images, that is their squared distances from their mean over
+        the images (1 for images of several sizes); ``variance``, 1 minus the summed squared
+        difference over these squared distances, the mean over the outputs that differ between
+        images (NaN if none does): 1 for equal outputs, 0 for the mean; with ``logits`` also
+        ``top1``, the share of images with equal first classes, and of a segmentor ``pixels``, the
+        share of pixels with equal classes; ``seen``, if any.
 
     Raises:
         ValueError: Outputs are not finite.
     """
-    lost = energy = apart = same = total = alike = vectors = 0.
-    first, count, maps = None, 0, is_segmentor(dense)
+    same = total = 0.
+    outputs: list[_Output] = []
+    count, maps = 0, is_segmentor(dense)
     for batch, images in number_batches(of_size(batches, size)):
-        # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
-        for a, b in zip(ours, theirs):
-            lost += _square(a - b)
-            energy += _square(b)
+        outputs = outputs or [_Output() for _ in theirs]
+        for output, a, b in zip(outputs, ours, theirs):
+            output.add(a, b, len(images))
+        # all outputs in one sum: large maps weigh more
+        lost = sum(output.lost for output in outputs)
+        energy = sum(output.energy for output in outputs)
         if not math.isfinite(lost + energy):
             raise ValueError('expected finite outputs of the '
                              f'{"compressed" if math.isfinite(energy) else "dense"} network on '
@@ -180,30 +188,55 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
         if logits or maps and ours[-1].ndim == 4:
             same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
             total += ours[-1].numel() / ours[-1].shape[1]
-        for a, b in zip(ours, theirs):
-            cosines = _cosines(a.float(), b.float())
-            alike, vectors = alike + float(cosines.double().sum()), vectors + cosines.numel()
         count = images.stop
-        parts = [images_in(out, len(images)) for out in theirs]
-        rows = [out.reshape(part, out.numel() // part) for out, part in zip(theirs, parts)]
-        first = [row[:1] for row in rows] if first is None else first
-        # images of several sizes are not alike
-        apart += sum(_square(row - one) / 2 if row.shape[1] == one.shape[1] else math.inf
-                     for row, one in zip(rows, first))
+    apart = sum(output.apart for output in outputs)
+    kept = [1 - output.lost / output.apart for output in outputs if output.differs]
     result = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
-                  spread=min(apart / max(energy, 1e-30), 1.), cosine=alike / vectors)
+                  spread=apart / max(energy, 1e-30))
+    if kept:
+        result['variance'] = sum(kept) / len(kept)
     if total:
         result['pixels' if maps else 'top1'] = same / total
     return dict(result, seen=seen) if seen else result
 
 
-def _cosines(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Cosines of the vectors at all positions, or of whole images where a vector is a number."""
-    dim = 1 if ours.ndim == 4 else -1
-    if ours.ndim < 2 or ours.shape[dim] == 1:
-        images = len(ours) if ours.ndim > 1 else 1
-        ours, theirs, dim = ours.reshape(images, -1), theirs.reshape(images, -1), 1
-    return torch.cosine_similarity(ours, theirs, dim)
+class _Output:
+    """Sums over the images for one output of two networks."""
+
+    def __init__(self) -> None:
+        self.lost = self.energy = 0.
+        self.count = 0
+        self.sum: Tensor | None = None
+
+    def add(self, ours: Tensor, theirs: Tensor, images: int) -> None:
+        """Add a batch.
+
+        Args:
+            ours (Tensor): Output of the compressed network.
+            theirs (Tensor): Output of the dense network, of the same shape.
+            images (int): Number of images of the batch.
+        """
+        self.lost += _square(ours - theirs)
+        self.energy += _square(theirs)
+        parts = images_in(theirs, images)
+        self.count += parts
+        batch = theirs.reshape(parts, -1).sum(0, dtype=torch.float64)
+        if self.sum is None:
+            self.sum = batch
+        elif self.sum.shape == batch.shape:
+            self.sum += batch
+        else:  # images of several sizes have no mean
+            self.sum = batch.new_zeros(())
+
+    @property
+    def apart(self) -> float:
+        """The dense outputs' summed squared distances from their mean."""
+        return max(self.energy - _square(self.sum) / self.count, 0.)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the dense outputs differ between images."""
+        return self.apart > LEAST_SPREAD * self.energy
 
 
 def _square(values: Tensor) -> float:

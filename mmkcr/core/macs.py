@@ -7,7 +7,7 @@ of every matrix product and convolution, attention products included.
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -34,12 +34,11 @@ class MacsReport(NamedTuple):
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
     """Count the MACs of a call that runs a model once, in eval mode and without gradients.
 
-    The count depends on shapes alone. So matrix products and convolutions are not computed; their
-    outputs are zeros. Products with vectors, ``nn.Bilinear`` and recurrent layers count as well.
-    Operators without a matrix product count nothing (elementwise and outer products, sums,
-    sampling), nor
-    does a product of sparse tensors or in an operator of another library. Attributes and buffers of
-    the model's modules are restored afterwards.
+    The count depends on shapes alone. So matrix products, convolutions and interpolation are not
+    computed; their outputs are zeros. Products with vectors, ``nn.Bilinear`` and recurrent layers
+    count as well. Operators without a matrix product count nothing (elementwise and outer products,
+    sums, sampling), nor does a product of sparse tensors or in an operator of another library.
+    Attributes and buffers of the model's modules are restored afterwards.
     """
     # modules may keep what they derive from the size, such as tables of rotary positions: of zeros
     kept = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
@@ -87,25 +86,61 @@ def _recurrent(inputs: Tensor, *args: Any, out_val: Any = None, **_: Any) -> int
     return 2 * positions * sum(weight.numel() for weight in weights if weight.ndim == 2)
 
 
-#: FLOPs of products that the counter of PyTorch does not know, by the operator's name.
+aten = torch.ops.aten
+
+#: FLOPs of matrix products, for which the function of PyTorch's counter takes longer.
+_MATRICES = dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), _multiplied)
+
+#: The product in a sum, whose shape is the sum's: of sums PyTorch infers shapes slowly.
+_PRODUCTS = {aten.addmm: aten.mm.default, aten.baddbmm: aten.bmm.default}
+
+#: Interpolation, which is no product, takes longer than all else in some networks. One channel
+#: tells the shape.
+_BY_CHANNEL = (aten.grid_sampler_2d, aten.grid_sampler_3d, aten.upsample_bilinear2d,
+               aten.upsample_bicubic2d)
+
+#: FLOPs of further products, which are computed, by the operator's name.
 _FURTHER = {**dict.fromkeys(('dot', 'vdot', 'mv', 'addmv', 'addbmm', '_int_mm'), _multiplied),
             '_trilinear': _trilinear}
 
 
+class _Rule(NamedTuple):
+    """How an operator is counted."""
+
+    flops: Callable[..., int] | None  # None if it is no product
+    is_inferred: bool  # or computed
+    is_composite: bool  # it consists of other operators, as a linear layer for inference
+
+
 @functools.lru_cache(maxsize=None)
-def _further(operator: Any) -> Callable[..., int] | None:
-    """FLOPs of such a product; each library of recurrent layers has an operator of its own."""
+def _find_rule(operator: Any) -> _Rule:
+    """The rule of an operator; each library of recurrent layers has an operator of its own."""
+    packet = operator._overloadpacket
+    known = _MATRICES.get(packet) or flop_registry.get(packet)
     space, _, name = operator.name().partition('.')[0].partition('::')
-    if space != 'aten':
-        return None
-    return _recurrent if name.endswith(('rnn_layer', '_rnn')) else _FURTHER.get(name)
-
-
-@functools.lru_cache(maxsize=None)
-def _is_composite(operator: Any) -> bool:
-    """Whether it consists of other operators, as a linear layer in the mode for inference."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(
+    further = None
+    if space == 'aten':
+        further = _recurrent if name.endswith(('rnn_layer', '_rnn')) else _FURTHER.get(name)
+    flops = known or further
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
         operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
+    inferred = known is not None or packet in _BY_CHANNEL
+    return _Rule(flops, inferred, flops is None and composite)
+
+
+def _infer(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Result of an operator on the device ``meta``, which infers its shape alone."""
+    packet = operator._overloadpacket
+    if packet in _BY_CHANNEL:
+        first = operator(args[0][:, :1], *args[1:], **kwargs)
+        return first.new_empty((*args[0].shape[:2], *first.shape[2:]), device='meta')
+    if packet in _PRODUCTS:
+        out = _infer(_PRODUCTS[packet], args[1:], {})
+        args[0].expand(out.shape)  # or it is refused
+        return out
+    args = [torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device='meta')
+            if isinstance(value, Tensor) else value for value in args]
+    return operator(*args, **kwargs)
 
 
 @contextmanager
@@ -121,10 +156,16 @@ def without_fast_path() -> Iterator[None]:
 
 
 class _Counter(TorchDispatchMode):
-    """Replaces results of products by zeros, and counts products by running module of a model.
+    """Counts products by the running module of a model.
 
+    Results of products and of interpolation are zeros.
     PyTorch's own counter takes twice the time: it enters a mode for every operator.
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether its compiler is told to skip every operator: nothing is compiled here."""
+        return False
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -157,22 +198,16 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        operator = func._overloadpacket
-        if operator not in flop_registry:
-            count = _further(func)
-            if count is None and _is_composite(func):
-                with self:
-                    return func.decompose(*args, **kwargs)
-            out = func(*args, **kwargs)
-            if count is not None:
-                self._add(operator, count(*args, **kwargs))
+        rule = _find_rule(func)
+        if rule.is_composite:
+            with self:
+                return func.decompose(*args, **kwargs)
+        out = _infer(func, args, kwargs) if rule.is_inferred else func(*args, **kwargs)
+        if rule.flops is not None:
+            self._add(func._overloadpacket, rule.flops(*args, **kwargs, out_val=out))
+        if not rule.is_inferred:
             return out
         device = next(value.device for value in args if isinstance(value, Tensor))
-        # the device `meta` infers the output's shape alone
-        args = [torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device='meta')
-                if isinstance(value, Tensor) else value for value in args]
-        out = func(*args, **kwargs)
-        self._add(operator, flop_registry[operator](*args, **kwargs, out_val=out))
         return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=device).zero_()
 
     def _add(self, operator: Any, flops: int) -> None:

@@ -25,8 +25,8 @@ AGREEMENTS = dict(
                  '{:.1%} of the images get the class that the dense network gives'),
     pixels=Quality('same class as dense (% of pixels)', 100,
                    '{:.1%} of the pixels get the class that the dense network gives'),
-    cosine=Quality('cosine with dense features (1 = equal)', 1,
-                   'a cosine of {:.3f} with the features of the dense network'))
+    variance=Quality('explained variance of dense features (%)', 100,
+                     "{:.1%} of the variance of the dense network's features"))
 
 
 class Lever(NamedTuple):
@@ -57,7 +57,7 @@ class Row:
         quartiles (tuple[float, float], optional): First and third quartile of these ratios.
         ms (float, optional): Time of an image in milliseconds, the median.
         bytes (int): Size of the file.
-        agreement (float, optional): With the dense network, 0 to 1, see :data:`AGREEMENTS`.
+        agreement (float, optional): With the dense network, at most 1, see :data:`AGREEMENTS`.
         metric (float, optional): On the labelled test set, the greater the better.
         metric_name (str): Name of the metric.
         note (str): Why it failed, or the blocks that stay in fp32.

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -195,6 +196,23 @@ class SearchSpace:
             entries[name] = SiteEntry.from_dict(
                 name, dict(total=site.total, kept=units, operator=operator))
         return Structure(copy.deepcopy(self.backbone), entries | self.fixed, self.method)
+
+    def find_dense_attention(self) -> dict[str, list[str]]:
+        """Attention layers of the host that no site lies in: their paths by the class's name.
+
+        A layer of attention has parameters, and a class whose name says so.
+        """
+        cut = {axis.module for site in self._sites.values() for axis in site.axes()}
+        dense: dict[str, list[str]] = {}
+        inside = ()
+        for path, module in self.host.named_modules():
+            if inside and path.startswith(inside) or not count_params(module):
+                continue
+            name = type(module).__name__
+            if re.search('atte?n', name, re.IGNORECASE) and cut.isdisjoint(module.modules()):
+                dense.setdefault(name, []).append(path)
+                inside = (*inside, f'{path}.')
+        return dense
 
     def sliced_params(self) -> int:
         """Parameters of the dense network that this supernet has lost by slicing."""

@@ -69,17 +69,70 @@ def test_few_images_are_augmented_if_asked():
         assert not torch.equal(one, two)
 
 
-@pytest.mark.parametrize(('shape', 'vectors'), [
-    ((4, 5), lambda out: out), ((4, 6, 5), lambda out: out.reshape(-1, 5)),
-    ((4, 5, 2, 3), lambda out: out.movedim(1, -1).reshape(-1, 5)),
-    ((4, 1, 2, 3), lambda out: out.reshape(4, -1)), ((4, 1), lambda out: out),
-    ((4, ), lambda out: out[None])])
-def test_the_cosine_is_the_mean_over_vectors_of_features(shape, vectors):
-    """Of maps over channels, of tokens over the last axis; of what has one channel over all."""
-    generator = torch.Generator().manual_seed(0)
-    ours, theirs = (torch.randn(3, *shape, generator=generator) for _ in range(2))
+class Decoded(nn.Module):
+    """A ViT whose tokens two queries read by attention that no adapter knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.vit, self.queries = vit(), nn.Parameter(torch.rand(1, 2, 24))
+        self.crossing = nn.ModuleList([nn.MultiheadAttention(24, 2, batch_first=True)])
+
+    def forward(self, images):
+        tokens = self.vit(images)[-1].flatten(2).mT
+        queries = self.queries.expand(len(images), -1, -1)
+        return self.crossing[0](queries, tokens, tokens)[0]
+
+
+@pytest.mark.parametrize('asked', [None, ['mlp_hidden']])
+def test_attention_that_stays_dense_is_named(asked):
+    """Unless the user chose what is cut."""
+    result = compress(Decoded().eval(), images(8, 0), '90%', sites=asked, **OPTIONS)
+    told = 'no adapter knows how to cut them: 1 `MultiheadAttention` (as `crossing.0`).'
+    assert (told in str(result)) == (asked is None)
+    assert 'stay dense' not in str(compress(vit(), images(8, 0), '90%', sites=asked, **OPTIONS))
+
+
+def compare(ours, theirs):
+    """The agreement of outputs by image: a list of tensors for each."""
     network, outputs = nn.Identity(), {True: ours, False: theirs}
-    found = agreement(network, None, [torch.tensor([[number]]) for number in range(3)],
-                      lambda model, batch: outputs[model is None][int(batch)])
-    cosines = [torch.cosine_similarity(vectors(a), vectors(b), 1) for a, b in zip(ours, theirs)]
-    assert found['cosine'] == pytest.approx(float(torch.cat(cosines).mean()), abs=1e-6)
+    return agreement(network, None, [torch.tensor([[number]]) for number in range(len(ours))],
+                     lambda model, batch: outputs[model is None][int(batch)])
+
+
+def test_the_variance_that_stays_is_a_mean_over_outputs():
+    """Outputs of any size count alike; those that are the same for all images do not count."""
+    generator = torch.Generator().manual_seed(0)
+    small, large = torch.randn(3, 1, 4, generator=generator), 99 * torch.randn(3, 1, 5, 2, 2)
+    constant, kept = torch.ones(1, 6), []
+    noisy = [values + 0.3 * values.std() * torch.randn(values.shape, generator=generator)
+             for values in (small, large)]
+    for ours, theirs in zip(noisy, (small, large)):
+        kept.append(1 - float((ours - theirs).square().sum() / (
+            theirs - theirs.mean(0)).square().sum()))
+    found = compare([[*outputs, 2 * constant] for outputs in zip(*noisy)],
+                    [[*outputs, constant] for outputs in zip(small, large)])
+    assert found['variance'] == pytest.approx(sum(kept) / 2, abs=1e-5) and kept[0] < 0.95
+
+
+@pytest.mark.parametrize('shape', [(1, 5), (1, 6, 5), (1, 5, 2, 3), (5, )])
+def test_features_that_are_replaced_by_their_mean_agree_in_nothing(shape):
+    """Their cosine with the dense features is nearly 1, as features have much in common."""
+    theirs = 9 + torch.randn(64, *shape, generator=torch.Generator().manual_seed(0))
+    mean = theirs.mean(0)
+    cosines = torch.cosine_similarity(mean[None].flatten(1), theirs.flatten(1), 1)
+    assert cosines.min() > 0.95
+    assert compare([mean] * 64, theirs)['variance'] == pytest.approx(0, abs=1e-3)
+    assert compare(theirs, theirs)['variance'] == 1
+
+
+def test_the_spread_is_the_part_of_the_squares_around_the_mean():
+    outputs = torch.randn(8, 1, 5, generator=torch.Generator().manual_seed(0)) + 2
+    apart = (outputs - outputs.mean(0)).square().sum() / outputs.square().sum()
+    assert compare(outputs, outputs)['spread'] == pytest.approx(float(apart), rel=1e-5)
+    sizes = [torch.ones(1, 3, side, side) for side in (4, 6, 4)]
+    assert compare(sizes, sizes)['spread'] == 1  # of images of several sizes
+
+
+def test_equal_images_have_no_variance():
+    outputs = [torch.ones(1, 5)] * 3
+    assert 'variance' not in compare(outputs, outputs)

@@ -121,6 +121,42 @@ def test_recurrent_layers_of_gpus():
     assert macs_of(model, inputs) == 14 * matrices  # as its own products
 
 
+INFERRED = {
+    'linear': (F.linear, (3, 4, 5), (7, 5), (7, )),
+    'linear of one row': (F.linear, (5, ), (7, 5), (7, )),
+    'sum': (torch.addmm, (4, 1), (4, 5), (5, 7)),
+    'stack': (torch.baddbmm, (1, 7), (2, 4, 5), (2, 5, 7)),
+    'convolution': (F.conv2d, (2, 3, 9, 8), (6, 3, 3, 3), (6, )),
+    'bilinear': (partial(F.interpolate, size=(5, 7), mode='bilinear'), (2, 3, 4, 6)),
+    'bicubic': (partial(F.interpolate, scale_factor=2.5, mode='bicubic'), (2, 3, 4, 6)),
+    'sampling': (partial(F.grid_sample, align_corners=False), (2, 3, 4, 6), (2, 5, 7, 2)),
+    'sampling in space': (partial(F.grid_sample, align_corners=False), (2, 3, 4, 6, 5),
+                          (2, 5, 7, 9, 3)),
+}
+
+
+@pytest.mark.parametrize('name', INFERRED)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_what_is_not_computed_has_its_shape(name, dtype):
+    function, *shapes = INFERRED[name]
+    inputs = [torch.ones(shape, dtype=dtype) for shape in shapes]
+    outputs = []
+    count_forward_macs(nn.Identity(), lambda: outputs.append(function(*inputs)))
+    (found, ), expected = outputs, function(*inputs)
+    assert (found.shape, found.dtype, found.stride()) == (
+        expected.shape, expected.dtype, expected.stride())
+    assert found.device == expected.device and not found.any()
+
+
+@pytest.mark.parametrize('function, shapes', [
+    (F.linear, [(2, 5), (7, 5), (6, )]), (F.linear, [(2, 4), (7, 5), (7, )]),
+    (torch.baddbmm, [(3, 4, 7), (2, 4, 5), (2, 5, 7)])])
+def test_shapes_that_do_not_fit_are_refused(function, shapes):
+    inputs = [torch.zeros(shape) for shape in shapes]
+    with pytest.raises(RuntimeError, match='must match|cannot be multiplied|dim'):
+        macs_of(Call(function), *inputs)
+
+
 def test_what_is_no_product_has_no_macs():
     """As the docstring of the count says."""
     x = torch.ones(4, 3)

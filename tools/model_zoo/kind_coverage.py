@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.kind_coverage import FAMILIES, KINDS, cell, format_cells, installed, read_cells
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core.io import atomic_write
+from mmkcr.hosts import prepare_hosts
 
 PATH = Path(__file__).resolve().parents[2] / 'docs' / 'coverage.md'
 _TABLE = re.compile(r'(<!-- table -->\n)(.*)(<!-- /table -->)', re.DOTALL)
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--path', type=Path, default=PATH, help='the document (docs/coverage.md)')
     args = parser.parse_args(argv)
     quiet_hosts()
+    prepare_hosts()
     text = args.path.read_text()
     found = render(text)
     if found != text and not args.check:

@@ -6,6 +6,8 @@ are not the dense network.
 
 import copy
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,8 @@ from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
 from mmkcr.models.sites.heads import _scaled
 
-DOCUMENT = Path(__file__).parents[3] / 'docs' / 'coverage.md'
+ROOT = Path(__file__).parents[3]
+DOCUMENT = ROOT / 'docs' / 'coverage.md'
 NAMES = [pytest.param(name, marks=pytest.mark.skipif(
     not installed(name), reason=f'`{family.library}` is not installed'))
     for name, family in FAMILIES.items()]
@@ -286,6 +289,19 @@ def test_the_document_is_what_the_command_writes(tmp_path, capsys):
             tool.main([*arguments, '--path', str(tmp_path / 'c.md')])
         assert end.value.code == status and word in capsys.readouterr().out
     assert (tmp_path / 'c.md').read_text() == DOCUMENT.read_text()
+
+
+def test_the_command_prepares_the_hosts(tmp_path):
+    """In a process of its own, where no test has done so: with one family and one kind."""
+    (tmp_path / 'c.md').write_text('<!-- table -->\n<!-- /table -->')
+    program = (f'import sys; sys.path.insert(0, {str(ROOT / "tools")!r})\n'
+               'from lab import kind_coverage as lab\n'
+               'for name in {*lab.FAMILIES} - {"ViT"}: del lab.FAMILIES[name]\n'
+               'for kind in {*lab.KINDS} - {"heads"}: del lab.KINDS[kind]\n'
+               'from model_zoo.kind_coverage import main\n'
+               f'main(["--path", {str(tmp_path / "c.md")!r}])\n')
+    subprocess.run([sys.executable, '-c', program], check=True)
+    assert '| ViT | mmpretrain | ✓ |' in (tmp_path / 'c.md').read_text()
 
 
 def test_rows_of_a_missing_library_stay():

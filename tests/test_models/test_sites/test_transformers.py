@@ -9,7 +9,6 @@ import torch
 
 from lab.kind_coverage import FAMILIES, installed, randomise
 from mmkcr.closed_form.compression import compress
-from mmkcr.models.adapters import attention_views
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import find_sites, why_not
 
@@ -98,11 +97,18 @@ def test_an_mlp_of_experts_is_refused_by_name():
     assert not why_not(backbone, 'heads')
 
 
-def test_cross_attention_of_a_decoder_is_compressed_or_refused_by_name():
-    if 'HF DETR' not in NAMES:
+@pytest.mark.parametrize('name', ['HF DETR', 'HF MaskFormer', 'HF Mask2Former', 'HF RT-DETR'])
+def test_attention_of_a_decoder_is_compressed_or_named_as_dense(name):
+    if name not in NAMES:
         pytest.skip('`transformers` is not installed')
-    detr = FAMILIES['HF DETR'].build()
-    crossing = [path for path, _ in detr.named_modules() if path.endswith('encoder_attn')]
-    views = {getattr(view, 'path', str(view)) for view in attention_views(detr)}
-    assert crossing and all(path in views or f'its heads fill the width of its input at `{path}`'
-                            in views for path in crossing)
+    network = FAMILIES[name].build()
+    space = SearchSpace(network, [kind for kind in ('heads', 'mlp_hidden')
+                                  if not why_not(network, kind)])
+    paths = [path for path, layer in network.named_modules()
+             if re.search('(attn|attention)$', path) and list(layer.parameters())]
+    dense = [path for paths in space.find_dense_attention().values() for path in paths]
+    cut = [site.path for site in space.sites.values() if site.kind == 'heads']
+    for path in paths:
+        assert any(f'{path}.'.startswith(f'{other}.') or other.startswith(f'{path}.')
+                   for other in dense + cut), path
+    assert set(dense) <= set(paths) and not set(dense) & set(cut)
