@@ -98,7 +98,8 @@ SHORT = (
     Short(r'^mmkcr (?!zoo|--)([\w-]+)$', r'mmkcr \1 --help', 'is only named'),
 
     # ---- full-size configs whose data are not there
-    Short(r'(train\.py) configs/kcr/search/\S+_in1k-100\.py', rf'\1 {SEARCH}', _DATA),
+    Short(r'(train|cross_validate)\.py configs/kcr/search/\S+_in1k-100\.py',
+          rf'\1.py {SEARCH}', _DATA),
     Short(r'(train\.py) configs/kcr/retrain/\S+_in1k\.py( --work-dir \S+)? '
           r'--cfg-options compression=None', rf'\1 {DIGITS}kcr-dense_vit-mini_1xb64_digits.py\2',
           f'{_DATA}; the option itself: tests/test_engine/test_validated_complexity.py'),
