@@ -159,6 +159,7 @@ def test_a_killed_call_goes_on(model, images, tmp_path, monkeypatch):
 
     few = dict(FEW, sides=[])
     monkeypatch.setattr(levers, 'measure_pair', killed)
+    monkeypatch.setattr(levers, 'drop_beaten', drop_failed)
     with pytest.raises(KeyboardInterrupt):
         frontier(model, images, tmp_path, **few)
     kept = {path.name: path.read_bytes() for path in (tmp_path / '.progress').glob('*.row')}
@@ -166,6 +167,7 @@ def test_a_killed_call_goes_on(model, images, tmp_path, monkeypatch):
     found = frontier(model, images, tmp_path, **few)
     assert calls.count('cut') == 1 and calls.count('pair') == 3 + 2
     assert len(found.rows) == 5 and not (tmp_path / '.progress').exists()
+    assert (tmp_path / 'networks/60-of-the-macs').is_dir()  # its file was made before
 
 
 def test_a_dense_network_that_is_not_exported_has_no_frontier(model, images, tmp_path, monkeypatch):

@@ -91,7 +91,7 @@ ELSEWHERE = {
     'test_models/test_sites/test_scaled_units.py': ['models/slicing.py'],
     'test_models/test_whole/test_compress_whole.py': ['closed_form/whole.py'],
     'test_models/test_whole/test_macs_by_part.py': ['models/counting.py', 'models/two_stage.py'],
-    'test_apis/test_saved.py': ['models/drop_rates.py'],
+    'test_apis/test_saved.py': ['core/saved_folder.py', 'models/drop_rates.py'],
     'test_project/test_light_import.py': [
         'lazy.py', 'registry.py', '*/registered.py'],
     'test_project/test_wheel.py': ['version.py', 'cli/zoo.py'],
