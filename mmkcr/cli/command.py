@@ -154,7 +154,7 @@ TRUST = ('let checkpoints run code when they are read, as old ones may need: onl
 
 
 def options_action() -> Any:
-    """What argparse does with words ``key=value``: MMEngine reads them, if it is installed."""
+    """The action of argparse for words ``key=value``, which MMEngine reads if it is installed."""
     if find_spec('mmengine') is None:
         return 'store'
     from mmengine.config import DictAction

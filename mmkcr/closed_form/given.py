@@ -209,7 +209,7 @@ class Calibration:
 
     @cached_property
     def size(self) -> int:
-        """Images of a batch, the same in all processes, so that each has one."""
+        """Images of a batch, equal in all processes; so small that each process has a batch."""
         fitting = ask_first_process(lambda: self.survey.batch(self.settings.memory))
         return max(min(fitting, count_images(self.batches) // count_processes()), 1)
 

@@ -24,15 +24,14 @@ class FolderImages(ImageBatches):
     Args:
         paths (Sequence[Path]): The files.
         transform (Callable): Makes a tensor (3, H, W) of an image of Pillow.
-        size (int): Maximum number of images in a batch. Defaults to 1.
     """
 
-    def __init__(self, paths: Sequence[Path], transform: Callable[[Image.Image], Tensor],
-                 size: int = 1) -> None:
+    def __init__(self, paths: Sequence[Path],
+                 transform: Callable[[Image.Image], Tensor]) -> None:
         self._transform = transform
         wide, tall = (transform(Image.new('RGB', sides)) for sides in ((64, 32), (32, 64)))
         self._of_one_size = wide.shape == tall.shape
-        super().__init__(paths, size)
+        super().__init__(paths)
 
     def sources(self) -> list[str]:
         """The file of each image, or the picture that it is a crop of, see :func:`origin_of`."""

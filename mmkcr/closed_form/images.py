@@ -31,14 +31,12 @@ class CalibrationImages(ImageBatches):
             any, gives the files.
         indices (Sequence[int]): Places of the images in the data set.
         model (nn.Module): The task model, whose data preprocessor makes the batches.
-        size (int): Maximum number of images in a batch. Defaults to 1.
     """
 
-    def __init__(self, dataset: Any, indices: Sequence[int], model: nn.Module,
-                 size: int = 1) -> None:
+    def __init__(self, dataset: Any, indices: Sequence[int], model: nn.Module) -> None:
         self._dataset, self._model = dataset, model
         self._dense = is_dense_task(find_task(model))
-        super().__init__(indices, size)
+        super().__init__(indices)
 
     def _kind(self, image: int) -> Any:
         return image if self._dense else None

@@ -70,8 +70,8 @@ class CompressOptions:
             any size is allowed. Defaults to 8.
         min_share (float): Minimum share of its units that a site keeps. Defaults to 0.05.
         uniform (bool): One share for all sites, not the best allocation. Defaults to False.
-        rho (str | float): Relative ridge of the refits. Defaults to ``'auto'``: for each layer the
-            one, of 1e-3 to 3, with the least error on images that a refit has not seen. With 1e6
+        rho (str | float): Relative ridge of the refits. Defaults to ``'auto'``: each layer takes
+            the ridge of 1e-3 to 3 that errs least on images its refit has not seen. With 1e6
             a refit is a shift of the bias to the means.
         order_rho (float): Relative ridge of orders and of heads' bases. Defaults to 1e-3.
         rows (int): Maximum number of an image's positions that enter the moments of a layer, see

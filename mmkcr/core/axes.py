@@ -33,8 +33,8 @@ class Axis(NamedTuple):
         per (int): Number of units that share an entry, such as the channels of a head that share
             one position bias: unit u lies at entry u // per. Defaults to 1.
         before (tuple[int | nn.Module, ...], optional): For an axis that reads the concatenated
-            outputs of several layers: what stands in front of the units, as numbers of entries or
-            as the layers that write them. Such an axis must be listed before the axes of these
+            outputs of several layers: the parts in front of the units, each as a number of entries
+            or as the layer that writes it. Such an axis must be listed before the axes of these
             writers. Defaults to None: the whole axis belongs to the units.
         writer (nn.Module, optional): The layer that writes the units. Needed with ``before``.
     """

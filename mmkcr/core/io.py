@@ -59,7 +59,7 @@ def check_new_folder(path: Path) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A temporary path of this process alone, of which nothing is left behind the block."""
+    """A temporary path of this process alone; whatever stands there is removed after the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     owner = f'{socket.gethostname()}-{os.getpid()}'  # read by `remove_stale`
     temporary = path.with_name(f'{_PART}{owner}-{uuid.uuid4().hex}-{path.name}')

@@ -39,7 +39,7 @@ class LatencyTable:
 
     @classmethod
     def load(cls, path: str | Path) -> 'LatencyTable':
-        """Read a table, or refuse a file that is missing, is none, or has another format."""
+        """Read a table; a missing file, a file that is no table, and another format are refused."""
         if not Path(path).is_file():
             raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
                                     '`mmkcr latency-table` measures one')

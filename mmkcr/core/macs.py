@@ -272,7 +272,7 @@ class MacsModel(ProductsModel):
         self.shapes[name] = tuple(next(given).shape)
 
     def _add_products(self, by_module: Mapping[str, int], root: nn.Module) -> None:
-        """Make all products that sites change terms, in the place of a constant."""
+        """Take all products that sites change out of the constant, and add a term for each."""
         paths = {module: path for path, module in self.model.named_modules()}
         # other parameters have no products (a norm's weight has none: 0 MACs)
         sides_of = self._sides(lambda axis: paths[axis.module] if axis.name == 'weight' else None)

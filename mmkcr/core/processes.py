@@ -39,13 +39,13 @@ def sum_over_processes(tensor: Tensor) -> None:
 
 
 def ask_first_process(compute: Callable[[], Any]) -> Any:
-    """What a function gives in the first process, in all of them; only there it is called.
+    """Call a function in the first process alone, and return its result in all processes.
 
     Args:
         compute (Callable): Takes nothing; its result can be pickled.
 
     Raises:
-        Exception: What the function raised, in all processes.
+        Exception: The error that the function raised is raised in all processes.
     """
     if count_processes() == 1:
         return compute()

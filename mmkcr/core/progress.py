@@ -45,7 +45,7 @@ class Progress:
         return known and (self.folder / name).is_file()
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Read a file; None if there is none, and if it is not as it was written.
+        """Read a file; the result is None if the file is missing or was changed afterwards.
 
         Tensors are on the CPU. A file that is not as it was written is removed.
         """

@@ -55,7 +55,7 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; one that has a key twice, of which the last would count, is refused."""
+    """An object of JSON; a repeated key is refused, because JSON would take the last of them."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         raise ValueError(f'a key comes twice among {[key for key, _ in pairs]!s:.120}')

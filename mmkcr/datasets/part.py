@@ -65,7 +65,7 @@ class DatasetPart(Dataset):
         return view[place]
 
     def _another(self, dataset: Dataset) -> int:
-        """Draw a sample of this part that the same set reads."""
+        """Draw another sample of this part, read by the same innermost set."""
         while True:
             inner, place = _find(self, np.random.randint(len(self)))
             if inner is dataset:
@@ -114,7 +114,8 @@ _SELECTIONS = (RepeatDataset, ClassBalancedDataset, DatasetPart)
 
 
 def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
-    """The set that reads a sample, inside of parts and of what repeats or joins sets, and where."""
+    """The innermost set that reads a sample, inside parts, repeated and joined sets, and its place.
+    """
     while isinstance(dataset, (ConcatDataset, *_SELECTIONS)):
         inner = dataset._get_ori_dataset_idx(place)
         if isinstance(dataset, ConcatDataset):

@@ -54,7 +54,7 @@ class PairTiming:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The first and third of :attr:`ratios`."""
+        """The first and the third quartile of :attr:`ratios`."""
         return tuple(np.quantile(self.ratios, (0.25, 0.75), method='weibull').tolist())
 
     @property

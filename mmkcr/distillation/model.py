@@ -131,7 +131,7 @@ class DistilModel:
         return outputs, wanted
 
     def _outputs(self, network: nn.Module, batch: Any) -> list[Tensor]:
-        """Outputs of the blocks between, where gradients stop, then the outputs that must agree."""
+        """Outputs of the blocks between, where gradients stop, and then the final outputs."""
         caught, outputs = self._run(network, batch, self._between)
         return [tensor for path in self._between for tensor in caught.get(path, [])] + outputs
 

@@ -114,7 +114,7 @@ def build_model(config: Config) -> nn.Module:
     Raises:
         FileNotFoundError: A file that the model needs is missing.
         ImportError: A package, or mmcv's compiled operators.
-        ValueError: The config has no ``model``, or that is not what its structure file says.
+        ValueError: The config has no ``model``, or the built model differs from its structure file.
     """
     if not isinstance(config.get('model'), Mapping):
         raise ValueError('expected a config with a `model`, found the keys '
@@ -264,8 +264,8 @@ def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float]) -> l
 def find_weights(config: Config, given: str | None, what: str) -> str:
     """The checkpoint of a command that needs a trained network: the given one, or the config's.
 
-    Of the config, which errors name as ``what``, it is ``load_from``, or the ``weights`` of its
-    ``compression``.
+    The config's checkpoint is ``load_from``, or the ``weights`` of its ``compression``. Errors name
+    the config as ``what``.
     """
     path = given or config.get('load_from') or (config.get('compression') or {}).get('weights')
     if not path:

@@ -10,7 +10,7 @@ _OF_HOOKS = ('begin', 'begin_epoch', 'begin_iter', 'interval', 'until', 'switch_
 
 
 def _all_schedulers(config: Config) -> list[ConfigDict]:
-    """The schedulers of a config that has one, a list of them, or either for each optimizer."""
+    """All schedulers of a config: it has one, or a list, or either for each optimizer."""
     given = config.get('param_scheduler') or []
     by_optimizer = isinstance(given, Mapping) and 'type' not in given
     schedulers = []

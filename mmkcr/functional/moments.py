@@ -124,7 +124,7 @@ class Moments:
         return self
 
     def _add_step(self, count: int, step: Tensor, target_step: Tensor) -> None:
-        """Add what the scatter of ``count`` rows gains by a distance of their mean to another."""
+        """Add the growth of the scatter of ``count`` rows when their mean is moved by ``step``."""
         step, target_step = step.unsqueeze(-2), target_step.unsqueeze(-2)  # rows, (*batch, 1, d)
         _add_product(self._scatter, count * step, step)
         _add_product(self._cross_scatter, count * target_step, step)

@@ -119,7 +119,7 @@ def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def others(kept: Tensor, width: int) -> Tensor:
-    """Those of ``width`` channels, or heads, that are not in ``kept``, ascending, int64."""
+    """The units of 0 … ``width`` - 1 that are not in ``kept``, ascending, int64."""
     mask = torch.ones(width, dtype=torch.bool, device=kept.device)
     mask[kept] = False
     return mask.nonzero()[:, 0]

@@ -86,16 +86,16 @@ def refit_output(moments: Moments, prior: Tensor, rho: float = 1e-3,
     return new.to(prior), (bias if biased else torch.zeros_like(bias)).to(prior)
 
 
-def choose_ridge(groups: Sequence[Moments], prior: Tensor, biased: bool = True,
-                 ridges: Sequence[float] = RIDGES) -> float:
-    """The ridge whose refits to all groups but one err least on that one, summed over the groups.
+def choose_ridge(groups: Sequence[Moments], prior: Tensor, biased: bool = True) -> float:
+    """The ridge of :data:`RIDGES` that errs least on groups which its refits have not seen.
+
+    Each group in turn is left out of a refit to all others. Its errors are summed over the groups.
 
     Args:
         groups (Sequence[Moments]): Of the rows of two or more disjoint groups of images, with
             targets, as in :func:`refit_output`, (k,) and (m,).
         prior (Tensor): W0, (m, k).
         biased (bool): As in :func:`refit_output`. Defaults to True.
-        ridges (Sequence[float]): Relative ridges to compare. Defaults to :data:`RIDGES`.
 
     Returns:
         float: One of the ridges.
@@ -106,25 +106,25 @@ def choose_ridge(groups: Sequence[Moments], prior: Tensor, biased: bool = True,
     if len(groups) < 2:
         raise ValueError(f'expected two or more groups to choose a ridge by, found {len(groups)}')
     start = prior.to(groups[0].mean)
-    errors = dict.fromkeys(ridges, 0.)
+    errors = dict.fromkeys(RIDGES, 0.)
     for place, left_out in enumerate(groups):
         seen = Moments.union([*groups[:place], *groups[place + 1:]])
         about = seen if biased else None
         covariance, missing = _scatter_about(seen, start, about)
         spread, due = _scatter_about(left_out, start, about)
-        for rho in ridges:
+        for rho in RIDGES:
             change = _solve_right(missing, covariance, ridge(covariance, rho))
             # E ||(W0 + change) h + b - y||^2 less its value at W0
             error = float((change * (change @ spread - 2 * due)).sum())
             errors[rho] += left_out.count * error
-    return min(ridges, key=errors.__getitem__)
+    return min(RIDGES, key=errors.__getitem__)
 
 
 def _scatter_about(moments: Moments, start: Tensor, about: Moments | None) -> tuple[Tensor, Tensor]:
-    """Second moments of the inputs (*batch, k, k), and of what W0 leaves of the targets with them.
+    """Second moments of the inputs, and of the errors of W0 with the inputs.
 
-    The latter is ``E (y - W0 h) h^T``, (*batch, m, k). Both are about the means of ``about``, which
-    a bias takes away, or about 0.
+    They are ``E h h^T``, (*batch, k, k), and ``E (y - W0 h) h^T``, (*batch, m, k). Both are about
+    the means of ``about``, which a bias takes away, or about 0.
     """
     covariance, cross = moments.covariance, moments.cross_covariance
     if about is not moments:

@@ -17,14 +17,16 @@ from mmkcr.registry import MODELS
 
 
 class ViTKeys:
-    """Mixin before a subclass of ``VisionTransformer``: keys that its checkpoints may lack or
-    exceed.
+    """Mixin before a subclass of ``VisionTransformer``: says which keys a checkpoint may lack or
+    have in addition.
     """
 
     @property
     def optional_keys(self) -> str:
-        """The norm of pooled patches ``ln2``, which ``out_type='avg_featmap'`` alone has; what the
-        arguments say that the network has none of: final norm, class token, mask token.
+        """Keys that may be in the checkpoint alone, or in the network alone.
+
+        These are the norm of pooled patches ``ln2``, which ``out_type='avg_featmap'`` alone has,
+        and the final norm, class token and mask token where the arguments leave them out.
         """
         keys = [r'ln2\.', 'mask_token$']
         keys += [] if self.final_norm else [r'ln1\.']

@@ -95,7 +95,8 @@ def test_a_masked_image_model_gets_a_batch_of_whole_images():
                                std=[4.] * 3, to_rgb=True))
     images = torch.randint(1, 255, (12, 3, 16, 16), dtype=torch.uint8)
     batches = CalibrationImages(
-        [dict(inputs=image, data_samples=DataSample()) for image in images], range(12), model, 4)
+        [dict(inputs=image, data_samples=DataSample()) for image in images], range(12), model)
+    batches = batches.of_size(4)
     mean = torch.tensor([1., 2., 3.]).reshape(3, 1, 1)
     assert torch.equal(batches[1]['inputs'], (images[4:8].flip(1) - mean) / 4)
     found = compress(model, batches, '80%', input_shape=(3, 16, 16), progress=False,

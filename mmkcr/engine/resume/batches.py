@@ -58,7 +58,7 @@ class DrawnBatch(list):
 
 
 class SeededBatches(Sampler):
-    """A batch sampler whose samples have seeds, and whose next pass may be the rest of another.
+    """A batch sampler whose samples have seeds; its next pass may be the rest of an earlier pass.
 
     The number of a sample is its position among the draws of all ranks (ranks interleave, as in
     ``DefaultSampler`` and ``InfiniteSampler``). A whole pass begins with the containers, such as
@@ -141,7 +141,7 @@ def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
 
 
 def _make_seeded(loader: DataLoader) -> SeededBatches:
-    """The loader's batch sampler, which becomes a :class:`SeededBatches` if it is none."""
+    """The loader's batch sampler; one of another class is replaced by a :class:`SeededBatches`."""
     if not isinstance(loader.batch_sampler, SeededBatches):
         # PyTorch forbids to set the attribute, as a loader that iterates would not know of it
         vars(loader)['batch_sampler'] = SeededBatches(loader.batch_sampler)

@@ -93,8 +93,8 @@ def config_changes(before: Mapping[str, Any],
                    now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Compare the :func:`config_entries` of a run with those of the run that resumes it.
 
-    The changes are those that make another run (of the model, the price, the split of the data, the
-    accumulation of gradients), and all others, one line each.
+    The first changes make another run: of the model, the price, the split of the data, the
+    accumulation of gradients. The second are all other changes. Each is one line.
     """
     refused, named = [], []
     for key in dict.fromkeys((*before, *now)):

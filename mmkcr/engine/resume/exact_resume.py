@@ -238,7 +238,7 @@ def own_state(runner: Runner) -> dict[str, Any]:
 
 
 def set_own_state(runner: Runner, state: dict[str, Any]) -> None:
-    """Set what :func:`own_state` found; what the run does not have any more is left out."""
+    """Restore the state that :func:`own_state` collected, without what the run lacks."""
     for name, owner, attribute in _entries(runner):
         if name in state:
             value = _plain(state[name])

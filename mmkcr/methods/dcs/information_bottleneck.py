@@ -196,7 +196,7 @@ def _inputs_of(model: nn.Module, batch: Any) -> Tensor:
 
 def _fit(centroids: Tensor, parts: Sequence[Tensor], loss: InformationBottleneckLoss, seed: int,
          start: Tensor | None = None) -> None:
-    """Fit centroids, in place, to the points of all ranks, of which each has every n-th."""
+    """Fit centroids, in place, to the points of all ranks; of n, each holds every n-th."""
     local = torch.cat(parts) if parts else torch.zeros_like(centroids[:0])
     if local.shape[1] != centroids.shape[1]:
         raise ValueError(f'expected features or inputs of {centroids.shape[1]} numbers '

@@ -90,7 +90,7 @@ class QKMask(NoisyGate, AddedLayer):
 
 
 def find_masks(model: nn.Module) -> Mapping[str, QKMask]:
-    """The masks of a model, also in a wrapper, by module path; a model without is refused."""
+    """The masks of a model, possibly wrapped, by module path; a model without masks is refused."""
     masks = QKMaskSite.masks(unwrap(model))
     if not masks:
         raise ValueError('expected a model with masks on queries and keys, found '
@@ -129,11 +129,11 @@ class MaskWatch(ExitStack):
         self._counts[mask] = self._counts.get(mask, 0) + F.pad(opened, (0, 1), value=True).sum(0)
 
     def table(self) -> dict[str, dict[str, float]]:
-        """Of every mask that was called, over all processes, by its layer within the backbone.
+        """Shares of each mask that was called, over all processes, by its layer in the backbone.
 
-        ``open`` is the share of entries, over positions, images and channels, that are 1;
-        ``always`` that of the channels that are 1 for every position of every image, and ``never``
-        that of those that are 0 likewise; all in percent, without noise.
+        ``open`` is the share of entries, over positions, images and channels, that are 1.
+        ``always`` is the share of channels that are 1 for every position of every image, and
+        ``never`` the share of channels that are always 0. All are in percent, without noise.
         """
         shares = {}
         for name, mask in self.masks.items():

@@ -201,7 +201,7 @@ class ProgressivePruningHook(Hook):
 
 
 def _epoch_length(runner: Runner) -> int:
-    """Iterations in which all processes together see as many samples as there are different ones.
+    """Iterations in which all processes together see as many samples as there are distinct ones.
 
     Not the loader's length: that of an ``InfiniteSampler`` is the same for any number of processes.
     """

@@ -14,7 +14,7 @@ KEYS = ('weights', 'architecture')
 
 
 def gate_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of the gates of a model that is not wrapped; refuses one without."""
+    """Parameters of the gates of a model that is not wrapped; a model without gates is refused."""
     gates = list(module.gate_parameters()) if hasattr(module, 'gate_parameters') else []
     if not gates:
         raise ValueError('expected a model with gates to search on (`mmkcr.SearchModel`), found '

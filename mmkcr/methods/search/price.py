@@ -105,8 +105,8 @@ class MacsPrice(Priced):
     many :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks, because the task
     loss pulls too. So in every training step of the gates :math:`\lambda` grows by ``growth`` times
     the distance from the target. (It is the multiplier of a limit on the gates, and this is its
-    gradient ascent. In a bilevel search the step of the weights is none: there the price is in
-    evaluation mode.)
+    gradient ascent. The weights' step of a bilevel search does not change it, because the price is
+    then in evaluation mode.)
 
     Args:
         weight (float): :math:`\lambda`; with a target its initial value. Defaults to 0.2.

@@ -190,7 +190,7 @@ def find_regularizer(model: nn.Module, name: str) -> nn.Module:
     """Find a regulariser of a ``RegularizedModel``, possibly wrapped, by its key.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: The model has no regulariser of this name.
     """
     model = unwrap(model)
     regularizers = getattr(model, 'regularizers', {})

@@ -180,7 +180,7 @@ class FeatureDistillationLoss(nn.Module):
         self._student = [find_task(student).backbone]
 
     def watch(self) -> RemovableHandle:
-        """Record the outputs of the student's backbone within a block ``with`` what this gives."""
+        """Record the outputs of the student's backbone until the returned handle is removed."""
         def keep(_: nn.Module, __: tuple, out: Any) -> None:
             self._maps = flat_tensors(out)
 

@@ -19,7 +19,7 @@ _TWICE = dict(why_no_channels='its dropout is called twice, which leaves no plac
 
 def simple_mlp(*names: str, inputs: tuple[str, ...] = ('fc1', ),
                output: str | tuple[str, ...] = 'fc2', **others: Any) -> None:
-    """Register MLPs whose parts have fixed local paths; without inputs it is none.
+    """Register MLPs whose parts have fixed local paths; a module that lacks ``inputs`` is no MLP.
 
     Arguments are those of :class:`~mmkcr.models.adapters.views.MLPView`, see
     :func:`~mmkcr.models.adapters.views.present`.

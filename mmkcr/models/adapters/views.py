@@ -197,8 +197,8 @@ class Reads(NamedTuple):
     Args:
         path (str): A linear layer or convolution.
         inner (int): Consecutive inputs of one channel (49 of a flattened 7 x 7 map).
-        before (tuple[int | str, ...], optional): For a layer that reads a concatenation: what
-            comes before these channels, as numbers of channels or paths of their writers.
+        before (tuple[int | str, ...], optional): For a layer that reads a concatenation: the parts
+            before these channels, each as a number of channels or as the path of its writer.
     """
 
     path: str

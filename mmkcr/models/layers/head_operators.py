@@ -53,7 +53,9 @@ class TokenExchange(nn.Module):
         self.to_patches = nn.Parameter(torch.zeros(extra, heads))
 
     def forward(self, extra: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """New extra tokens (B, E, C) and what each patch adds, (B, 1, C), of values and their mean.
+        """New extra tokens (B, E, C), and the term (B, 1, C) that each patch adds.
+
+        The arguments are the extra tokens' values (B, E, C), and the patches' mean value (B, 1, C).
         """
         repeat = extra.shape[-1] // self.from_patches.shape[1]  # channels of a head
         taken = self.from_patches.repeat_interleave(repeat, 1) * mean

@@ -18,8 +18,9 @@ from .selection import exporting
 class LiteMLA(BaseModule):
     r"""``x + Proj(concat_s ReLU(Q_s) (ReLU(K_s)^T V_s))`` (Cai et al. 2023, section 3.1).
 
-    Queries, keys and values of the second scale are a depthwise convolution of size 5 and then a
-    grouped one of those of the first. The products run in fp32 (or fp64), also under autocast.
+    Queries, keys and values of the second scale come from the first scale by a depthwise
+    convolution of size 5 and then a grouped convolution. The products run in fp32 (or fp64), also
+    under autocast.
 
     A mask selects channels of the queries and keys of every scale, before the ReLU (DCS, appendix
     A). After it the values would be the same, but not the straight-through gradient: that of a

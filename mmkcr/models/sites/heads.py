@@ -84,7 +84,7 @@ class AttentionWidth(AttentionSite):
             self._factor = 1.
 
     def _query_scale(self) -> tuple[nn.Module, Tensor]:
-        """The layer of the queries, and the scale of its outputs, of which they are the first."""
+        """The layer whose first outputs are the queries, and the scale of these outputs."""
         query = self.module(self.view.projections[0])
         scale = query.weight.new_ones(len(query.weight))
         scale[:len(scale) // self.view.fused[0]] = self._factor
