@@ -1,6 +1,5 @@
 """Levers on one network, its images and this machine: each alone and in pairs, measured."""
 
-import contextlib
 import copy
 import dataclasses
 import importlib.util
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.closed_form.batches import batch_digest, single_images, split_batches
+from mmkcr.closed_form.batches import batch_digest, get_images, single_images, split_batches
 from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.given import copy_network
 from mmkcr.closed_form.options import CompressOptions, Forward
@@ -26,6 +25,7 @@ from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.report import agreement
 from mmkcr.core import atomic_write
 from mmkcr.core.budget import parse_target
+from mmkcr.core.file_names import STRUCTURE
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.core.progress import Progress
@@ -40,12 +40,16 @@ from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import is_detector, is_segmentor
 from mmkcr.version import __version__
 from mmkcr.visualization import show_progress
-from .networks import set_input_size
+from .networks import gives_scores, set_input_size
 from .saved import load, save
 
 #: Most images that agreement is measured on, that ranges of int8 are chosen from, and that the
 #: blocks which stay in fp32 are chosen on; pairs that are timed.
 HELD_OUT, RANGES, LOOKED_AT, PAIRS = 64, 64, 16, 20
+#: Explanation of a measure of agreement.
+EXPLAINED_VARIANCE = (
+    "Explained variance: 100% minus the squared difference over the features' squared distance "
+    'from their mean over the images. The mean itself has 0%.')
 #: Gives a metric's name and value, of an ONNX file, its runtime, and the folder of a cut network.
 Evaluate = Callable[[Path, str, Path | None], tuple[str, float]]
 
@@ -153,17 +157,22 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
         raise ImportError('expected matplotlib for the picture, found that it is not installed: '
                           'pip install matplotlib')
     bench = _Bench(model, images, options, out, forward, evaluate)
-    levers, rows = bench.levers(), []
-    # with what a step counts as: about the images that pass the network
-    steps = [(7 * len(bench.fit), bench.try_cut, (lever, ))
-             for lever in levers if lever.kind == 'cut']
-    for runtime, combined in itertools.product(options.runtimes, combine(levers)):
-        cost = 300 if any(lever.kind == 'int8' for lever in combined) else 100
-        steps += [(cost, lambda *what: rows.append(bench.row(*what)), (combined, runtime, count))
-                  for count in options.threads]
+    rows, steps, made = [], [], set()
+    for runtime, combined, threads in itertools.product(
+            options.runtimes, combine(bench.levers()), options.threads):
+        # about the images that pass the network
+        work = 300 if any(lever.kind == 'int8' for lever in combined) else 100
+        for lever in combined:
+            if lever.kind == 'cut' and lever.name not in made:
+                made.add(lever.name)
+                work += 7 * len(bench.fit)
+        steps.append((work, combined, runtime, threads))
     total = sum(step[0] for step in steps)
-    for _, step, what in show_progress(steps, 'Frontier', total, False, size=lambda step: step[0]):
-        step(*what)
+    for _, combined, runtime, threads in show_progress(steps, 'Frontier', total, False,
+                                                       size=lambda step: step[0]):
+        failed = {row.levers for row in rows if row.runtime == runtime and row.ratio is None}
+        if len(combined) < 2 or failed.isdisjoint(lever.name for lever in combined):
+            rows.append(bench.row(combined, runtime, threads))
     return bench.finish(rows)
 
 
@@ -218,17 +227,15 @@ class _Bench:
             raise ValueError(f'expected at least three images, found {len(batches)}')
         count = min(max(len(batches) // 4, 2), HELD_OUT)
         self.fit, self.held = split_batches(batches, None, count)
-        self.shape = tuple(options.input_shape or _tensor(batches[0]).shape[1:])
+        self.shape = tuple(options.input_shape or get_images(batches[0]).shape[1:])
         self.ranges, pictures = self._pictures(self.fit[:RANGES]), self._pictures(self.held)
         view = TensorModel(self.dense)
         with torch.no_grad():
             self.expected = {image: flat_tensors(view(image), floating=False) for image in pictures}
         self.usual = [tuple(output.shape) for output in self.expected[pictures[0]]]
-        classes = getattr(self.dense, 'num_classes', None) or getattr(
-            getattr(self.dense, 'config', None), 'num_labels', None)
         self.options = dataclasses.replace(
             options, progress=False, input_shape=self.shape,
-            logits=options.logits or self.usual == [(1, classes)])
+            logits=options.logits or gives_scores(self.dense, self.expected[pictures[0]]))
         self.measure = 'top1' if self.options.logits else \
             'pixels' if is_segmentor(self.dense) else 'variance'
         itself = agreement(self.dense, self.dense, pictures, lambda _, image: self.expected[image])
@@ -248,7 +255,7 @@ class _Bench:
 
     def _pictures(self, batches: Sequence[Any]) -> list[Tensor]:
         """The images of batches, each (1, C, H, W) of the files' size."""
-        images = [image for batch in batches for image in _tensor(batch).float().cpu().split(1)]
+        images = [image for batch in batches for image in get_images(batch).float().cpu().split(1)]
         return [F.interpolate(image, self.shape[1:], mode='bilinear') for image in images]
 
     def levers(self) -> list[Lever]:
@@ -266,11 +273,6 @@ class _Bench:
             levers.append(Lever(name, 'cut', partial(
                 self.cut, folder=self.progress.folder / _plain(name), target=target, scope=scope)))
         return levers
-
-    def try_cut(self, lever: Lever) -> None:
-        """Cut ahead of all rows; an error is shown by the rows of the cut."""
-        with contextlib.suppress(Exception):  # of whatever a compression runs
-            lever.change(self.dense)
 
     def cut(self, network: nn.Module, folder: Path, target: str, scope: str) -> nn.Module:
         """Cut the dense network once; later calls load the result from the folder.
@@ -392,42 +394,43 @@ class _Bench:
 
     def finish(self, rows: list[Row]) -> FrontierResult:
         """Move the networks that no other beats out of the progress, and write the rest."""
-        failed = {(row.runtime, row.levers) for row in rows if row.ratio is None}
-        rows = [row for row in rows if row.ratio is not None or row.levers.count(' with ') == 0
-                or not any((row.runtime, name) in failed for name in row.levers.split(' with '))]
         best, folder = {row.file for row in drop_beaten(rows)}, self.out / 'networks'
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (*best, *(cut for cut in self.cuts if any(cut in file for file in best))):
+        cuts = [path.parent.name for path in self.progress.folder.glob(f'*/{STRUCTURE}')]
+        for name in (*best, *(cut for cut in cuts if any(cut in file for file in best))):
             if (folder / name).is_dir():
                 shutil.rmtree(folder / name)
             os.replace(self.progress.folder / name, folder / name)
         rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')
                 for row in rows]
-        size = ' x '.join(map(str, self.shape))
-        about = [
-            f'`{type(self.dense).__name__}`, images of {size}, one at a time'
-            f'{" (backbone and neck, without heads)" * is_detector(self.dense)}.',
-            f'Times: the dense network and the other in turns, {PAIRS} pairs; medians and '
-            'quartiles of their ratios.',
-            f'Agreement: on {len(self.expected)} images that nothing was fitted to.',
-            'MACs: multiply-accumulate operations. A network of fewer has narrower layers, chosen '
-            'and refitted on images without labels; it was not trained.',
-            f'int8: numbers of 8 bits, ranges from {len(self.ranges)} images. Input: images are '
-            'made smaller first.',
-            'Machine: {hardware}; {versions}.'.format(**this_machine())]
-        if not has_int8():
-            about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
-                         'here than on one that has them.')
-        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.share_to_keep, about,
-                                self.out)
+        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.share_to_keep,
+                                self._about(rows), self.out)
         result.write()
         self.progress.remove()
         return result
 
-
-def _tensor(batch: Any) -> Tensor:
-    """The images of a batch, (B, C, H, W)."""
-    return flat_tensors(batch.get('inputs', batch) if isinstance(batch, Mapping) else batch)[0]
+    def _about(self, rows: Sequence[Row]) -> list[str]:
+        """Sentences about the measurement, its words and the machine."""
+        size, metric = ' x '.join(map(str, self.shape)), rows[0].metric_name
+        about = [
+            f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
+            f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
+            f'Time: the dense network and the other in turns, {PAIRS} pairs; the median of the '
+            'ratios, with their quartiles. 0.5 is half of the time.',
+            f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '
+            f'Agreement is measured on {len(self.expected)} images that nothing was fitted to.',
+            'MACs: multiply-accumulate operations. A network of fewer has narrower layers, chosen '
+            'and refitted on images without labels; it was not trained.',
+            f'int8: numbers of 8 bits, whose ranges are those of {len(self.ranges)} images. Half '
+            'precision: numbers of 16 bits; fp32: of 32 bits. Input: images are made smaller '
+            'first.',
+            'Machine: {hardware}; {versions}.'.format(**this_machine())]
+        if self.measure == 'variance':
+            about.insert(3, EXPLAINED_VARIANCE)
+        if not has_int8():
+            about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
+                         'here than on one that has them.')
+        return about
 
 
 def _run(session: Callable[[Any], Sequence[Any]], image: Tensor) -> list[Tensor]:

@@ -6,8 +6,10 @@ of ``save_pretrained``, or of :func:`mmkcr.save`. Nothing is downloaded unless i
 """
 
 import copy
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from mmkcr.apis.saved import find_transformers_class, load
 from mmkcr.closed_form.compression import call_network
 from mmkcr.closed_form.image_folder import FolderImages, draw_images, list_images
-from mmkcr.core.checks import did_you_mean
+from mmkcr.core.checks import did_you_mean, one_line
 from mmkcr.core.file_names import HUB_CONFIG, STRUCTURE, WEIGHTS
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.structure import read_json
@@ -53,11 +55,16 @@ class Network:
 
     def gives_scores(self) -> bool:
         """Whether the output for an image is a score of each class."""
-        classes = getattr(self.model, 'num_classes', None) or getattr(
-            getattr(self.model, 'config', None), 'num_labels', None)
         with torch.no_grad():
-            outputs = flat_tensors(call_network(self.model, torch.zeros(1, *self.shape)))
-        return [tuple(output.shape) for output in outputs] == [(1, classes)]
+            return gives_scores(self.model, flat_tensors(
+                call_network(self.model, torch.zeros(1, *self.shape))))
+
+
+def gives_scores(model: nn.Module, outputs: Sequence[Tensor]) -> bool:
+    """Whether a network's outputs for one image are a score of each class."""
+    classes = getattr(model, 'num_classes', None) or getattr(
+        getattr(model, 'config', None), 'num_labels', None)
+    return [tuple(output.shape) for output in outputs] == [(1, classes)]
 
 
 def is_named(network: str | Path | None) -> bool:
@@ -160,12 +167,18 @@ def load_with_images(name: str, checkpoint: str | None, folder: str | None, coun
 
 
 def set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
-    """Set the image size (H, W) of a network of timm that is built for one size, in place."""
+    """Set the image size (H, W) of a network of timm or transformers that is built for one size.
+
+    It is done in place. Position embeddings of timm are resized for good, those of transformers in
+    each forward.
+    """
     if hasattr(network, 'set_input_size'):
         network.set_input_size(img_size=sides)
-        return
-    for child in network.children():
-        set_input_size(child, sides)
+    elif 'interpolate_pos_encoding' in inspect.signature(network.forward).parameters:
+        network.forward = partial(network.forward, interpolate_pos_encoding=True)
+    else:
+        for child in network.children():
+            set_input_size(child, sides)
 
 
 def _network_by_name(name: str, shape: tuple[int, int, int] | None, checkpoint: str | None = None,
@@ -336,6 +349,5 @@ def _ask_library(call: Callable[[], Any], name: str) -> Any:
     try:
         return call()
     except Exception as error:  # of files, of a hub, and of whatever builds a network
-        text = ' '.join(str(error).split()) or type(error).__name__
         raise ValueError(f'expected to build and load `{name}`, found that this fails '
-                         f'({text:.300})') from error
+                         f'({one_line(error)})') from error

@@ -34,13 +34,7 @@ import torch
 from mmkcr.apis.networks import is_named, load_with_images, named_folder
 from mmkcr.apis.saved import save
 from mmkcr.cli.compress_job import CompressJob, check_targets, name_targets
-from mmkcr.cli.fields import (
-    check_file,
-    find_target,
-    read_shape,
-    refuse_without_config,
-    runs,
-)
+from mmkcr.cli.fields import check_named, find_target, read_shape, runs
 from mmkcr.closed_form.batches import batch_digest, images_digest
 from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.options import check_kinds
@@ -65,8 +59,7 @@ def compress_named(args: CompressJob) -> None:
     Raises:
         FileNotFoundError, ImportError, ValueError: Options, files or a network that do not fit.
     """
-    refuse_without_config(args, _OF_CONFIGS)
-    check_file(args.checkpoint, 'a checkpoint')
+    check_named(args, _OF_CONFIGS)
     check_kinds(args.sites or ())
     check_targets(args)
     out = Path(args.out or named_folder(args.config) / 'compress')

@@ -27,16 +27,7 @@ from typing import Any
 import torch
 
 from mmkcr.apis.networks import is_named, load_network, named_folder
-from mmkcr.cli.fields import (
-    Configured,
-    Shaped,
-    Trusting,
-    argument,
-    check_file,
-    read_shape,
-    refuse_without_config,
-    runs,
-)
+from mmkcr.cli.fields import Built, argument, check_named, read_shape, runs
 from mmkcr.core.file_names import STRUCTURE
 from mmkcr.deploy.export import ExportReport, export_onnx
 from mmkcr.deploy.latency import PairTiming, measure_pair
@@ -46,7 +37,7 @@ from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class ExportJob(Configured, Shaped, Trusting):
+class ExportJob(Built):
     """Arguments of ``mmkcr export``."""
 
     config: str = argument('config of a deployment, retraining or dense model', positional=True)
@@ -148,8 +139,7 @@ def main(args: ExportJob) -> None:
                          'size, and `--evaluate` or `--against` with it, found another '
                          'combination')
     if is_named(args.config):
-        refuse_without_config(args, ('backbone', 'cfg_options', 'end_to_end'))
-        check_file(args.checkpoint, 'a checkpoint')
+        check_named(args, ('backbone', 'cfg_options', 'end_to_end'))
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         network = load_network(args.config, args.checkpoint, read_shape(args), args.pretrained,

@@ -179,14 +179,15 @@ def require_checkpoint(job: Any) -> None:
     check_file(job.checkpoint, 'a checkpoint')
 
 
-def refuse_without_config(job: Any, names: Sequence[str]) -> None:
-    """Refuse options that only a network with a config has.
+def check_named(job: Any, names: Sequence[str]) -> None:
+    """Refuse what only a network with a config has, and a checkpoint that does not exist.
 
     Args:
         job (Any): Arguments of a command about a network of timm or transformers.
         names (Sequence[str]): Fields that keep their defaults.
 
     Raises:
+        FileNotFoundError: There is no such checkpoint.
         ValueError: Another value was given.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(job)}
@@ -194,6 +195,7 @@ def refuse_without_config(job: Any, names: Sequence[str]) -> None:
         if getattr(job, name) not in (None, defaults[name]):
             raise ValueError(f'expected a config of mmpretrain, mmdet or mmseg for '
                              f'`--{name.replace("_", "-")}`, found `{job.config}`')
+    check_file(job.checkpoint, 'a checkpoint')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +227,12 @@ class Trusting:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed(Configured, Shaped, Trusting):
+class Built(Configured, Shaped, Trusting):
+    """A command that builds a network for images of one size."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed(Built):
     """A command that cuts a checkpoint, perhaps to a target of time, by a measured table."""
 
     latency_table: str | None = argument(

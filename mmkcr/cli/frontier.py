@@ -23,24 +23,14 @@ from mmkcr.apis.file_options import FileOptions
 from mmkcr.apis.levers import FrontierOptions, measure_frontier
 from mmkcr.apis.networks import is_named, load_with_images, named_folder
 from mmkcr.cli.compress_job import read_gigabytes
-from mmkcr.cli.fields import (
-    Configured,
-    Shaped,
-    Trusting,
-    argument,
-    check_file,
-    read_shape,
-    refuse_without_config,
-    require_checkpoint,
-    runs,
-)
+from mmkcr.cli.fields import Built, argument, check_named, read_shape, require_checkpoint, runs
 from mmkcr.closed_form.options import SCOPES
 from mmkcr.core.file_names import CONFIG
 from mmkcr.deploy.int8 import QUANTIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontierJob(Configured, Shaped, Trusting, FrontierOptions, FileOptions):
+class FrontierJob(Built, FrontierOptions, FileOptions):
     """Arguments of ``mmkcr frontier``.
 
     Args:
@@ -100,11 +90,10 @@ def judge(job: FrontierJob, task: Any, folder: Path, file: Path, runtime: str,
 
 def measure_named(job: FrontierJob) -> Path:
     """Measure a network of timm or transformers as asked, and print; the folder is returned."""
-    refuse_without_config(job, ('cfg_options', 'evaluate', 'metric'))
+    check_named(job, ('cfg_options', 'evaluate', 'metric'))
     if 'model' in job.scopes:
         raise ValueError('expected a config of mmpretrain, mmdet or mmseg for `--scopes model`, '
                          f'found `{job.config}`')
-    check_file(job.checkpoint, 'a checkpoint')
     network, images = load_with_images(
         job.config, job.checkpoint, job.calibration, job.most_images, seed=job.seed,
         shape=read_shape(job), pretrained=job.pretrained)

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from mmkcr.apis.networks import Network, build_network, config_network, is_named
-from mmkcr.cli.fields import Configured, Shaped, Trusting, argument, read_shape, runs
+from mmkcr.cli.fields import Built, argument, read_shape, runs
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.export import read_macs_and_shape
 from mmkcr.deploy.latency import AMP_DTYPES, Side, clock_for, measure_pair
@@ -44,7 +44,7 @@ from mmkcr.visualization import format_table
 
 
 @dataclass(frozen=True)
-class LatencyJob(Configured, Shaped, Trusting):
+class LatencyJob(Built):
     """Arguments of ``mmkcr latency``."""
 
     dense: str = argument('config, checkpoint or ONNX file of one side', positional=True)

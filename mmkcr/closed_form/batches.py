@@ -207,14 +207,17 @@ def count_images(batches: Sequence[Any]) -> int:
     return getattr(batches, 'images', None) or len(batches) * images_of(batches[0])
 
 
+def get_images(batch: Any) -> Tensor | None:
+    """The images (B, C, H, W) of a batch, its first tensor or its ``inputs``; None without any."""
+    images = batch['inputs'] if isinstance(batch, Mapping) and 'inputs' in batch else batch
+    first = next(iter(flat_tensors(images)), None)
+    return first if first is not None and first.ndim == 4 else None
+
+
 def image_shapes(batches: Iterable[Any]) -> set[tuple[int, ...]]:
     """The different shapes (C, H, W) of images; an empty set for batches without images."""
-    shapes = set()
-    for batch in batches:
-        images = batch['inputs'] if isinstance(batch, Mapping) and 'inputs' in batch else batch
-        shapes.update(tuple(tensor.shape[1:]) for tensor in flat_tensors(images)[:1]
-                      if tensor.ndim == 4)
-    return shapes
+    images = (get_images(batch) for batch in batches)
+    return {tuple(some.shape[1:]) for some in images if some is not None}
 
 
 def first_images(batches: Sequence[Any], count: int) -> Sequence[Any]:

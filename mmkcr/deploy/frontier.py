@@ -137,7 +137,8 @@ def recommend(rows: Sequence[Row], keep: float, quality: Quality) -> str:
     for threads in dict.fromkeys(row.threads for row in rows):
         there = [row for row in rows if row.threads == threads]
         best = choose(there, keep)
-        line = f'On {threads} thread{"s" * (threads > 1)}, to keep {keep:.0%}: {tell(best)}.'
+        line = (f'On {threads} thread{"s" * (threads > 1)}, to keep {keep:.0%} of the quality: '
+                f'{tell(best)}.')
         if best.int8:
             line += f' Without int8: {tell(choose(there, keep, int8=False))}.'
         faster = [row for row in drop_beaten(there) if row.levers != 'dense' and row.ratio < 1]

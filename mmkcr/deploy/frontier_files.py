@@ -55,23 +55,24 @@ class FrontierResult:
             agrees = None if row.agreement is None else self.agreement.scale * row.agreement
             metric = {self.quality.heading: cell(row.metric, '.4g')} if row.metric_name else {}
             lines.append({
-                'network': row.levers, 'runtime': NAMES[row.runtime], 'threads': str(row.threads),
+                'network': row.levers, 'runtime': NAMES[row.runtime],
+                'CPU threads': str(row.threads),
                 'time (dense = 1)': cell(row.ratio), 'lower quartile (dense = 1)': cell(lower),
                 'upper quartile (dense = 1)': cell(upper), 'one image (ms)': cell(row.ms, '.4g'),
                 'file (MB)': cell(row.bytes / 1e6 or None, '.4g'),
                 self.agreement.heading: cell(agrees, '.4g'), **metric,
-                'beaten by (faster and no worse)': other.levers if other else '', 'note': row.note,
-                'written': row.file})
+                'beaten by (no slower, no worse)': other.levers if other else '', 'note': row.note,
+                'file': row.file})
         return lines
 
     def __str__(self) -> str:
         lines = [{head: text for head, text in line.items()
-                  if 'quartile' not in head and head not in ('note', 'written')}
+                  if 'quartile' not in head and head not in ('note', 'file')}
                  for line in self.table()]
-        notes = [f'{row.levers} in {NAMES[row.runtime]}: {row.note}.'
+        notes = [f'{row.levers} in {NAMES[row.runtime]}: {row.note.removesuffix(".")}.'
                  for row in self.rows if row.note]
         return '\n'.join([format_table(list(lines[0]), [list(line.values()) for line in lines]),
-                          *dict.fromkeys(notes), self.recommendation])
+                          *dict.fromkeys(notes), *self.about, self.recommendation])
 
     __repr__ = __str__
 

@@ -139,3 +139,34 @@ def test_refusals_before_work(words, message, work, monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert caught.value.code == 1 and lines[-1].startswith('error: expected ')
     assert message in lines[-1]
+
+
+@pytest.fixture(scope='module')
+def saved(work):
+    """The folder ``hf`` of a ViT of transformers and of its image processor."""
+    transformers = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+        image_size=32, patch_size=8, num_labels=4, initializer_range=0.3))
+    model.save_pretrained(work / 'hf')
+    transformers.ViTImageProcessor(size=dict(height=32, width=32)).save_pretrained(work / 'hf')
+    return model.eval()
+
+
+@pytest.mark.usefixtures('saved')
+def test_the_time_of_a_folder_of_transformers(run):
+    run('compress transformers::hf --target-macs 60% --calibration images --out slim-hf')
+    printed = run('latency transformers::hf transformers::slim-hf --repeats 2 --warmup 0 '
+                  '--runtime eager onnxruntime --out times')
+    assert printed.count('│ slim-hf │') == 2
+
+
+def test_the_frontier_of_a_folder_of_transformers(run, saved, work):
+    """All ways but half precision are measured; a smaller input is one of them."""
+    printed = run('frontier transformers::hf --calibration images --runtime onnxruntime --targets '
+                  '80% --sides 0.5 --out frontier-hf')
+    assert printed.splitlines()[-1].startswith('Wrote frontier-hf/frontier.md')
+    rows = (work / 'frontier-hf/frontier.csv').read_text().splitlines()[1:]
+    assert [row.split(',')[0] for row in rows if 'failed' in row] == ['half precision']
+    assert len(rows) == 8 and saved.config.image_size == 32

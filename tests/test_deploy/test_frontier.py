@@ -82,7 +82,7 @@ def test_the_recommendation_names_the_choice_for_each_number_of_threads(rows, ke
         there = [row for row in rows if row.threads == threads]
         best, plain = choose(there, keep), choose(there, keep, int8=False)
         assert line.startswith(f'On {threads} thread')
-        assert f'keep {keep:.0%}: {best.levers} in' in line
+        assert f'keep {keep:.0%} of the quality: {best.levers} in' in line
         assert f'{best.ms:.3g} ms an image, {best.quality:.1%} of the images' in line
         assert ('Without int8' in line) == best.int8
         if best.int8:
@@ -118,16 +118,15 @@ def test_files(tmp_path):
     assert [line['network'] for line in lines] == [row.levers for row in rows]
     assert lines[1]['time (dense = 1)'] == '0.500' and lines[1]['file (MB)'] == '1'
     assert lines[1]['same class as dense (% of pixels)'] == '90'
-    assert lines[2]['beaten by (faster and no worse)'] == 'int8' and not lines[3]['one image (ms)']
+    assert lines[2]['beaten by (no slower, no worse)'] == 'int8' and not lines[3]['one image (ms)']
     page = (tmp_path / 'frontier.md').read_text()
     assert result.recommendation in page and 'About.' in page and 'frontier.png' in page
     assert result.recommendation in str(result) and 'failed: because' in str(result)
     for name in THEMES:
         assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
     # numbers have a unit in their heading
-    for heading in ('threads', *(name for name, text in lines[1].items()
-                                 if re.fullmatch(r'[\d.]+', text) and name != 'threads')):
-        assert heading == 'threads' or re.search(r'\(.+\)', heading), heading
+    for heading in (name for name, text in lines[1].items() if re.fullmatch(r'[\d.]+', text)):
+        assert heading == 'CPU threads' or re.search(r'\(.+\)', heading), heading
 
 
 @pytest.mark.parametrize('name', AGREEMENTS)
