@@ -1,8 +1,6 @@
 """A whole frontier on a small network: rows, files, what goes on after a kill, and failures."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import onnxruntime
@@ -44,17 +42,17 @@ def result(model, images, tmp_path_factory):
 
 
 READ = """
-import json, sys
+import json
 import numpy as np, onnxruntime, torch
 import mmkcr.hosts
 mmkcr.hosts.ensure_torchvision()  # a CPU's PyTorch beside torchvision for CUDA
-images = np.load(sys.argv[1])
-outputs = {}
-for path in sys.argv[2:]:
+images = np.load('images.npy')
+outputs = {{}}
+for path in {paths}:
     if path.endswith('.onnx'):
         session = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider'])
         name = session.get_inputs()[0].name
-        outputs[path] = session.run(None, {name: images})[0].tolist()
+        outputs[path] = session.run(None, {{name: images}})[0].tolist()
     else:
         with torch.no_grad():
             outputs[path] = mmkcr.load(path)(torch.from_numpy(images)).tolist()
@@ -62,13 +60,15 @@ print(json.dumps(outputs))
 """
 
 
-def read_elsewhere(paths, images, folder):
+@pytest.fixture
+def read_elsewhere(after_torch, tmp_path):
     """Outputs of networks on images, by path, from a process that knows nothing but files."""
-    np.save(folder / 'images.npy', images.numpy())
-    printed = subprocess.run(
-        [sys.executable, '-c', READ, folder / 'images.npy', *paths], capture_output=True, text=True,
-        check=True).stdout
-    return {path: torch.tensor(outputs) for path, outputs in json.loads(printed).items()}
+    def read(paths, images):
+        np.save(tmp_path / 'images.npy', images.numpy())
+        printed = after_torch(READ.format(paths=paths), tmp_path).splitlines()[-1]
+        return {path: torch.tensor(outputs) for path, outputs in json.loads(printed).items()}
+
+    return read
 
 
 def test_rows_and_files(result):
@@ -92,7 +92,8 @@ def test_rows_and_files(result):
         path.name for path in result.folder.iterdir()}
 
 
-def test_every_network_reproduces_its_row_in_another_process(images, tmp_path, monkeypatch):
+def test_every_network_reproduces_its_row_in_another_process(images, tmp_path, monkeypatch,
+                                                             read_elsewhere):
     """Of int8 and in pairs too: none counts as beaten here, so that all are left."""
     torch.manual_seed(0)
     network = timm.create_model('test_vit', pretrained=False, img_size=SIDE, num_classes=0)
@@ -106,7 +107,7 @@ def test_every_network_reproduces_its_row_in_another_process(images, tmp_path, m
     assert {row.levers for row in rows.values()} >= {'dense', 'int8', 'int8 with 60% of the MACs'}
     cut = str(found.folder / 'networks/60-of-the-macs')
     rows[cut] = next(row for row in rows.values() if row.levers == '60% of the MACs')
-    outputs = read_elsewhere(list(rows), images[-5:], tmp_path)
+    outputs = read_elsewhere(list(rows), images[-5:])
     with torch.no_grad():
         expected = network(images[-5:])
     apart = (expected - expected.mean(0)).square().sum()

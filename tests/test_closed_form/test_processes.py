@@ -1,27 +1,23 @@
 """Several processes are one: shares of the images, the same units and weights in each."""
 
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from mmpretrain.models import VisionTransformer
 from torch import nn
 
 from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.options import CompressOptions
 from mmkcr.closed_form.progress import CompressProgress
-from mmkcr.hosts import ensure_torchvision
 
 IMAGES = torch.randn(23, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 OPTIONS = CompressOptions(target='70%', input_shape=(3, 32, 32), divisor=1)
 
 
 def vit():
-    ensure_torchvision()  # a process of its own has no conftest.py
-    from mmpretrain.models import VisionTransformer
     torch.manual_seed(0)
     model = VisionTransformer(
         arch=dict(embed_dims=24, num_layers=2, num_heads=4, feedforward_channels=48), img_size=32,
@@ -44,10 +40,13 @@ def saved(result):
         ridges=result.structure.provenance['ridges'], agreement=result.agreement)
 
 
-def work(folder):
+def work(folder, port, rank):
     """A process: a whole call, and one that goes on with the work of another number of them."""
+    os.environ.update(  # as torchrun sets them
+        WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port),
+        OMP_NUM_THREADS='1', RANK=str(rank), LOCAL_RANK=str(rank))
     whole, rest = compressed(), compressed(folder / 'killed')
-    torch.save([saved(whole), saved(rest)], folder / f'{os.environ["RANK"]}.pth')
+    torch.save([saved(whole), saved(rest)], folder / f'{rank}.pth')
     torch.distributed.destroy_process_group()
 
 
@@ -70,11 +69,13 @@ def results(tmp_path_factory):
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
-    names = dict(WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
-                 MASTER_PORT=str(port), OMP_NUM_THREADS='1')  # as torchrun sets them
-    running = [subprocess.Popen([sys.executable, __file__, folder], env={
-        **os.environ, **names, 'RANK': str(rank), 'LOCAL_RANK': str(rank)}) for rank in range(2)]
-    assert [process.wait() for process in running] == [0, 0]
+    fork = multiprocessing.get_context('fork')  # importing takes seconds
+    running = [fork.Process(target=work, args=(folder, port, rank)) for rank in range(2)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join()
+    assert [process.exitcode for process in running] == [0, 0]
     return saved(compressed()), [torch.load(folder / f'{rank}.pth') for rank in range(2)]
 
 
@@ -95,7 +96,3 @@ def test_processes_agree_bit_for_bit(results):
     _, (first, second) = results
     for one, two in zip(first, second):
         assert all(torch.equal(value, two['state'][name]) for name, value in one['state'].items())
-
-
-if __name__ == '__main__':
-    work(Path(sys.argv[1]))

@@ -6,8 +6,6 @@ are not the dense network.
 
 import copy
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -291,7 +289,7 @@ def test_the_document_is_what_the_command_writes(tmp_path, capsys):
     assert (tmp_path / 'c.md').read_text() == DOCUMENT.read_text()
 
 
-def test_the_command_prepares_the_hosts(tmp_path):
+def test_the_command_prepares_the_hosts(tmp_path, after_torch):
     """In a process of its own, where no test has done so: with one family and one kind."""
     (tmp_path / 'c.md').write_text('<!-- table -->\n<!-- /table -->')
     program = (f'import sys; sys.path.insert(0, {str(ROOT / "tools")!r})\n'
@@ -300,7 +298,7 @@ def test_the_command_prepares_the_hosts(tmp_path):
                'for kind in {*lab.KINDS} - {"heads"}: del lab.KINDS[kind]\n'
                'from model_zoo.kind_coverage import main\n'
                f'main(["--path", {str(tmp_path / "c.md")!r}])\n')
-    subprocess.run([sys.executable, '-c', program], check=True)
+    after_torch(program, tmp_path)
     assert '| ViT | mmpretrain | ✓ |' in (tmp_path / 'c.md').read_text()
 
 
