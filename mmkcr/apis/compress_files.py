@@ -97,7 +97,8 @@ def build_task(options: FileOptions) -> CompressTask:
 
     Raises:
         ValueError: The config is not of a task model with a backbone, the checkpoint belongs to
-            another network, the divisor is above the width of every site, or there are no images.
+            another network, the kinds of site are not those of the network or of the scope, the
+            divisor is above the width of every site, or there are no images.
     """
     config = load_config(options.config, options.cfg_options)
     model = build_model(config)
@@ -114,7 +115,8 @@ def build_task(options: FileOptions) -> CompressTask:
         conditions = dict(input_shape=list(options.input_shape), part=options.part)
         options = dataclasses.replace(options, latency=usable_table(
             options.latency_table, conditions, options.force_table))
-    if options.divisor > FileOptions.divisor:  # the default suits every network
+    # before an image is read; defaults suit every network
+    if options.sites or options.scope == 'model' or options.divisor > FileOptions.divisor:
         space = open_search_space(copy.deepcopy(model), options.sites, options.scope)
         check_divisor(space, options.divisor)
     batches = calibration_images(config, model, options.calibration,

@@ -227,7 +227,7 @@ def open_search_space(model: nn.Module, sites: Sequence[KindConfig] | None = Non
     check_kinds(sites or ())
     kinds = sites or default_kinds(host)
     if scope == 'model':
-        _check_parts(model, kinds)
+        _check_parts(model, kinds, sites)
     if not kinds:
         raise ValueError('expected a backbone with layers that can be compressed '
                          f'({", ".join(FAMILIES)} and others of mmpretrain, mmdet, mmseg and timm; '
@@ -249,11 +249,21 @@ def _reasons(host: nn.Module) -> str:
     return f' ({"; ".join(clauses)})' if clauses else ', whose layers have no adapter'
 
 
-def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
-    """Refuse a whole model if none of its necks and heads has an adapter."""
-    sites = find_sites(model, kinds) if kinds else {}
-    if not all(site.path.startswith('backbone.') for site in sites.values()) or not sites:
+def _check_parts(model: nn.Module, kinds: Sequence[KindConfig],
+                 asked: Sequence[KindConfig] | None) -> None:
+    """Refuse a whole model if none of its necks and heads has an adapter, or an asked kind of site.
+
+    Args:
+        model (nn.Module): The dense model.
+        kinds (Sequence[str | dict]): Kinds of site that it gets.
+        asked (Sequence[str | dict], optional): Kinds that a user asked for; None: the default ones.
+    """
+    if not _lie_in_backbone(model, kinds):
         return
+    if asked and not _lie_in_backbone(model, default_kinds(model)):
+        raise ValueError("expected a kind of site of a neck or head, too, for the scope 'model', "
+                         f'found {", ".join(f"`{kind_name(kind)}`" for kind in asked)}, whose '
+                         "sites are all in the backbone: give more kinds, or the scope 'backbone'")
     parts = sorted({type(child).__name__ for name, child in model.named_children()
                     if name not in ('backbone', 'data_preprocessor') and count_params(child)})
     reason = why_not(model, 'channels')
@@ -261,6 +271,12 @@ def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
                      'or `PAFPN` with `RPNHead`, `ConvFCBBoxHead` and `FCNMaskHead`, transformers '
                      "of mmcv's layers) to compress a whole model, found "
                      f'{", ".join(f"`{part}`" for part in parts)} ({reason})')
+
+
+def _lie_in_backbone(model: nn.Module, kinds: Sequence[KindConfig]) -> bool:
+    """Whether a whole model has sites of some kinds, in its backbone alone."""
+    sites = find_sites(model, kinds) if kinds else {}
+    return bool(sites) and all(site.path.startswith('backbone.') for site in sites.values())
 
 
 def check_timed(scope: str) -> None:

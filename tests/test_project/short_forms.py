@@ -65,8 +65,6 @@ NOT_RUN = (
            'tests/test_tools/test_score_heads.py'),
     NotRun(r'DIR/scores\.json', 'scores of another call',
            'tests/test_tools/test_score_heads.py'),
-    NotRun(r'(timm|transformers)::', 'full-size networks; there with small ones',
-           'tests/test_cli/test_names.py'),
     NotRun(r'--nproc_per_node 8', 'needs 8 GPUs', 'tests/test_tools/test_score_heads.py'),
     NotRun(r'--device cuda|--amp$', 'needs a GPU', ''),
 )
@@ -100,7 +98,8 @@ SHORT = (
     Short(r'^mmkcr (?!zoo|--)([\w-]+)$', r'mmkcr \1 --help', 'is only named'),
 
     # ---- full-size configs whose data are not there
-    Short(r'(train\.py) configs/kcr/search/\S+_in1k-100\.py', rf'\1 {SEARCH}', _DATA),
+    Short(r'(train|cross_validate)\.py configs/kcr/search/\S+_in1k-100\.py',
+          rf'\1.py {SEARCH}', _DATA),
     Short(r'(train\.py) configs/kcr/retrain/\S+_in1k\.py( --work-dir \S+)? '
           r'--cfg-options compression=None', rf'\1 {DIGITS}kcr-dense_vit-mini_1xb64_digits.py\2',
           f'{_DATA}; the option itself: tests/test_engine/test_validated_complexity.py'),
@@ -142,6 +141,12 @@ SHORT = (
           'minutes at 512 x 512: the same architecture, smaller, on the digit scenes'),
     Short(r'compress mmpretrain::swin\S+', 'compress classifier.py', _DATA),
 
+    # ---- networks of timm and transformers, smaller
+    Short(r'timm::vit_small_patch16_224', 'timm::test_vit', _MINUTES),
+    Short(r'timm::slim', 'timm::slim_test_vit', 'beside other folders'),
+    Short(r'(compress timm::\S+ .*--out) slim', r'\1 slim_test_vit', 'beside other folders'),
+    Short(r'transformers::FOLDER', 'transformers::made/vit', _OWN),
+
     # ---- readers' files: configs and their checkpoints
     Short(r'TIMM_CHECKPOINT|(?<=efficientvit_timm\.py )model\.safetensors', 'made/timm.safetensors',
           _OWN),
@@ -173,6 +178,7 @@ SHORT = (
           'CHECKPOINT checkpoints/OTHER.pth', _OWN),
     Short(rf'({SEARCH} .*load_from)=CHECKPOINT', rf'\1=checkpoints/{Path(DENSE).stem}.pth', _OWN),
     Short(r'load_from=CHECKPOINT', 'load_from=checkpoints/classifier.pth', _OWN),
+    Short(r'timm::test_vit CHECKPOINT', 'timm::test_vit made/test_vit.pth', _OWN),
     Short(r'([\w-]+)(\.py)? (?:\w+_)?CHECKPOINT(?:_0|\.\.\.)?', r'\1\2 checkpoints/\1.pth', _OWN),
     Short(r'checkpoints/([\w-]+)\.pth checkpoints/OTHER', r'checkpoints/\1.pth checkpoints/\1@2',
           _OWN),
@@ -248,7 +254,8 @@ VARIABLES = tuple(
         ('segmentation', 'kcr-upernet', 'iter_150', 'iter_300')))
 
 #: Packages that some commands need beyond those of the tests.
-PACKAGES = {'openvino': 'openvino', '--end-to-end': 'mmdeploy', 'kcr-vqa': 'transformers'}
+PACKAGES = {'openvino': 'openvino', '--end-to-end': 'mmdeploy', 'kcr-vqa': 'transformers',
+            'transformers::': 'transformers'}
 
 
 def one_line(line):

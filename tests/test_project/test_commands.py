@@ -30,9 +30,9 @@ from short_forms import (
     with_variables,
 )
 
-from lab.digit_questions import QuestionOptions, write_questions
 from lab.digits import DigitsOptions, write_digits
 from mmkcr.engine.build import load_config, read_config
+from tools.dataset_converters.digits_vqa import QuestionOptions, write_questions
 
 FORMS = short_forms(CASES)
 #: Run in every suite; the others where MMKCR_LONG_TESTS is set.
@@ -115,7 +115,7 @@ MAKE = (
     (r'(?:dense|slim)\.onnx',
      'python tools/deployment/export_onnx.py classifier.py checkpoints/classifier.pth --repeats 0 '
      '--out {path}'),
-    (r'made/(?P<stem>\w+)\.safetensors', 'python untrained.py {stem} {path}'),
+    (r'made/(?P<stem>\w+)(?:\.safetensors|\.pth)?', 'python untrained.py {stem} {path}'),
 )
 
 
@@ -187,6 +187,7 @@ class Sandbox:
 
     def make(self, path):
         """Make a file or folder that is not there, if it is known how."""
+        path = path.removeprefix('timm::').removeprefix('transformers::')
         if not path or path.startswith(('/', '-')) or '::' in path or any(self.root.glob(path)):
             return
         for pattern, text in self.writers.items():
@@ -230,12 +231,14 @@ def written(text):
         files = files[:2]
     if tool == 'compress' and '--structure' in words:
         files = files[:3]
+    if tool == 'compress' and first.startswith(('timm::', 'transformers::')):
+        files = ['config.json', 'structure.json', 'model.safetensors', 'report.json']
     return [f'{out}/{file.format(**values)}' for file in files] or [out]
 
 
 def run_of(config):
     """The folder of a config's runs; what `compress` writes has one of its own."""
-    path = Path(config)
+    path = Path(config.rpartition('::')[2])
     return f'{path.parent}/train' if path.name == 'config.py' else f'work_dirs/{path.stem}'
 
 

@@ -1,4 +1,7 @@
-"""Write random weights to a file: ``python untrained.py CONFIG|timm|flava|foundation FILE``."""
+"""Write random weights to a file: ``python untrained.py CONFIG|NAME FILE``.
+
+A name is ``timm``, ``test_vit``, ``flava``, ``foundation``; or ``vit``, a folder of transformers.
+"""
 
 import sys
 from pathlib import Path
@@ -29,13 +32,27 @@ def of_library(name):
             'cls_token', 'pos_embed', 'mask_token', 'patch_embed.proj.weight',
             'blocks.0.attn.qkv.weight', 'blocks.0.mlp.fc2.weight', 'norm.weight')}
     import timm
-    return timm.create_model('efficientvit_b1').state_dict()
+    torch.manual_seed(0)
+    return timm.create_model('test_vit' if name == 'test_vit' else 'efficientvit_b1').state_dict()
+
+
+def write_of_transformers(folder):
+    """As ``save_pretrained`` writes a network."""
+    from transformers import ViTConfig, ViTForImageClassification
+    torch.manual_seed(0)
+    ViTForImageClassification(ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        image_size=32, patch_size=8)).save_pretrained(folder)
 
 
 if __name__ == '__main__':
     given, path = sys.argv[1:]
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if given in ('timm', 'flava', 'foundation'):
+    if given == 'vit':
+        write_of_transformers(path)
+    elif given == 'test_vit':
+        torch.save(of_library(given), path)
+    elif given in ('timm', 'flava', 'foundation'):
         from safetensors.torch import save_file
         save_file(of_library(given), path)
     else:

@@ -38,6 +38,8 @@ OPTIONS = {
     'finetune': ['--finetune', '1'],
     'evaluate': ['--evaluate']}
 TARGETS = ('macs', 'several', 'params', 'latency', 'structure')
+#: Pairs that a network refuses, see `test_what_the_network_must_have_before_an_image_is_read`.
+OF_NETWORK = (('scope', 'sites'), )
 #: Pairs that contradict each other, and what is said of them.
 REFUSED = {
     **dict.fromkeys(itertools.combinations(TARGETS, 2), 'not allowed with argument'),
@@ -144,9 +146,15 @@ def test_a_divisor_above_every_width():
         compress(model, torch.rand(4, 3, 32, 32), '80%', divisor=4096, progress=False)
 
 
-@pytest.mark.parametrize('scope', ['backbone', 'model'])
-def test_a_divisor_above_every_width_before_an_image_is_read(
-        scope, words, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize('refused, accepted, message', [
+    (['--divisor', '4096'], ['--divisor', '16'], 'of the widest site, found 4096'),
+    (['--scope', 'model', '--divisor', '4096'], ['--scope', 'model', '--divisor', '16'],
+     'of the widest site, found 4096'),
+    (['--scope', 'model', '--sites', 'mlp_hidden'],
+     ['--scope', 'model', '--sites', 'mlp_hidden', 'channels'],
+     "too, for the scope 'model', found `mlp_hidden`, whose sites are all in the backbone")])
+def test_what_the_network_must_have_before_an_image_is_read(
+        refused, accepted, message, words, monkeypatch, tmp_path, capsys):
     def reach(*_):
         raise ImagesReached
 
@@ -154,18 +162,19 @@ def test_a_divisor_above_every_width_before_an_image_is_read(
     monkeypatch.setattr(compress_config, 'check_data_folders', lambda *_: None)
     torch.save(dict(state_dict=build_model(load_config(SCENES)).state_dict()),
                tmp_path / 'dense.pth')
-    call = [SCENES, *words(('macs',))[1:], '--scope', scope, '--divisor']
+    call = [SCENES, *words(('macs',))[1:]]
     with pytest.raises(SystemExit):
-        command.main([*call, '4096'])
+        command.main([*call, *refused])
     said = capsys.readouterr().err
-    assert 'of the widest site, found 4096' in said and said.count('error: ') == 1
+    assert message in said and said.count('error: ') == 1
     with pytest.raises(ImagesReached):
-        command.main([*call, '16'])
+        command.main([*call, *accepted])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('pair', [pair for pair in PAIRS if pair not in REFUSED and not {
-    'latency', 'profiles'} & set(pair)], ids='-'.join)
+@pytest.mark.parametrize('pair', [
+    pair for pair in PAIRS if pair not in (*REFUSED, *OF_NETWORK)
+    and not {'latency', 'profiles'} & set(pair)], ids='-'.join)
 def test_accepted_pairs_work_in_full(pair, written_digits, load_tool, tmp_path):
     """On a tiny segmentor, which has a neck and heads to cut."""
     digits = written_digits(DigitsOptions(train_scenes=4, val_scenes=1))  # one is held out
