@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mmkcr.core.checks import one_line
 from .safe_load import restrict_checkpoints
 
 #: Original packages by the fork that installs the same folder.
@@ -117,10 +118,9 @@ def name_unreadable_images() -> None:
         try:
             return load(self, results)
         except Exception as error:  # of the file system, OpenCV, Pillow
-            text = ' '.join(str(error).split()) or type(error).__name__
             raise UnreadableImageError('expected an image that can be read at '
-                                       f'`{results.get("img_path")}`, found none ({text:.160})'
-                                       ) from error
+                                       f'`{results.get("img_path")}`, found none '
+                                       f'({one_line(error, 160)})') from error
 
     LoadImageFromFile.transform = transform
 

@@ -23,6 +23,7 @@ from urllib.error import URLError
 import numpy as np
 import torch
 
+from mmkcr.core.checks import one_line
 from mmkcr.core.saved_folder import check_folder
 
 ENVIRONMENT = 'MMKCR_TRUST_CHECKPOINT'
@@ -92,9 +93,9 @@ def _load(filename: str, map_location: Any) -> Mapping:
                 f'expected a checkpoint of tensors and plain values at `{filename}`, found one '
                 f'that needs `{named[1]}` to be read; `--trust-checkpoint` lets it run code'
             ) from error
-        text = ' '.join(str(error).split()) if isinstance(error, ValueError) else ''
+        reason = one_line(error, 1000) if isinstance(error, ValueError) else type(error).__name__
         raise ValueError(f'expected a checkpoint at `{filename}`, found a file that cannot be '
-                         f'read ({text or type(error).__name__})') from error
+                         f'read ({reason})') from error
     if not isinstance(content, Mapping):
         raise ValueError(f'expected a checkpoint with a `state_dict` at `{filename}`, found a '
                          f'`{type(content).__name__}`')

@@ -11,11 +11,8 @@ if not hasattr(torch.ops.torchvision, 'nms'):
     raise RuntimeError('operator torchvision::nms does not exist')
 assert hasattr(torch.ops.torchvision, 'qnms')
 """
-CALL = f"""
-import importlib.util
-spec = importlib.util.spec_from_file_location('hosts', {hosts.__file__!r})
-hosts = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(hosts)
+CALL = """
+from mmkcr import hosts
 print(hosts.ensure_torchvision(), hosts.ensure_torchvision())
 """
 

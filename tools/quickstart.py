@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo.before_after import draw, find_images, load
+from demo.before_after import draw, draw_pairs, find_images, load
 
 from lab.digits import write_digits
-from lab.figures import saved_figure
 from mmkcr.apis.inference import model_index
 from mmkcr.cli import compress
 from mmkcr.cli.command import Parser, command, quiet_hosts
@@ -58,19 +57,6 @@ def time_ratios(models: Sequence[Any], shape: tuple[int, int, int]) -> dict[str,
     return found
 
 
-def draw_pairs(path: Path, images: Sequence[Path], pictures: Sequence[Sequence[Any]],
-               titles: Sequence[str]) -> None:
-    """A row an image: dense and compressed."""
-    with saved_figure(path, (6.4, 3.3 * len(images)), nrows=len(images), ncols=2,
-                      squeeze=False) as (_, axes):
-        for row, pair in zip(axes, zip(*pictures)):
-            for axis, picture in zip(row, pair):
-                axis.imshow(picture)
-                axis.set_axis_off()
-        for axis, title in zip(axes[0], titles):
-            axis.set_title(title)
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Compress, time and draw."""
@@ -94,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         (runtime, f'{ratio:.2f}', f'{low:.2f} to {high:.2f}')
         for runtime, (ratio, low, high) in ratios.items()]))
     picture, (ratio, *_) = Path(args.work_dir) / PICTURE, next(iter(ratios.values()))
-    draw_pairs(picture, images, (dense, smaller), (
+    draw_pairs(picture, (dense, smaller), (
         'dense', f'{args.target_macs} of the MACs, {ratio:.2f} of the time'))
     print(f'Wrote {picture}. Your own network: `mmkcr compress CONFIG CHECKPOINT --target-macs 60% '
           "--calibration IMAGES`. The papers' searches: `make quickstart-papers`.")

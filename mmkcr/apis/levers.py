@@ -369,8 +369,11 @@ class _Bench:
                                   runtime, threads)
             judged = self._judge(levers, file, runtime)
             note = self.progress.read(f'{file.stem}.note') or {}
+            # other load may change between rows, but not between the turns of a pair
+            ms = timing.ratio * self.row((), runtime, threads).ms if levers else \
+                1e3 * timing.seconds[1]
             row = dataclasses.replace(
-                row, ratio=timing.ratio, quartiles=timing.quartiles, ms=1e3 * timing.seconds[1],
+                row, ratio=timing.ratio, quartiles=timing.quartiles, ms=ms,
                 bytes=file.stat().st_size, file=file.name, **judged, **note)
         except Exception as error:  # of whatever exports, quantises and runs
             if not levers:
@@ -416,7 +419,8 @@ class _Bench:
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
             f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
             f'Time: the dense network and the other in turns, {PAIRS} pairs; the median of the '
-            'ratios, with their quartiles. 0.5 is half of the time.',
+            'ratios, with their quartiles. 0.5 is half of the time. Milliseconds are the ratio '
+            "times the dense network's.",
             f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '
             f'Agreement is measured on {len(self.expected)} images that nothing was fitted to.',
             'MACs: multiply-accumulate operations. A network of fewer has narrower layers, chosen '

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mmkcr.apis.saved import find_transformers_class, load
 from mmkcr.closed_form.compression import call_network
 from mmkcr.closed_form.image_folder import FolderImages, draw_images, list_images
-from mmkcr.core.checks import did_you_mean
+from mmkcr.core.checks import did_you_mean, one_line
 from mmkcr.core.file_names import HUB_CONFIG, STRUCTURE, WEIGHTS
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.structure import read_json
@@ -349,6 +349,5 @@ def _ask_library(call: Callable[[], Any], name: str) -> Any:
     try:
         return call()
     except Exception as error:  # of files, of a hub, and of whatever builds a network
-        text = ' '.join(str(error).split()) or type(error).__name__
         raise ValueError(f'expected to build and load `{name}`, found that this fails '
-                         f'({text:.300})') from error
+                         f'({one_line(error)})') from error

@@ -18,6 +18,7 @@ from torch import nn
 from mmkcr.closed_form.compression import CompressResult
 from mmkcr.closed_form.given import copy_network
 from mmkcr.core import KEPT, Structure, atomic_folder, digest, eval_mode
+from mmkcr.core.checks import one_line
 from mmkcr.core.file_names import CONFIG, HUB_CONFIG, REPORT, STRUCTURE, WEIGHTS
 from mmkcr.core.products import state_bytes
 from mmkcr.core.saved_folder import require_files, write_report
@@ -147,7 +148,7 @@ def _not_the_same(model: nn.Module, folder: Path, shape: list[int]) -> str:
         bound = 100 * torch.finfo(first.dtype).eps
         torch.testing.assert_close(outputs, expected, rtol=bound, atol=bound)
     except Exception as error:  # of whatever builds and runs a network
-        return f'that this fails ({" ".join(str(error).split()):.200})'
+        return f'that this fails ({one_line(error, 200)})'
     _warn_of_other_rates(read_drop_rates(again), read_drop_rates(model))
     return ''
 
@@ -254,9 +255,8 @@ def _dense(folder: Path) -> nn.Module:
     except ImportError:
         raise
     except Exception as error:  # of whatever builds a network
-        text = ' '.join(str(error).split()) or type(error).__name__
         raise ValueError(f'expected a network that can be built in `{folder / HUB_CONFIG}`, found '
-                         f'another ({text:.200}): {given}') from error
+                         f'another ({one_line(error, 200)}): {given}') from error
 
 
 def _of_timm(config: Mapping[str, Any]) -> nn.Module:

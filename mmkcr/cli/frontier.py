@@ -1,9 +1,10 @@
 """What makes this network faster on this machine? Each way alone and in pairs, measured.
 
-The ways: fewer MACs (layers cut without training, as by `mmkcr compress`), int8, half precision and
-a smaller input. Every network is exported and timed in turns with the dense one; its outputs are
-compared on images that nothing was fitted to. It ends with a recommendation, and writes
-frontier.csv, frontier.md with pictures, and the best networks as ONNX files.
+The ways: fewer MACs, the multiply-accumulate operations (layers cut without training, as by `mmkcr
+compress`), int8, half precision and a smaller input. Every network is exported and timed in turns
+with the dense one; its outputs are compared on images that nothing was fitted to. It ends with a
+recommendation, and writes frontier.csv, frontier.md with pictures, and the best networks as ONNX
+files.
 
 A call that was killed goes on where it was if it is repeated.
 

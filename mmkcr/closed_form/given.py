@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import count_params
-from mmkcr.core.checks import check_finite
+from mmkcr.core.checks import check_finite, one_line
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.core.processes import ask_first_process, count_processes
@@ -231,7 +231,7 @@ def copy_network(model: nn.Module) -> nn.Module:
         raise ValueError(
             f'expected a `{type(model).__name__}` that can be copied, found `{_uncopied(model)}` '
             'that cannot, such as a result of a forward pass: delete it '
-            f'({type(error).__name__}: {" ".join(str(error).split()):.200})') from error
+            f'({type(error).__name__}: {one_line(error, 200)})') from error
 
 
 def _uncopied(model: nn.Module) -> str:
@@ -296,7 +296,7 @@ def look_at(calibration: Calibration) -> None:
             raise ValueError(
                 f'expected a `{type(model).__name__}` that takes the first batch, '
                 f'{_describe(batch)}, found that it raised {type(error).__name__} '
-                f'({" ".join(str(error).split()):.300}): {_part_to_take(calibration, batch)}give '
+                f'({one_line(error)}): {_part_to_take(calibration, batch)}give '
                 'images (N, 3, H, W), such as `[images for images, *_ in loader]`, or a `forward` '
                 'that takes such a batch') from error
         if not any(tensor.numel() for tensor in flat_tensors(outputs)):

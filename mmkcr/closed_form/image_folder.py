@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mmkcr.core.checks import one_line
 from mmkcr.hosts import UnreadableImageError
 from .batches import ImageBatches, batch_digest
 
@@ -52,9 +53,8 @@ class FolderImages(ImageBatches):
             with Image.open(path) as image:
                 return self._transform(image.convert('RGB'))
         except Exception as error:  # of the file system, Pillow and the transform
-            text = ' '.join(str(error).split()) or type(error).__name__
             raise UnreadableImageError(f'expected an image that can be read at `{path}`, found '
-                                       f'none ({text:.160})') from error
+                                       f'none ({one_line(error, 160)})') from error
 
 
 def digest_files(files: Iterable[Path | None], batches: Iterable[Any]) -> str:

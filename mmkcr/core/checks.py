@@ -1,4 +1,4 @@
-"""Refusals before any work begins: numbers that are not finite, names that do not exist."""
+"""Refusals, and what their sentences have in common: known names, messages in one line."""
 
 import difflib
 import tempfile
@@ -73,6 +73,16 @@ def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
     near = difflib.get_close_matches(word, words, 1, least) or [
         name for name in words if name.startswith(f'{word}_')]
     return f'; did you mean `{near[0]}`?' if near else ''
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """The message of an error in one line; the name of its class if it has none.
+
+    Args:
+        error (BaseException): The error.
+        most (int): Characters of the message that are kept. Defaults to 300.
+    """
+    return (' '.join(str(error).split()) or type(error).__name__)[:most]
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:

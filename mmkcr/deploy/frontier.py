@@ -55,7 +55,8 @@ class Row:
         int8 (bool): Whether int8 is among the levers.
         ratio (float, optional): Time of an image over the dense network's, the median of pairs.
         quartiles (tuple[float, float], optional): First and third quartile of these ratios.
-        ms (float, optional): Time of an image in milliseconds, the median.
+        ms (float, optional): Time of an image in milliseconds: the ratio times the dense network's
+            median.
         bytes (int): Size of the file.
         agreement (float, optional): With the dense network, at most 1, see :data:`AGREEMENTS`.
         metric (float, optional): On the labelled test set, the greater the better.
@@ -130,7 +131,7 @@ def recommend(rows: Sequence[Row], keep: float, quality: Quality) -> str:
     def tell(row: Row) -> str:
         time = '' if row.levers == 'dense' else \
             f'{row.ratio:.2f} of the time of the dense network there, '
-        return (f'{row.levers} in {NAMES[row.runtime]}: {time}{row.ms:.3g} ms an image, '
+        return (f'{row.levers} in {NAMES[row.runtime]}: {time}{row.ms:.4g} ms an image, '
                 f'{quality.sentence.format(row.quality)}')
 
     lines = []

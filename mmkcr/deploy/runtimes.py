@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mmkcr.core import atomic_write
+from mmkcr.core.checks import one_line
 
 #: Packages to install, by runtime of ONNX files.
 PACKAGES: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
@@ -95,7 +96,7 @@ def open_onnx(path: str | Path, runtime: str = 'onnxruntime', threads: int | Non
 
 def _refusal(path: str | Path, runtime: str, error: Exception) -> ValueError:
     """The error of a runtime in one sentence, with the places of operators that it lacks."""
-    text = ' '.join(str(error).split())
+    text = one_line(error, 10_000)  # all of it: an operator may be named at its end
     places: dict[str, dict[str, None]] = {}
     if lacks := _LACKS.search(text):
         import onnx

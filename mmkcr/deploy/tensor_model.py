@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import count_forward_macs
+from mmkcr.core.checks import one_line
 from mmkcr.core.forward import flat_tensors
 from mmkcr.lazy import is_of
 from mmkcr.models.tasks import find_task, is_detector, tensor_outputs
@@ -90,9 +91,8 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
         try:
             arrays = session(images.detach().cpu().float().numpy())
         except Exception as error:  # the runtimes' errors have no other common base
-            message = ' '.join(str(error).split())[:300]
             raise ValueError(f'expected images that `{path}` takes, found a batch of shape '
-                             f'{tuple(images.shape)} ({message})') from error
+                             f'{tuple(images.shape)} ({one_line(error)})') from error
         # copied: the runtimes reuse the memory of their outputs in the next call
         outputs = tuple(torch.from_numpy(np.array(out)).to(images.device) for out in arrays)
         if unseen:

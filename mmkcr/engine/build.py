@@ -14,7 +14,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.core.checks import check_place, did_you_mean
+from mmkcr.core.checks import check_place, did_you_mean, one_line
 from mmkcr.core.file_names import REPORT
 from mmkcr.core.saved_folder import check_folder
 from mmkcr.engine.compressed_config import expand_compression, image_size, task_config
@@ -64,9 +64,8 @@ def read_config(path: str | Path) -> Config:
     except (ImportError, OSError):  # which name what is missing
         raise
     except Exception as error:  # of Python, JSON and YAML, each its own
-        text = ' '.join(str(error).split())
         raise ValueError(f'expected a config at `{path}`, found one that cannot be read '
-                         f'({type(error).__name__}: {text:.200})') from error
+                         f'({type(error).__name__}: {one_line(error, 200)})') from error
     if not isinstance(config.get('model') or {}, Mapping):
         raise ValueError(f'expected a config whose `model` is a dict at `{path}`, found '
                          f'{str(config.model):.60}')
@@ -136,7 +135,7 @@ def build_model(config: Config) -> nn.Module:
             raise
         raise FileNotFoundError(
             f'expected all files that a `{model.get("type")}` needs, found that one is missing: '
-            f'{" ".join(str(error).split()):.300}') from error
+            f'{one_line(error)}') from error
     except RuntimeError as error:
         missing = re.search(r'pip install ([\w-]+)', str(error))  # as mmdet says it
         if not missing:

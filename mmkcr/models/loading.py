@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mmkcr.core.checks import one_line
 from .backbone_loading import BACKBONE, load_named, read_digests
 from .strict_loading import NO_KEY, RECOMPUTED, refuse
 from .tasks import find_task, unwrap
@@ -135,7 +136,7 @@ def _misfits(model: nn.Module, state: Mapping[str, Tensor], path: str) -> dict[s
         if not shaped:
             raise ValueError(
                 f'expected a checkpoint of the {type(find_task(model)).__name__}, found `{path}` '
-                f'of another ({" ".join(str(error).split()):.300})') from error
+                f'of another ({one_line(error)})') from error
         missing, surplus = _names_beside(model, state, {name for name, *_ in shaped})
     bare = 'architecture.'  # of our wrappers, not in checkpoints
     return {'missing': [name.removeprefix(bare) for name in missing if not RECOMPUTED.match(name)],

@@ -85,6 +85,8 @@ def test_rows_and_files(result):
     assert rows['int8'].bytes < 0.6 * rows['dense'].bytes
     for row in measured:
         assert row.quartiles[0] <= row.ratio <= row.quartiles[1]
+        # times of rows that were measured one after the other are in the order of the ratios
+        assert row is measured[0] or row.ms == pytest.approx(row.ratio * measured[0].ms)
         assert bool(row.file) == (find_better_row(row, result.rows) is None)
     assert {'frontier.csv', 'frontier.md', 'frontier.png', 'frontier-dark.png', 'networks'} == {
         path.name for path in result.folder.iterdir()}

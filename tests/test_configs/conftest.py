@@ -112,7 +112,7 @@ def digits(written_digits):
 @pytest.fixture(scope='session')
 def questions(tmp_path_factory):
     """Questions about digits on disk."""
-    from lab.digit_questions import QuestionOptions, write_questions
+    from tools.dataset_converters.digits_vqa import QuestionOptions, write_questions
     folder = tmp_path_factory.mktemp('vqa') / 'digits-vqa'
     write_questions(folder, QuestionOptions(train_scenes=30, val_scenes=8))
     return folder

@@ -6,13 +6,13 @@ import pytest
 from config_files import CONFIGS, MODELS_OF, ROOT
 
 from lab.model_zoo import uninitialized
-from lab.structures import structure_name, structure_of_model, uniform_structure, wanted
 from long_form import every_nth
 from mmkcr.apis import count_macs
 from mmkcr.core import Structure, parse_target
 from mmkcr.engine.build import backbone_config, build_model, default_shape, load_config
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.tasks import online_params, search_space
+from tools.model_zoo.structures import structure_name, structure_of_model, uniform_structure, wanted
 
 FOLDER = ROOT / 'configs/structures'
 FILES = sorted(FOLDER.glob('*.json'))

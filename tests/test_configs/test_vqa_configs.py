@@ -7,12 +7,12 @@ import pytest
 from config_files import CONFIGS, build, check_state, first_losses, stage_of, task_of
 from mmengine.registry import TRANSFORMS, init_default_scope
 
-from lab.digit_questions import ANSWERS
 from lab.model_zoo import uninitialized
 from mmkcr.apis import count_macs
 from mmkcr.engine.build import build_model
 from mmkcr.engine.compressed_config import image_size
 from mmkcr.models.tasks import find_task, search_space
+from tools.dataset_converters.digits_vqa import ANSWERS
 
 VQA = [path for path in CONFIGS if path.startswith('configs/kcr/vqa/')]
 DIGITS = [path for path in VQA if path.endswith('digits.py')]

@@ -1,11 +1,14 @@
-"""What is finite."""
+"""What is finite, and messages of other libraries' errors within a sentence."""
+
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.core.checks import all_finite
+from mmkcr.core.checks import all_finite, one_line
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16, torch.float64,
@@ -21,3 +24,16 @@ def test_as_torch_says(dtype, shape, places, step):
     if shape:
         value = value[..., ::step]
     assert all_finite(value) == bool(value.isfinite().all())
+
+
+def test_a_message_is_one_line_that_is_never_empty():
+    assert one_line(ValueError('expected\n  one,\tfound two')) == 'expected one, found two'
+    assert one_line(KeyError()) == 'KeyError' and one_line(OSError(' \n')) == 'OSError'
+    assert one_line(OSError('a ' * 400)) == ('a ' * 400)[:300]
+
+
+def test_messages_are_shortened_in_one_place():
+    package = Path(__file__).parents[2] / 'mmkcr'
+    found = {str(path.relative_to(package)) for path in package.rglob('*.py')
+             if re.search(r'join\(str\(error\)\.split', path.read_text())}
+    assert found <= {'core/checks.py', 'apis/levers.py'}

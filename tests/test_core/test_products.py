@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lab.kind_coverage import FAMILIES, installed
-from lab.random_subnets import random_units
+from lab.model_zoo import random_units
 from mmkcr.apis import compress, slim
 from mmkcr.core import (
     BytesModel,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.random_subnets import random_subnet
+from lab.model_zoo import random_subnet
 from mmkcr.deploy.end_to_end import export_end_to_end
 from mmkcr.deploy.latency_table import ensure_search_space
 from mmkcr.engine.build import build_model, load_config

@@ -83,7 +83,7 @@ def test_the_recommendation_names_the_choice_for_each_number_of_threads(rows, ke
         best, plain = choose(there, keep), choose(there, keep, int8=False)
         assert line.startswith(f'On {threads} thread')
         assert f'keep {keep:.0%} of the quality: {best.levers} in' in line
-        assert f'{best.ms:.3g} ms an image, {best.quality:.1%} of the images' in line
+        assert f'{best.ms:.4g} ms an image, {best.quality:.1%} of the images' in line
         assert ('Without int8' in line) == best.int8
         if best.int8:
             assert f'Without int8: {plain.levers} in' in line

@@ -10,7 +10,7 @@ from mmengine.config import ConfigDict
 from mmpretrain.models import ImageClassifier
 from two_branches import conformer
 
-from lab.random_subnets import random_subnet
+from lab.model_zoo import random_subnet
 from mmkcr.cli.compress_config import file_table
 from mmkcr.deploy.export import export_onnx
 from mmkcr.deploy.int8 import (

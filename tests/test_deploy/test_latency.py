@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lab.random_subnets import random_subnet
+from lab.model_zoo import random_subnet
 from mmkcr.apis import count_macs
 from mmkcr.deploy.export import export_onnx, read_macs_and_shape
 from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair

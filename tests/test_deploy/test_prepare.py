@@ -9,7 +9,7 @@ from mmpretrain.models.backbones import TNT
 from torch import nn
 
 from lab.kind_coverage import randomise
-from lab.random_subnets import random_subnet
+from lab.model_zoo import random_subnet
 from mmkcr.apis import slim
 from mmkcr.core.forward import flat_tensors
 from mmkcr.deploy.prepare import EXPORT_RUNTIMES, GROUPED_FROM, prepare

@@ -18,12 +18,6 @@ def test_split_is_a_stratified_partition(val_ratio, seed):
     assert np.array_equal(split['val'], split_sources(val_ratio, seed)['val'])
 
 
-def test_a_slice_of_training_shows_nothing_that_is_held_out():
-    whole, cut = split_sources(0.7, 1), split_sources(0.7, 1, train_slice=True)
-    assert np.array_equal(np.sort(np.concatenate(list(cut.values()))), whole['train'])
-    assert len(cut['val']) == -(-len(whole['train']) // 5)
-
-
 @given(st.integers(0, 1796), st.integers(1, 8))
 def test_source_can_be_read_back(index, times):
     source = source_digits()[0][index]

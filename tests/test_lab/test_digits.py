@@ -169,5 +169,3 @@ def test_command(tmp_path, monkeypatch, capfd):
     args = ('--train-scenes', '3', '--val-scenes', '2', '--size', '8')
     assert 'wrote' in run(*args) and 'nothing to do' in run(*args)
     assert count('val') == 360
-    run(*args, '--train-slice')
-    assert (count('train'), count('val')) == (1149, 288)

@@ -9,8 +9,6 @@ from tool_files import load_tool
 
 from lab import figures
 from lab.attention_plots import as_map, guess_grid, plot_affinity, plot_entropy, plot_maps
-from lab.bimask_plots import head_widths, plot_mask_descent, plot_widths
-from lab.curve_plots import plot_curve, plot_gate_histograms
 from lab.mask_plots import (
     as_grid,
     kept_shares,
@@ -21,6 +19,7 @@ from lab.mask_plots import (
 )
 from mmkcr.core import Structure
 from mmkcr.visualization import format_table
+from tools.analysis_tools.bimask_search import head_widths, plot_mask_descent, plot_widths
 
 sensitivity = load_tool('analysis_tools/sensitivity')
 STRUCTURE = Structure.load(dict(
@@ -58,8 +57,6 @@ def test_every_plot_writes_one_file(tmp_path):
         'scores.pdf': lambda p: plot_channel_masks(SCORES, p),
         'shares.svg': lambda p: plot_kept_shares(dict(one=STRUCTURE, two=SCORES), p),
         'evolution.jpg': lambda p: plot_mask_evolution([('1', SCORES), ('2', STRUCTURE)], p),
-        'histogram.png': lambda p: plot_gate_histograms(SCORES, p, temperature=0.5),
-        'curve.svg': lambda p: plot_curve(dict(a=[3., 2., 1.], b=[1.]), p, ylabel='KC'),
         'entropy.png': lambda p: plot_entropy(dict(dense=STATISTICS, dcs=STATISTICS), p),
         'overlay.svg': lambda p: plot_maps([np.zeros((8, 8, 3))], dict(a=[np.eye(4)]), p,
                                            overlay=True),
@@ -79,10 +76,7 @@ def test_every_plot_writes_one_file(tmp_path):
     (lambda p: plot_kept_shares({}, p), 'at least one selection'),
     (lambda p: plot_mask_evolution([('a', SCORES), ('b', {'other': [1.]})], p),
      'other sites in `b` than in `a`'),
-    (lambda p: plot_gate_histograms({}, p), 'gate scores to plot'),
-    (lambda p: plot_curve(dict(a=[]), p), 'curves to plot'),
-    (lambda p: plot_curve(dict(a=[1., 2.]), p, x=dict(a=[1])), '2 positions for the curve `a`'),
-    (lambda p: plot_curve(dict(a=[1.]), p.with_suffix('.exe')), 'a figure file'),
+    (lambda p: plot_kept_shares(dict(one=STRUCTURE), p.with_suffix('.exe')), 'a figure file'),
     (lambda p: plot_entropy(dict(a=STATISTICS, b=dict(STATISTICS, histogram=[[1., 0.]])), p),
      "one number of heads, found {'a': 2, 'b': 1}"),
     (lambda p: plot_mask_descent({}, p), 'masks to plot, found none'),
@@ -105,11 +99,11 @@ def test_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(figures.Figure, 'savefig', fail)
     with pytest.raises(KeyboardInterrupt):
-        plot_curve(dict(a=[1.]), path)
+        plot_kept_shares(dict(one=STRUCTURE), path)
     assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
 
 
-# ---- masks, gates and widths --------------------------------------------------------------------
+# ---- masks and widths ---------------------------------------------------------------------------
 
 
 def test_values_of_a_structure_and_of_scores():
@@ -121,11 +115,6 @@ def test_values_of_a_structure_and_of_scores():
     # alpha = 0 is not kept, as the hard gate has it
     assert kept_shares(SCORES) == {'stages.0': 0.5, 'stages.1': 0.4}
     assert head_widths(NARROW, GROUPS) == {HEADS: [2, 0, 2]}
-
-
-def test_histogram_counts_shares(tmp_path, drawn):
-    plot_gate_histograms(dict(a=[-9., -9., 0., 9.]), tmp_path / 'h.png', temperature=0.5, bins=3)
-    np.testing.assert_allclose(drawn[0].patches[0].get_data().values, [0.5, 0.25, 0.25])
 
 
 # ---- attention ----------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from lab.grail import grail
 from lab.real_controls import METHODS, SAME_SIZES, control
 from lab.saliency import tokens
 from lab.snapvit import snapvit_structure
-from lab.torch_pruning import IMPORTANCES, PRUNED, torch_pruning_structure
-from long_form import every_nth
+from lab.torch_pruning import PRUNED, torch_pruning_structure
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.compression import refit_structure
 from mmkcr.closed_form.options import CompressOptions
@@ -104,15 +103,14 @@ def classifier(**backbone):
         head=dict(type='LinearClsHead', num_classes=10, in_channels=64)))
 
 
-@pytest.mark.parametrize('importance', every_nth(2, IMPORTANCES))
-def test_torch_pruning_meets_the_budget_with_the_units_that_it_keeps(importance):
+def test_torch_pruning_meets_the_budget_with_the_units_that_it_keeps():
     """The weights that stay are those of the dense network."""
     model = classifier(
         type='TIMMBackbone', model_name='vit_tiny_patch16_224', img_size=32, patch_size=8,
         embed_dim=64, depth=3, num_heads=8, features_only=True, out_indices=(2, ))
     batch = dict(inputs=torch.rand(8, *SHAPE))
     dense = count_macs(model, SHAPE)
-    structure = torch_pruning_structure(model, PRUNED, dense // 2, [batch], importance)
+    structure = torch_pruning_structure(model, PRUNED, dense // 2, batch)
     result = refit_structure(model, structure, [batch], CompressOptions(
         input_shape=SHAPE, refit='none', progress=False), forward=task_outputs)
     assert 0.45 * dense < count_macs(result.model, SHAPE) <= dense // 2
@@ -122,8 +120,7 @@ def test_torch_pruning_meets_the_budget_with_the_units_that_it_keeps(importance)
     assert torch.equal(before[list(kept)], after)
     norms = before.square().sum(1)
     lost = [unit for unit in range(len(norms)) if unit not in kept]
-    if importance == 'magnitude':  # of both layers: larger ones stay on the whole
-        assert norms[list(kept)].mean() > norms[lost].mean()
+    assert norms[list(kept)].mean() > norms[lost].mean()  # of both layers: larger ones stay
 
 
 def test_torch_pruning_refuses_other_networks():
@@ -131,4 +128,4 @@ def test_torch_pruning_refuses_other_networks():
         embed_dims=64, num_layers=1, num_heads=8, feedforward_channels=64), img_size=32)
     with pytest.raises(ValueError, match='expected a ViT of timm for Torch-Pruning, found a '
                        '`VisionTransformer`'):
-        torch_pruning_structure(model, ('heads', ), 1, [])
+        torch_pruning_structure(model, ('heads', ), 1, {})

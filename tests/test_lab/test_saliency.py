@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.saliency import agreement, complexity, picture
+from lab.saliency import agreement, picture
 
 
 def test_agreement_is_that_of_the_definition():
@@ -36,9 +36,3 @@ def test_a_picture_has_a_tile_for_each_network():
     assert sheet.size == (100, 180)
     assert [sheet.getpixel((75, y)) for y in (35, 95, 155)] == [
         (255, 0, 0), (255, 255, 255), (0, 0, 0)]
-
-
-def test_complexity_is_that_of_the_images_means():
-    flat = torch.ones(4, 9, 3)
-    assert complexity(flat) == pytest.approx(0.25, abs=1e-6)  # one direction of four images
-    assert complexity(flat * torch.eye(4, 3)[:, None]) > complexity(flat)

@@ -30,9 +30,9 @@ from short_forms import (
     with_variables,
 )
 
-from lab.digit_questions import QuestionOptions, write_questions
 from lab.digits import DigitsOptions, write_digits
 from mmkcr.engine.build import load_config, read_config
+from tools.dataset_converters.digits_vqa import QuestionOptions, write_questions
 
 FORMS = short_forms(CASES)
 #: Run in every suite; the others where MMKCR_LONG_TESTS is set.

@@ -10,7 +10,7 @@ PACKAGE, TESTS = ROOT / 'mmkcr', ROOT / 'tests'
 OTHER_SUBJECTS = dict(
     test_tools='commands and tools, run as a user runs them', test_lab='the laboratory',
     test_configs='shipped configs', test_project='code, pages and the wheel as a whole',
-    test_end_to_end='whole studies', faults='kills and damaged files', slurm='clusters')
+    test_end_to_end='the whole way of a user', faults='kills and damaged files', slurm='clusters')
 #: Files in the folder of a package whose property is of many modules, with the property.
 PROPERTIES = {
     'test_apis/test_defaults.py': 'defaults listen to images and weights',

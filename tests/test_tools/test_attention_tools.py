@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.grad_cam import grad_cam, last_map, to_maps
 from lab.side_by_side import spread_loader
 from long_form import few
 from mmkcr.engine.build import build_model, load_config
+from tools.analysis_tools.grad_cam import grad_cam, last_map, to_maps
 
 NETS = ('mobilevit-mini', 'efficientvit-mini')
 

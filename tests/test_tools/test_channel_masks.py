@@ -1,7 +1,5 @@
 """channel_masks.py: the heat map of a search, its evolution, and of structure files."""
 
-import math
-
 import pytest
 import torch
 
@@ -24,35 +22,28 @@ def test_checkpoints_of_a_search(run_tool, make_checkpoint, search_config, tmp_p
     printed = run_tool(TOOL, search_config, late, early)
     out = tmp_path / 'work_dirs' / 'tiny-search' / 'channel_masks'
     assert sorted(path.stem for path in out.iterdir()) == [
-        'channel_masks', 'evolution', 'gate_histogram', 'kept_shares', 'temperature']
+        'channel_masks', 'evolution', 'kept_shares']
     assert shares(printed) == {f'layers.{i}.ffn.mlp_channels': ['100.0%', '0.0%'] for i in range(2)}
 
 
 @pytest.fixture
 def seen(load_tool, monkeypatch):
-    """What is drawn: labels of the evolution, the temperature, its curve."""
+    """What is drawn: labels of the evolution."""
     module, seen = load_tool(TOOL), {}
     monkeypatch.setattr(module, 'plot_mask_evolution',
                         lambda masks, path: seen.update(labels=[label for label, _ in masks]))
-    monkeypatch.setattr(module, 'plot_gate_histograms',
-                        lambda scores, path, temperature: seen.update(tau=temperature))
-    monkeypatch.setattr(module, 'plot_curve', lambda curves, *_, **options: seen.update(
-        curves, **options))
     return seen
 
 
-def test_temperature_is_that_of_the_last_trained_epoch(run_tool, make_checkpoint, search_config,
-                                                       seen):
-    """And checkpoints of one epoch have the names of their files."""
+def test_checkpoints_of_one_epoch_have_the_names_of_their_files(run_tool, make_checkpoint,
+                                                                search_config, seen):
     run_tool(TOOL, search_config, *(make_checkpoint(search_config, seed=seed, epoch=4)
                                     for seed in (1, 2)), '--format', 'svg')
-    assert math.isclose(seen['tau'], 4.5 * 0.9**3)  # epochs 0 to 3 are trained
-    assert seen['temperature'] == [4.5]  # the tiny search has one epoch
     assert len(set(seen['labels'])) == 2
 
 
 def test_runs_that_count_iterations(run_tool, make_checkpoint, search_config, tmp_path, seen):
-    """Their checkpoints all say epoch 0; the temperature follows the iterations."""
+    """Their checkpoints all say epoch 0; they are told apart and ordered by iterations."""
     config = tmp_path / 'iterations.py'
     config.write_text(f"_base_ = {str(search_config)!r}\n"
                       "train_cfg = dict(_delete_=True, by_epoch=False, max_iters=12)\n"
@@ -66,9 +57,7 @@ def test_runs_that_count_iterations(run_tool, make_checkpoint, search_config, tm
         paths.append(tmp_path / f'iter_{iteration}.pth')
         torch.save(state, paths[-1])
     printed = run_tool(TOOL, config, *paths)
-    assert seen['labels'] == ['2', '10'] and seen['xlabel'] == 'iteration'
-    assert seen['tau'] == 4. * 0.5**3  # iterations 0 to 9 are trained
-    assert seen['temperature'] == [4. * 0.5**(i // 3) for i in range(12)]
+    assert seen['labels'] == ['2', '10']
     assert set(map(tuple, shares(printed).values())) == {('100.0%', '0.0%')}
 
 

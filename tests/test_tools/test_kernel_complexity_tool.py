@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from mmengine.config import Config
 from PIL import Image
 
-from lab import kernel_analysis as analysis
 from lab.kernel_analysis import kernel_statistics, training_steps
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.models.tasks import find_task
+from tools.analysis_tools.kernel_complexity import plot_bounds
 
 ROOT = Path(__file__).parents[2]
 TOOL = 'analysis_tools/kernel_complexity'
@@ -116,7 +116,7 @@ def test_default_landmarks_are_at_most_those_of_the_paper(monkeypatch):
     """m = 50000 of ImageNet's 1.28 M images; a tenth of less than half a million."""
     metric = mock.Mock()
     metric.return_value.evaluate.return_value = {}
-    monkeypatch.setattr(analysis, 'KernelComplexityMetric', metric)
+    monkeypatch.setattr('lab.kernel_analysis.KernelComplexityMetric', metric)
     for n, expected in ((1281167, 50000), (500000, 50000), (1437, 143.7)):
         loader = mock.MagicMock(dataset=range(n))
         kernel_statistics(torch.nn.Sequential(torch.nn.Identity()), loader, layer='0')
@@ -171,7 +171,7 @@ def test_curves_of_figure_1(splits, tmp_path, monkeypatch):
     drawn, save = [], Figure.savefig
     monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **kwargs: (
         drawn.extend(figure.axes), save(figure, *args, **kwargs)))
-    analysis.plot_bounds(rows, tmp_path / 'kc.png')
+    plot_bounds(rows, tmp_path / 'kc.png')
     left, right = drawn
     assert [[*map(list, line.get_data())] for line in left.lines] == [
         [[1, 2], errors[split]] for split in splits]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from lab import picture_sources
 from tools.dataset_converters import photographs
 
 
@@ -84,19 +83,19 @@ def names_of(folder):
 
 
 def test_a_source_gives_every_picture_once(packages):
-    found = picture_sources.find_wallpapers(packages / 'gnome-backgrounds')
+    found = photographs.find_wallpapers(packages / 'gnome-backgrounds')
     assert [picture.content.name for picture in found] == [
         'a.png', 'b_700x700.png', 'c.png', 'd.png']
-    words = picture_sources.find_gcompris(packages / 'gcompris-qt-data')
+    words = photographs.find_gcompris(packages / 'gcompris-qt-data')
     assert sorted(picture.name for picture in words) == [
         f'gcompris_words_images_{name}' for name in ('again', 'cat', 'dog')]
-    different = picture_sources.open_different(words)
+    different = photographs.open_different(words)
     assert len(different) == 2 and 'gcompris_words_images_cat' in different
-    samples = picture_sources.find_samples(packages / 'opencv-doc')
+    samples = photographs.find_samples(packages / 'opencv-doc')
     assert [picture.name for picture in samples] == ['opencv_data_fruits', 'opencv_data_tree']
     with pytest.raises(ValueError, match="expected an archive of Qt resources, found a file that "
                        "begins with b'RIFF'"):
-        list(picture_sources.read_resources(b'RIFF0000'))
+        list(photographs.read_resources(b'RIFF0000'))
 
 
 def test_files_are_on_one_side_and_crops_say_of_which_file_they_are(packages, tmp_path):

@@ -1,9 +1,8 @@
 """Plot which channels a search keeps (KCR-Transformer, figure 3).
 
 From checkpoints of a search: heat map of the gates' alpha and of what is kept
-(of the last one), share kept by block, gate histograms, the temperature's
-curve, and with several checkpoints the evolution over epochs. From structure
-files: heat map and shares.
+(of the last one), share kept by block, and with several checkpoints the
+evolution over epochs. From structure files: heat map and shares.
 
 Examples:
     python tools/analysis_tools/channel_masks.py CONFIG work_dirs/search/epoch_*.pth
@@ -11,7 +10,7 @@ Examples:
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from mmengine.config import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.curve_plots import plot_curve, plot_gate_histograms
 from lab.kernel_analysis import training_steps
 from lab.mask_plots import (
     kept_shares,
@@ -32,9 +30,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights, run_folder
 from mmkcr.methods.ofb.bimask import BiMaskGate
-from mmkcr.methods.search.schedules import TemperatureDecayHook
 from mmkcr.models.tasks import search_space
-from mmkcr.registry import HOOKS
 from mmkcr.visualization import format_table
 
 
@@ -44,12 +40,10 @@ class Snapshot(NamedTuple):
     Args:
         label (str): Epoch or iteration, or the file's name.
         masks (Structure | dict): Structure, or alpha by site.
-        meta (Mapping): That of the checkpoint. Defaults to none.
     """
 
     label: str
     masks: Any
-    meta: Mapping[str, Any] = {}
 
 
 def make_parser() -> Parser:
@@ -92,7 +86,7 @@ def read_checkpoints(config: Config, paths: Sequence[str]) -> list[Snapshot]:
     known = len(set(steps)) == len(steps) and all(meta.get('epoch') is not None for meta in metas)
     labels = list(map(str, steps)) if known else file_labels(paths)
     order = sorted(range(len(paths)), key=steps.__getitem__)
-    return [Snapshot(labels[i], found[i], metas[i]) for i in order]
+    return [Snapshot(labels[i], found[i]) for i in order]
 
 
 def file_labels(paths: Sequence[str]) -> list[str]:
@@ -107,14 +101,6 @@ def read_structures(paths: Sequence[str]) -> list[Snapshot]:
     return [Snapshot(label, Structure.load(path)) for label, path in zip(file_labels(paths), paths)]
 
 
-def temperature_hook(config: Config) -> TemperatureDecayHook | None:
-    """The config's temperature schedule, if it has one."""
-    for hook in config.get('custom_hooks') or []:
-        if str(hook.get('type')).split('.')[-1] == 'TemperatureDecayHook':
-            return HOOKS.build(dict(hook))
-    return None
-
-
 def plot_all(snapshots: list[Snapshot], out: Path, suffix: str) -> list[Path]:
     """Plot what checkpoints and structures have in common."""
     paths = {name: out / f'{name}.{suffix}' for name in ('channel_masks', 'kept_shares')}
@@ -126,23 +112,6 @@ def plot_all(snapshots: list[Snapshot], out: Path, suffix: str) -> list[Path]:
         paths['evolution'] = out / f'evolution.{suffix}'
         plot_mask_evolution([(s.label, s.masks) for s in snapshots], paths['evolution'])
     return list(paths.values())
-
-
-def plot_search(snapshots: list[Snapshot], config: Config, out: Path, suffix: str) -> list[Path]:
-    """Plot what only a search has: gate histograms and the temperature."""
-    hook, last = temperature_hook(config), snapshots[-1]
-    # steps that are trained, counted from 1: the temperature is that of the last one
-    done = last.meta.get('epoch' if hook is None or hook.by_epoch else 'iter') or 0
-    temperature = hook.temperature(max(done - 1, 0)) if hook else 1.0
-    paths = [out / f'gate_histogram.{suffix}']
-    plot_gate_histograms(last.masks, paths[0], temperature)
-    steps = (config.get('train_cfg') or {}).get(
-        'max_epochs' if hook is None or hook.by_epoch else 'max_iters')
-    if hook and steps:
-        paths.append(out / f'temperature.{suffix}')
-        plot_curve({'temperature': [hook.temperature(step) for step in range(steps)]}, paths[1],
-                   xlabel=hook.unit, ylabel='temperature')
-    return paths
 
 
 def print_shares(snapshots: list[Snapshot]) -> None:
@@ -169,8 +138,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         default = run_folder(config, args.config) / 'channel_masks'
     out = Path(args.out) if args.out else default
     written = plot_all(snapshots, out, args.format)
-    if not args.structure:
-        written += plot_search(snapshots, config, out, args.format)
     print_shares(snapshots)
     print('Wrote ' + ', '.join(map(str, written)))
 

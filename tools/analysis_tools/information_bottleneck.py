@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.curve_plots import plot_curve
+from lab.figures import saved_figure
 from lab.kernel_analysis import classification_scores, split_loader, step_of, training_steps
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
@@ -78,9 +78,13 @@ def plot(rows: Sequence[dict[str, Any]], folder: Path, suffix: str) -> list[Path
     paths = []
     for key, label in (('loss', 'test_loss'), ('ib', 'ib')) if runs else ():
         paths.append(folder / f'{label}.{suffix}')
-        plot_curve({name: [row[key] for row in found] for name, found in runs.items()}, paths[-1],
-                   xlabel=unit_of(rows), ylabel=label.replace('_', ' ') + ' (nats)',
-                   x={name: [step_of(row)[1] for row in found] for name, found in runs.items()})
+        with saved_figure(paths[-1], (7, 4)) as (_, axes):
+            for name, found in runs.items():
+                axes.plot([step_of(row)[1] for row in found], [row[key] for row in found],
+                          label=name)
+            axes.set(xlabel=unit_of(rows), ylabel=label.replace('_', ' ') + ' (nats)')
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize='small')
     return paths
 
 

@@ -12,19 +12,20 @@ Example:
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.figures import saved_figure
 from lab.kernel_analysis import (
     kernel_statistics,
-    plot_bounds,
     split_loader,
     step_of,
     training_steps,
 )
+from lab.palette import SERIES
 from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command
 from mmkcr.core.io import atomic_write
 from mmkcr.engine.build import build_model, load_config, load_weights
@@ -82,6 +83,50 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells += [f'{row[name]:.5g}' if name in row else '' for name in COLUMNS]
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
+
+
+def plot_bounds(rows: Sequence[Mapping[str, Any]], path: str | Path,
+                title: str = '') -> None:
+    """Draw the expected losses over a training against the training set's bounds (KCR figure 1).
+
+    Left: the squared error of training and of validation images, and the bounds that the theorem
+    gives from the training set, its squared error -/+ A-KC -/+ x/n (and the same with KC). Right:
+    KC and A-KC, of the training set where it was measured. A split without rows is left out, and
+    without the training set there are no bounds.
+
+    Args:
+        rows (Sequence[Mapping]): One per checkpoint and split: ``split`` ('train' or 'val'),
+            ``epoch`` or ``iteration``, and :func:`kernel_statistics`.
+        path (str | Path): Image to write.
+        title (str): Heading. Defaults to none.
+    """
+    with saved_figure(path, (9, 3.6), ncols=2) as (figure, (left, right)):
+        found = {split: [row for row in rows if row['split'] == split]
+                 for split in ('train', 'val')}
+        trained = found['train']
+        steps = [step_of(row)[1] for row in trained]
+        for name, label, color in (('kcr', 'KC', SERIES[0]), ('a_kcr', 'A-KC', SERIES[4])):
+            if trained and all(f'{name}_upper' in row for row in trained):
+                left.fill_between(steps, [row[f'{name}_lower'] for row in trained],
+                                  [row[f'{name}_upper'] for row in trained], alpha=0.25,
+                                  color=color, label=f'KCR bounds of the training set, {label}')
+        for split, label, color in (('train', 'training images', SERIES[1]),
+                                    ('val', 'validation images', SERIES[2])):
+            if found[split] and all('squared_error' in row for row in found[split]):
+                left.plot([step_of(row)[1] for row in found[split]],
+                          [row['squared_error'] for row in found[split]], '.-', color=color,
+                          label=f'squared error, {label}')
+        shown_rows = trained or found['val']
+        for name, label in (('kc', 'KC'), ('a_kc', 'A-KC')):
+            if all(name in row for row in shown_rows):
+                right.plot([step_of(row)[1] for row in shown_rows],
+                           [row[name] for row in shown_rows], '.-', label=label)
+        for axes in (left, right):
+            axes.set_xlabel(step_of(rows[0])[0])
+            axes.legend()
+        right.set_title('of the training set' if trained else 'of the validation set')
+        right.set_ylim(bottom=0)
+        figure.suptitle(title)
 
 
 @command

@@ -12,20 +12,18 @@ Example:
 import argparse
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.real_controls import METHODS
-from lab.real_deploy import at_size, exported, file_maps, int8
+from lab.real_deploy import exported, file_maps, int8
 from lab.real_networks import Networks, Settings, crop_files, make_lesson, read_crops
-from lab.saliency import SIZE, Saliency, agreement, complexity, normalised
+from lab.saliency import SIZE, Saliency, agreement
 from mmkcr.cli.command import Parser, command
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.visualization import format_table
@@ -47,37 +45,28 @@ def fp32_times(dense: Saliency, name: str, slim: nn.Module, folder: Path,
     return rows
 
 
-class View(NamedTuple):
-    """Images of one size: to choose int8's ranges from, to judge by, and :meth:`Saliency.maps`."""
-
-    images: Tensor
-    held_out: Tensor
-    wanted: tuple[Tensor, Tensor]
-
-
-def viewed(dense: Saliency, data: Path, size: int) -> View:
-    """Whole photographs of a size, as crops are of 224 px; a third of those to choose ranges from.
-
-    They have as many positions as more crops.
-    """
-    images, held_out = (torch.stack([normalised(Image.open(path), size)
-                                     for path in sorted((data / part).glob('*.jpg'))[::step]])
-                        for part, step in (('train', 3), ('held_out', 1)))
-    return View(images, held_out, dense.maps(at_size(dense.backbone, size), held_out))
-
-
-def int8_times(dense: Saliency, name: str, slim: nn.Module, views: Mapping[int, View],
+def int8_times(dense: Saliency, name: str, slim: nn.Module, crops: tuple[Tensor, Tensor],
                folder: Path, args: argparse.Namespace) -> list[list[str]]:
-    """Rows of a network in int8: IoU, and the time of one image over the dense file in fp32."""
-    rows = []
-    for runtime, (size, view) in itertools.product(args.runtimes, views.items()):
-        first, source = (exported(net, folder / f'{label}-{size}-{runtime}.onnx', size, runtime)
+    """Rows of a network in int8: IoU, and the time of one crop over the dense file in fp32.
+
+    Args:
+        dense (Saliency): The dense network.
+        name (str): Of the network's files.
+        slim (nn.Module): The network.
+        crops (tuple[Tensor, Tensor]): To choose int8's ranges from, and to judge by.
+        folder (Path): Of the files.
+        args (Namespace): Of the command.
+    """
+    rows, (images, held_out) = [], crops
+    wanted = dense.maps(dense.backbone, held_out)
+    for runtime in args.runtimes:
+        first, source = (exported(net, folder / f'{label}-{SIZE}-{runtime}.onnx', SIZE, runtime)
                          for label, net in (('dense', dense.backbone), (name, slim)))
-        file = int8(source, folder / f'{name}-{size}-{runtime}-int8.onnx', view.images, runtime)
-        found = agreement(view.wanted, file_maps(dense, file, view.held_out, runtime))
-        ratio = measure_pair(first, file, view.held_out[:1], args.repeats, runtime=runtime,
+        file = int8(source, folder / f'{name}-{SIZE}-{runtime}-int8.onnx', images, runtime)
+        found = agreement(wanted, file_maps(dense, file, held_out, runtime))
+        ratio = measure_pair(first, file, held_out[:1], args.repeats, runtime=runtime,
                              threads=1).ratio
-        rows.append([f'{name}, int8', runtime, f'1 of {size} px', '1', f'{found["iou"]:.4f}',
+        rows.append([f'{name}, int8', runtime, f'1 of {SIZE} px', '1', f'{found["iou"]:.4f}',
                      f'{ratio:.3f}'])
         print(rows[-1], file=sys.stderr, flush=True)
     return rows
@@ -109,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--threads', nargs='+', type=int, default=[1],
                         help='of the runtimes (%(default)s)')
     parser.add_argument('--int8', action='store_true',
-                        help='int8 files, too: IoU of each, and time over the dense file in fp32')
+                        help='int8 files of 224 px, too: IoU, and time over the dense file in fp32')
     parser.add_argument('--repeats', type=int, default=30, help='timed pairs (%(default)s)')
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -125,25 +114,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows, times = [], []
     wanted = dense.maps(dense.backbone, held_out)
     if args.int8:
-        views = {size: View(images, held_out, wanted) if size == SIZE else
-                 viewed(dense, data, size) for size in args.sizes}
-        times += int8_times(dense, 'dense', dense.backbone, views, folder, args)
+        times += int8_times(dense, 'dense', dense.backbone, (images, held_out), folder, args)
     for method, target in itertools.product(args.methods, args.targets):
         slim, macs, structure = made.get(method, target, bool(lesson))
         maps = dense.maps(slim, held_out)
         rows.append([METHODS[method], target, f'{macs["subnet"] / 1e9:.3f} G',
                      f'{macs["subnet"] / macs["dense"]:.1%}',
-                     *(f'{value:.4f}' for value in (*agreement(wanted, maps).values(),
-                                                    complexity(maps[0])))])
+                     *(f'{value:.4f}' for value in agreement(wanted, maps).values())])
         print(rows[-1], file=sys.stderr, flush=True)
         if structure is not None and not lesson:  # CORP's weights are zeros, not cut
             name = made.name(method, target)
             times += fp32_times(dense, name, slim, folder, args)
             if args.int8:
-                times += int8_times(dense, name, slim, views, folder, args)
-    print(f'KC of the dense network: {complexity(wanted[0]):.4f}')
-    print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU', 'KC'),
-                       rows))
+                times += int8_times(dense, name, slim, (images, held_out), folder, args)
+    print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU'), rows))
     if times:
         print(format_table(('network', 'runtime', 'images', 'threads', 'IoU', 'time'), times))
 

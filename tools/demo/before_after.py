@@ -173,6 +173,24 @@ def enlarge_sample(sample: Any, factor: int) -> Any:
     return sample
 
 
+def draw_pairs(path: Path, pictures: Sequence[Sequence[ndarray]], titles: Sequence[str]) -> None:
+    """Write a figure with a column for each model, and a row for each image.
+
+    Args:
+        path (Path): Of the figure.
+        pictures (Sequence[Sequence[ndarray]]): By model, pictures (H, W, 3).
+        titles (Sequence[str]): Of the columns.
+    """
+    with saved_figure(path, (8., 4.4 * len(pictures[0])), nrows=len(pictures[0]),
+                      ncols=len(pictures), squeeze=False) as (_, axes):
+        for row, pair in zip(axes, zip(*pictures)):
+            for axis, picture in zip(row, pair):
+                axis.imshow(picture)
+                axis.set_axis_off()
+        for axis, title in zip(axes[0], titles):
+            axis.set_title(title)
+
+
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Load both models, draw, and write the pictures."""
@@ -184,11 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     named = titles(models, shape, args.runtime, args.repeats)
     for image, *pictures in zip(images, dense, slim):
         path = Path(args.out) / f'{image.stem}.png'
-        with saved_figure(path, (8., 4.4), ncols=2) as (_, axes):
-            for axis, picture, title in zip(axes, pictures, named):
-                axis.imshow(picture)
-                axis.set_title(title)
-                axis.set_axis_off()
+        draw_pairs(path, [[picture] for picture in pictures], named)
         print(path)
 
 

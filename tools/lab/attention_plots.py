@@ -15,7 +15,7 @@ def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: str | Path) 
 
     Args:
         statistics (Mapping[str, Mapping]): Statistics of one layer by model, see
-            ``AttentionStatistics.values`` of `tools/lab`.
+            ``AttentionStatistics.values`` of tools/analysis_tools/attention.py.
         path (str | Path): Figure to write.
 
     Raises:

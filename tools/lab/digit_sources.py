@@ -22,15 +22,12 @@ def source_digits() -> tuple[np.ndarray, np.ndarray]:
     return digits.images.astype(np.uint8), digits.target
 
 
-def split_sources(val_ratio: float = 0.2, seed: int = 0,
-                  train_slice: bool = False) -> dict[str, np.ndarray]:
+def split_sources(val_ratio: float = 0.2, seed: int = 0) -> dict[str, np.ndarray]:
     """Split the source digits, stratified by class.
 
     Args:
         val_ratio (float): Share that is held out. Defaults to 0.2.
         seed (int): Seed of the draw. Defaults to 0.
-        train_slice (bool): A fifth of the digits to train on takes the place of those that are
-            held out, which then are in no part: for choosing hyper-parameters. Defaults to False.
 
     Returns:
         dict[str, np.ndarray]: Ascending source indices of ``train`` and ``val``, disjoint.
@@ -38,9 +35,6 @@ def split_sources(val_ratio: float = 0.2, seed: int = 0,
     labels = source_digits()[1]
     train, val = train_test_split(np.arange(len(labels)), random_state=seed, stratify=labels,
                                   test_size=val_ratio)
-    if train_slice:
-        train, val = train_test_split(train, test_size=0.2, random_state=seed,
-                                      stratify=labels[train])
     return {'train': np.sort(train), 'val': np.sort(val)}
 
 

@@ -43,8 +43,6 @@ class DigitsOptions:
         val_scenes (int): Number of validation scenes. Defaults to 100.
         val_ratio (float): Share of the source digits that is held out. Defaults to 0.2.
         seed (int): Seed of the split and of the scenes. Defaults to 0.
-        train_slice (bool): Hold out a fifth of the training digits in place of the held-out ones,
-            for choosing hyper-parameters. Defaults to False.
 
     Raises:
         ValueError: An option is out of its range.
@@ -56,7 +54,6 @@ class DigitsOptions:
     val_scenes: int = 100
     val_ratio: float = 0.2
     seed: int = 0
-    train_slice: bool = False
 
     def __post_init__(self) -> None:
         if self.size < SOURCE_SIZE or self.size % SOURCE_SIZE:
@@ -92,7 +89,7 @@ def write_digits(out: str | Path, options: DigitsOptions = DigitsOptions()) -> b
 
 def _write_all(folder: Path, options: DigitsOptions) -> None:
     images, labels = source_digits()
-    splits = split_sources(options.val_ratio, options.seed, options.train_slice)
+    splits = split_sources(options.val_ratio, options.seed)
     for split, sources in splits.items():
         for index in sources:
             path = folder / split / str(labels[index]) / f'{index:04d}.png'

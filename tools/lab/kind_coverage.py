@@ -373,16 +373,15 @@ def _cast(module: nn.Module, args: tuple) -> tuple:
 
 
 def law_error(family: Family, kinds: Sequence[Any], seed: int = 0,
-              size: tuple[int, int] | None = None, dtype: torch.dtype = torch.float64,
+              size: tuple[int, int] | None = None,
               gates: Mapping[str, Any] = GATES) -> tuple[float, float]:
-    """How far supernet, subnet and reloaded subnet are apart.
+    """How far supernet, subnet and reloaded subnet are apart, in fp64.
 
     Args:
         family (Family): Of the network.
         kinds (Sequence[str | dict]): Kinds of site, together.
         seed (int): Of weights, gates and images. Defaults to 0.
         size (tuple[int, int], optional): Of the images. Defaults to the family's.
-        dtype (torch.dtype): Precision. Defaults to fp64.
         gates (dict): Their configs by kind.
 
     Returns:
@@ -393,17 +392,17 @@ def law_error(family: Family, kinds: Sequence[Any], seed: int = 0,
     dense = family.build()
     names = {kind if isinstance(kind, str) else kind['kind'] for kind in kinds}
     gates = {kind: config for kind, config in gates.items() if kind in names}
-    supernet = Searchable(copy.deepcopy(dense), sites=kinds, gates=gates).to(dtype)
+    supernet = Searchable(copy.deepcopy(dense), sites=kinds, gates=gates).double()
     randomise(supernet, seed)
     space = supernet.search_space
     height, width = size or (family.size, family.size)
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(2, 3, height, width, generator=generator, dtype=torch.float64).to(dtype)
+    images = torch.randn(2, 3, height, width, generator=generator, dtype=torch.float64)
     expected = run(family, supernet, images)
     kept = {name: gate.selection() for name, gate in space.gates().items()}
     structure = space.structure_for(kept)
     state = {name: value for name, value in supernet.state_dict().items() if '.gate.' not in name}
-    plain = dense.to(dtype)
+    plain = dense.double()
     plain.load_state_dict(state, strict=False)
     plain.eval()
     whole = run(family, plain, images)
@@ -412,7 +411,7 @@ def law_error(family: Family, kinds: Sequence[Any], seed: int = 0,
     subnet.eval()
     found = run(family, subnet, images)
     again = Searchable(family.build(), sites=kinds, structure=Structure.load(structure.to_dict()))
-    again = again.to(dtype)
+    again = again.double()
     again.load_state_dict(subnet.state_dict(), strict=False)  # the space itself is strict
     again.eval()
     reloaded = run(family, again, images)

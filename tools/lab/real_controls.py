@@ -1,14 +1,18 @@
 """Other ways to the MACs of the closed form, for a real network in timm's names."""
 
-from collections.abc import Mapping
+import copy
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mmkcr.closed_form.compression import CompressResult, compress, refit_structure
-from mmkcr.closed_form.options import CompressOptions
+from mmkcr.closed_form.options import CompressOptions, open_search_space
+from mmkcr.closed_form.readers import readers
 from mmkcr.core import Structure
-from .other_units import Choose, at_random, by_weight, same_sizes
+from mmkcr.models.sites.base import HostSite
 from .saliency import tokens
 from .snapvit import snapvit_structure
 from .torch_pruning import PRUNED, torch_pruning_structure
@@ -29,6 +33,48 @@ METHODS: Mapping[str, str] = {
     'snapvit-refit': "SnapViT's score, refitted"}
 #: Those whose readers are refitted.
 REFITTED = ('closed-form', 'uniform', 'random', 'largest', 'torch-pruning-refit', 'snapvit-refit')
+#: Takes a site and a generator; returns an order of the site's units.
+Choose = Callable[[HostSite, torch.Generator], Tensor]
+
+
+def at_random(site: HostSite, generator: torch.Generator) -> Tensor:
+    """Units in random order."""
+    return _ordered(site, torch.rand(site.total, generator=generator))
+
+
+def by_weight(site: HostSite, generator: torch.Generator) -> Tensor:
+    """Units by the norm of the weights that read them."""
+    reader = readers(site)[0]
+    squares = reader.layer.weight.detach().flatten(1).square().sum(0)
+    columns = reader.columns(torch.arange(site.total))
+    return _ordered(site, squares[columns].view(site.total, -1).sum(1))
+
+
+def _ordered(site: HostSite, scores: Tensor) -> Tensor:
+    """Units by their scores, the largest first; the first of every head, then the second ones."""
+    places = scores.view(site.rows, -1).argsort(dim=1, descending=True, stable=True)
+    return (places + torch.arange(site.rows)[:, None] * places.shape[1]).T.flatten()
+
+
+def same_sizes(model: nn.Module, like: Structure, choose: Choose) -> Structure:
+    """A structure with other units, as many in every layer as a given structure has.
+
+    Args:
+        model (nn.Module): Dense; it is not changed.
+        like (Structure): Of the same kinds of site.
+        choose (Callable): Gives the order of a site's units.
+    """
+    model = copy.deepcopy(model)
+    model.eval()
+    space = open_search_space(model, like.backbone['sites'])
+    kept = {}
+    for name, site in space.sites.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        order = choose(site, generator)
+        kept[name] = order[:len(like.sites[name].kept)].sort().values
+    return space.structure_for(kept)
+
+
 #: Those with as many units in every layer as the closed form has, by their orders.
 SAME_SIZES: Mapping[str, Choose] = {'random': at_random, 'random-sliced': at_random,
                                     'largest': by_weight, 'largest-sliced': by_weight}
@@ -73,6 +119,5 @@ def control(method: str, model: nn.Module, images: Tensor, target: str, profiles
     elif method.startswith('snapvit'):
         structure = snapvit_structure(model, images, target)
     else:
-        structure = torch_pruning_structure(_Task(model), PRUNED, target,
-                                            [dict(inputs=images[:1])])
+        structure = torch_pruning_structure(_Task(model), PRUNED, target, dict(inputs=images[:1]))
     return refit_structure(model, structure, images, CompressOptions(**options), tokens)

@@ -26,18 +26,12 @@ class _Tokens(nn.Module):
         return self.inner.forward_features(images)
 
 
-def at_size(backbone: nn.Module, size: int) -> nn.Module:
-    """A backbone of timm for images of a size: a copy, or the same if it takes them."""
-    if size != SIZE:
-        backbone = copy.deepcopy(backbone)
-        backbone.set_input_size(img_size=size)
-    return backbone
-
-
 def exported(backbone: nn.Module, path: Path, size: int, runtime: str) -> Path:
     """A file of a backbone at an image size, made if it is not there."""
     if not path.is_file():
-        backbone = copy.deepcopy(at_size(backbone, size))
+        backbone = copy.deepcopy(backbone)
+        if size != SIZE:
+            backbone.set_input_size(img_size=size)
         export_onnx(_Tokens(backbone).eval(), path, (3, size, size), False, (1, ), 1e-3, runtime)
     return path
 

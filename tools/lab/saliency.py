@@ -10,8 +10,6 @@ from model_converters.img_focus import SaliencyDecoder
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from mmkcr.functional.kernel import kernel_complexity, moment_of, spectrum, tails
-
 SIZE = 224
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in (
     (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -80,13 +78,6 @@ def agreement(dense: tuple[Tensor, Tensor], slim: tuple[Tensor, Tensor]) -> dict
     error = (found - tokens).norm() / (tokens - tokens.mean((0, 1))).norm()
     return dict(cosine=float(torch.cosine_similarity(tokens, found, dim=-1).mean()),
                 error=float(error), iou=float(iou))
-
-
-def complexity(patches: Tensor) -> float:
-    """KC of the mean patch token of each image, exact (KCR section 3.2), of tokens (N, P, C)."""
-    features = patches.mean(1)
-    values, _ = spectrum(moment_of(features))
-    return kernel_complexity(tails(values), len(features))[0]
 
 
 def middle_square(image: Image.Image, size: int) -> Image.Image:

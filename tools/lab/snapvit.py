@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mmkcr.closed_form.compression import macs_model
 from mmkcr.closed_form.options import open_search_space
 from mmkcr.core import Structure, parse_target
+from .torch_pruning import largest_structure
 
 KINDS = ('mlp_hidden', 'heads')
 #: Least share of the hidden units and of the heads of a block that stays.
@@ -27,8 +28,6 @@ LEAST = {'mlp_hidden': 0.05, 'heads': 0.2}
 LARGE, SMALL = (0.25, 1.), (0.05, 0.25)
 SMALL_CROPS = 2
 BATCH = 16
-#: Halvings of the interval that the share is in.
-STEPS = 12
 
 
 def snapvit_structure(model: nn.Module, images: Tensor, target: str) -> Structure:
@@ -46,23 +45,13 @@ def snapvit_structure(model: nn.Module, images: Tensor, target: str) -> Structur
     counted = copy.deepcopy(model).eval()
     space = open_search_space(counted, KINDS)
     macs = macs_model(counted, space, images.shape[1:], None)
-    limit = parse_target(target, macs.dense)
     named = {}
     for name, site in space.sites.items():
         kind = 'heads' if site.total == len(scores['heads'][0]) else 'mlp_hidden'
         block = int(name.split('blocks.')[1].split('.')[0])
         named[name] = kind, scores[kind][block]
-    low, high, best = 0., 1., None
-    for _ in range(STEPS):
-        share = (low + high) / 2
-        structure = space.structure_for(_kept(named, share))
-        if macs(structure.sizes()) <= limit:
-            high, best = share, structure
-        else:
-            low = share
-    if best is None:
-        raise ValueError(f'expected a target that SnapViT reaches, found {limit} MACs')
-    return best
+    return largest_structure(lambda share: space.structure_for(_kept(named, share)), macs,
+                             parse_target(target, macs.dense), 'SnapViT')
 
 
 def _kept(scores: dict[str, tuple[str, Tensor]], share: float) -> dict[str, Tensor]:

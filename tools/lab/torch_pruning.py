@@ -6,32 +6,27 @@ written as a structure, and sliced by us: the weights that stay are the same.
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.compression import macs_model
 from mmkcr.closed_form.options import open_search_space
-from mmkcr.core import Structure, parse_target
+from mmkcr.core import MacsModel, Structure, parse_target
 from mmkcr.models.search_space import SearchSpace
 
-#: Its criteria: norms of weights, its default; and first order, with the labels that the dense
-#: network gives.
-IMPORTANCES = ('magnitude', 'taylor')
 #: Kinds of site that it can remove units of.
 PRUNED = ('mlp_hidden', 'heads')
-#: Halvings of the interval that the ratio of pruning is in.
+#: Halvings of the interval that a share is in.
 STEPS = 12
 
 
 def torch_pruning_structure(model: nn.Module, sites: Sequence[str],
-                            target: str | int | float, batches: Sequence[Any],
-                            importance: str = 'magnitude') -> Structure:
-    """The largest structure within a budget that Torch-Pruning gives.
+                            target: str | int | float, batch: Any) -> Structure:
+    """The largest structure within a budget that Torch-Pruning gives by norms of weights.
 
     Hidden units and whole heads are removed by one ratio in every layer, as in its example for
     ViTs: shared out globally, whole blocks lose all their heads.
@@ -40,16 +35,12 @@ def torch_pruning_structure(model: nn.Module, sites: Sequence[str],
         model (nn.Module): A classifier with a ViT of timm; it is left as it is.
         sites (Sequence[str]): Of :data:`PRUNED`.
         target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`.
-        batches (Sequence): Of the data preprocessor; the first traces the network, all give the
-            gradients of ``'taylor'``.
-        importance (str): Of :data:`IMPORTANCES`. Defaults to ``'magnitude'``.
+        batch (dict): Of the data preprocessor; it traces the network.
 
     Raises:
         ValueError: Torch-Pruning is not installed, the model is another one, or no ratio meets the
             target.
     """
-    if importance not in IMPORTANCES:
-        raise ValueError(f'expected an importance of {list(IMPORTANCES)}, found {importance!r}')
     try:
         import torch_pruning
     except ImportError as error:
@@ -59,21 +50,39 @@ def torch_pruning_structure(model: nn.Module, sites: Sequence[str],
     if not _attentions(model):
         raise ValueError('expected a ViT of timm for Torch-Pruning, found a '
                          f'`{type(model.backbone).__name__}`')
-    gradients = _gradients(model, batches) if importance == 'taylor' else []
     space = open_search_space(counted := copy.deepcopy(model), sites)
-    macs = macs_model(counted, space, batches[0]['inputs'].shape[1:], None)
-    limit = parse_target(target, macs.dense)
+    macs = macs_model(counted, space, batch['inputs'].shape[1:], None)
+
+    def make(share: float) -> Structure:
+        removed = _removed(torch_pruning, model, batch, share)
+        return space.structure_for(_kept(space, removed))
+
+    return largest_structure(make, macs, parse_target(target, macs.dense), 'Torch-Pruning')
+
+
+def largest_structure(make: Callable[[float], Structure], macs: MacsModel, limit: int,
+                      name: str) -> Structure:
+    """The structure of the least share that goes within a budget, by halving the interval.
+
+    Args:
+        make (Callable): Takes a share from 0 to 1, gives the structure without it.
+        macs (MacsModel): Counts.
+        limit (int): Most MACs.
+        name (str): Of the method.
+
+    Raises:
+        ValueError: No share meets the limit.
+    """
     low, high, best = 0., 1., None
     for _ in range(STEPS):
-        ratio = (low + high) / 2
-        removed = _removed(torch_pruning, model, gradients, batches[0], ratio)
-        structure = space.structure_for(_kept(space, removed))
+        share = (low + high) / 2
+        structure = make(share)
         if macs(structure.sizes()) <= limit:
-            high, best = ratio, structure
+            high, best = share, structure
         else:
-            low = ratio
+            low = share
     if best is None:
-        raise ValueError(f'expected a target that Torch-Pruning reaches, found {limit} MACs')
+        raise ValueError(f'expected a target that {name} reaches, found {limit} MACs')
     return best
 
 
@@ -83,20 +92,10 @@ def _attentions(model: nn.Module) -> list[nn.Module]:
             hasattr(module, 'fused_attn')]
 
 
-def _gradients(model: nn.Module, batches: Sequence[Any]) -> list[Tensor]:
-    """Of the parameters, of the cross entropy with the network's own first classes."""
-    for batch in batches:
-        scores = task_outputs(model, batch)
-        functional.cross_entropy(scores, scores.argmax(-1), reduction='sum').backward()
-    return [parameter.grad for parameter in model.parameters()]
-
-
-def _removed(library: Any, model: nn.Module, gradients: Sequence[Tensor], example: Any,
-             ratio: float) -> dict[tuple[str, int], set[int]]:
+def _removed(library: Any, model: nn.Module, example: Any, ratio: float
+             ) -> dict[tuple[str, int], set[int]]:
     """Entries that are removed, by layer's name and dimension of its weight."""
     model = copy.deepcopy(model)
-    for parameter, gradient in zip(model.parameters(), gradients):
-        parameter.grad = gradient
     attentions = _attentions(model)
     for attention in attentions:
         attention.fused_attn = False  # the graph does not see through the fused one
@@ -104,14 +103,12 @@ def _removed(library: Any, model: nn.Module, gradients: Sequence[Tensor], exampl
     kept = [module for name, module in model.named_modules()
             if isinstance(module, (nn.Linear, nn.Conv2d)) and
             not name.endswith(('.qkv', '.fc1'))]
-    criterion = library.importance.GroupTaylorImportance() if gradients else \
-        library.importance.GroupMagnitudeImportance()
     # where it would remove the last head it removes none
     heads = min(ratio, 0.99 * (1 - 1 / min(one.num_heads for one in attentions)))
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of the embedding of positions, which stays
         pruner = library.pruner.BasePruner(
-            model, example, criterion, pruning_ratio=ratio,
+            model, example, library.importance.GroupMagnitudeImportance(), pruning_ratio=ratio,
             ignored_layers=kept, num_heads={one.qkv: one.num_heads for one in attentions},
             prune_num_heads=True, prune_head_dims=False, head_pruning_ratio=heads,
             forward_fn=task_outputs, output_transform=torch.sum)

@@ -10,7 +10,10 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, init_default_scope
 from tool_files import load_tool
 
-from lab.digit_questions import (
+from lab.digit_scenes import Scene
+from mmkcr.datasets import check_data_folders
+from mmkcr.methods.kcr.vqa.questions import SNLIVE, LabelAnswer, TokenizeQuestion
+from tools.dataset_converters.digits_vqa import (
     ANSWERS,
     WORDS,
     QuestionOptions,
@@ -18,9 +21,6 @@ from lab.digit_questions import (
     questions_of,
     write_questions,
 )
-from lab.digit_scenes import Scene
-from mmkcr.datasets import check_data_folders
-from mmkcr.methods.kcr.vqa.questions import SNLIVE, LabelAnswer, TokenizeQuestion
 
 
 @pytest.fixture(scope='module')

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lab.stages import RECORD, run_stage
+from tools.cross_validate import RECORD, run_stage
 
 
 class Work:
@@ -50,7 +50,7 @@ def test_other_inputs_start_in_an_empty_folder(tmp_path, finished):
 def test_other_versions_start_anew(tmp_path, monkeypatch):
     work = Work()
     run_stage(tmp_path / 'stage', {}, work)
-    monkeypatch.setattr('lab.stages.__version__', 'other')
+    monkeypatch.setattr('tools.cross_validate.__version__', 'other')
     run_stage(tmp_path / 'stage', {}, work)
     assert work.calls == 2
 

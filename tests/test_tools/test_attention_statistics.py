@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.attention_statistics import AttentionStatistics, row_entropy
 from lab.attention_tap import Attention
+from tools.analysis_tools.attention import AttentionStatistics, row_entropy
 
 
 def attention(seed, b=3, h=2, n=5, d=2):
