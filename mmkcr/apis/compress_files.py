@@ -84,7 +84,7 @@ class CompressTask:
         """Identity of network and images: tasks with equal keys and options give equal results."""
         given = self.options
         return dict(
-            version=__version__, torch=torch.__version__, config=self.config.pretty_text,
+            version=__version__, torch=torch.__version__, config=repr(self.config.to_dict()),
             checkpoint=self.provenance['checkpoint_sha256'] or str(given.checkpoint),
             images=given.images, calibration=given.calibration)
 

@@ -25,6 +25,7 @@ Examples:
     mmkcr compress transformers::FOLDER --target-macs 60% --calibration FOLDER
 """
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -34,14 +35,14 @@ import torch
 from mmkcr.apis.networks import is_named, load_with_images, named_folder
 from mmkcr.apis.saved import save
 from mmkcr.cli.compress_job import CompressJob, check_targets, name_targets
-from mmkcr.cli.fields import check_named, find_target, read_shape, runs
+from mmkcr.cli.fields import check_named, find_target, read_shape, require_checkpoint, runs
 from mmkcr.closed_form.batches import batch_digest, images_digest
 from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.options import check_kinds
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core.file_names import STRUCTURE
 from mmkcr.core.io import check_new_folder
-from mmkcr.core.processes import find_rank
+from mmkcr.core.processes import find_rank, join_torchrun
 from mmkcr.models.search_space import leave_ordinary
 from mmkcr.version import __version__
 
@@ -94,9 +95,10 @@ def compress_named(args: CompressJob) -> None:
         save(result, place)
         shared.save(f'{place.name}.saved', {})
         print(result)
-        library = args.config.partition('::')[0]
+        slim = f'{args.config.partition("::")[0]}::{place}'
         print(f'Wrote {place}. Next: `mmkcr.load({str(place)!r})` in Python, `mmkcr export '
-              f'{library}::{place}`, `mmkcr latency {args.config} {library}::{place}`.')
+              f'{shlex.quote(slim)}`, `mmkcr latency {shlex.quote(args.config)} '
+              f'{shlex.quote(slim)}`.')
     if find_rank() == 0:
         shared.remove()
 
@@ -107,5 +109,10 @@ def main(args: CompressJob) -> None:
     if is_named(args.config):
         compress_named(args)
     else:
+        require_checkpoint(args)
+        join_torchrun()
+        # before the hosts are imported and a model is built, which takes seconds
+        if find_rank() == 0:
+            print(f'Reading {args.config} and {args.checkpoint}', file=sys.stderr, flush=True)
         from mmkcr.cli.compress_config import compress_config
         compress_config(args)

@@ -3,7 +3,6 @@
 import copy
 import logging
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,12 +26,12 @@ from mmkcr.apis.compress_files import (
 from mmkcr.apis.saved import load
 from mmkcr.apis.slim_files import SubnetFiles, shorten_training, write_finetune_config
 from mmkcr.cli.compress_job import CompressJob, check_targets, name_targets
-from mmkcr.cli.fields import check_file, find_target, read_shape, require_checkpoint
+from mmkcr.cli.fields import check_file, find_target, read_shape
 from mmkcr.cli.launch import latest_checkpoint, resume_latest, start_training
 from mmkcr.cli.slim import print_files
 from mmkcr.closed_form.options import check_kinds
 from mmkcr.core.file_names import CONFIG, SUBNET
-from mmkcr.core.processes import count_processes, find_rank, join_torchrun
+from mmkcr.core.processes import count_processes, find_rank
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import DeployedFile, require_quantizer
 from mmkcr.deploy.latency_table import find_table
@@ -211,7 +210,6 @@ def finish(args: CompressJob, task: CompressTask, files: SubnetFiles,
 
 def check_first(args: CompressJob) -> None:
     """Refuse missing data and packages and unfit configs before anything is compressed."""
-    require_checkpoint(args)
     check_file(args.structure, 'a structure')
     check_kinds(args.sites or ())
     check_targets(args)
@@ -253,12 +251,8 @@ def compress_config(args: CompressJob) -> None:
         FileNotFoundError, ImportError, ValueError: Files, packages or options that do not fit.
     """
     check_first(args)
-    join_torchrun()
     if count_processes() > 1:
         check_alone(args)
-    # before models are built and images are run, which takes minutes for large ones
-    if find_rank() == 0:
-        print(f'Reading {args.config} and {args.checkpoint}', file=sys.stderr, flush=True)
     # what follows, evaluation included, does not compress again if it is killed
     later = {name: getattr(args, name) for name in ('finetune', 'distil')}
     task = build_task(replace(args, latency_table=find_table(args),

@@ -47,6 +47,8 @@ def test_what_is_parsed_reaches_the_driver_as_it_is(monkeypatch, tmp_path):
 
     monkeypatch.setattr(compress_config, 'build_task', stop)
     monkeypatch.setattr(compress_config, 'check_first', lambda args: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'weights.pth').touch()
     with pytest.raises(SystemExit):
         compress.main(['config.py', 'weights.pth', '--target-params', '50%', '--rho', '0.5',
                        '--sites', 'heads', '--memory', '2', '--seed', '3', '--uniform',

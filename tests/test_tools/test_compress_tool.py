@@ -158,6 +158,28 @@ def test_a_test_names_edited_numbers(calibrated, data, load_tool, tmp_path, capl
     assert 'has another head or the structure was edited' in caplog.text
 
 
+#: Whether torchvision, which every host needs, was imported when a command said what it reads.
+FIRST_LINE = """
+import contextlib, sys
+class Told:
+    def write(self, text):
+        if text.startswith('Reading'):
+            print(text, 'torchvision' in sys.modules)
+    def flush(self):
+        pass
+sys.stderr = Told()
+from mmkcr.cli.console import main
+with contextlib.suppress(SystemExit):
+    main(['compress', 'none.py', 'weights.pth', '--target-macs', '60%'])
+"""
+
+
+def test_the_first_line_waits_for_no_host(after_torch, tmp_path):
+    """Their import takes seconds."""
+    (tmp_path / 'weights.pth').touch()
+    assert after_torch(FIRST_LINE, tmp_path) == 'Reading none.py and weights.pth False\n'
+
+
 def test_another_budget_needs_no_new_pass(calibrated, compress, tmp_path, capsys, monkeypatch):
     """However it is shared out: as a call that calibrates for itself."""
     words = ['--target-params', '70%', '--uniform', '--divisor', 4]
