@@ -35,6 +35,8 @@ class FrontierJob(Built, FrontierOptions, FileOptions):
     """Arguments of ``mmkcr frontier``.
 
     Args:
+        images (int, optional): Images at most; a quarter of them, 64 at most, only compares
+            outputs. Defaults to None: 2276.
         out (str | Path, optional): Folder to write to. Defaults to None: the folder ``frontier`` in
             the work directory of the config, or in ``work_dirs/<config name>``.
 

@@ -117,6 +117,13 @@ def test_a_frontier_gets_network_images_and_options(run, monkeypatch):
     assert options.input_shape == (3, 32, 32) and options.keep == '90%'
 
 
+def test_the_help_of_a_frontier_says_its_own_share_of_images():
+    described = frontier.main.parser().format_help()
+    assert 'a quarter of them, 64 at most' in ' '.join(described.split())
+    job = frontier.FrontierJob(config='timm::tiny', checkpoint=None)
+    assert f'Default: {job.most_images}.' in described
+
+
 @pytest.mark.parametrize('words, message', [
     ('compress timm::tiny --target-macs 60%', 'expected a folder of images (`--calibration '),
     ('compress timm::tiny --target-macs 60% --calibration images --out images',
