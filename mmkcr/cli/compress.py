@@ -25,6 +25,7 @@ Examples:
     mmkcr compress transformers::FOLDER --target-macs 60% --calibration FOLDER
 """
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -94,9 +95,10 @@ def compress_named(args: CompressJob) -> None:
         save(result, place)
         shared.save(f'{place.name}.saved', {})
         print(result)
-        library = args.config.partition('::')[0]
+        slim = f'{args.config.partition("::")[0]}::{place}'
         print(f'Wrote {place}. Next: `mmkcr.load({str(place)!r})` in Python, `mmkcr export '
-              f'{library}::{place}`, `mmkcr latency {args.config} {library}::{place}`.')
+              f'{shlex.quote(slim)}`, `mmkcr latency {shlex.quote(args.config)} '
+              f'{shlex.quote(slim)}`.')
     if find_rank() == 0:
         shared.remove()
 

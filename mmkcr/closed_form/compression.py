@@ -192,11 +192,7 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
         for space in spaces:
             take_weights(space.host, profile.rotated)
     sizes = choose_sizes(offered, profiles, budget, wanted, settings.uniform)
-    structure = _structure_of(spaces.slim, profiles, sizes)
-    structure.provenance.update(target=str(settings.target), asked=_asked(settings))
-    dense_attention = spaces.slim.find_dense_attention()
-    if settings.sites is None and dense_attention:
-        structure.provenance['dense_attention'] = dense_attention
+    structure = _structure_of(spaces.slim, profiles, sizes, settings)
     # costs are promised before slicing, as sizes are counted on the dense sites
     if budget is not macs:
         structure.provenance[budget.name] = budget.describe(sizes)
@@ -295,8 +291,11 @@ def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> 
 
 
 def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
-                  sizes: Mapping[str, int]) -> Structure:
-    """A structure that keeps the first units of every site's order, as many as its size."""
+                  sizes: Mapping[str, int], settings: CompressOptions) -> Structure:
+    """A structure that keeps the first units of every site's order, as many as its size.
+
+    Its provenance records the options, and sites and layers that are told apart in the report.
+    """
     structure = space.structure_for(
         {name: profiles[name].order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
@@ -306,6 +305,9 @@ def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
         if sizes[name] < site.total and profiles[name].rotated]
     if unread := [name for name in space.sites if profiles[name].unread]:
         structure.provenance['unread'] = unread
+    if settings.sites is None and (dense := space.find_dense_attention()):
+        structure.provenance['dense_attention'] = dense
+    structure.provenance.update(target=str(settings.target), asked=_asked(settings))
     return structure
 
 

@@ -1,6 +1,8 @@
 """Commands about networks of timm by their names, without a config."""
 
 import json
+import re
+import shlex
 
 import pytest
 import torch
@@ -57,6 +59,12 @@ def test_from_a_name_to_a_file(run, work):
     assert (work / 'slim.onnx').stat().st_size
     assert f'{macs[0] / dense["macs"]:.4g}' in run(
         'latency timm::tiny timm::slim/macs-50 --repeats 2 --warmup 0 --out times')
+
+
+def test_a_printed_command_can_be_pasted(run):
+    printed = run("compress timm::tiny --target-macs 70% --calibration images --out it's/slim")
+    (command, ) = re.findall('`(mmkcr export .*?)`', printed)
+    assert shlex.split(command) == ['mmkcr', 'export', "timm::it's/slim"]
 
 
 def test_a_killed_call_goes_on(run, work, monkeypatch):

@@ -77,3 +77,24 @@ def test_functions_are_named_by_verbs():
     names = [node.name for node, _ in functions()
              if node.name.lstrip('_').split('_')[0] in PARTICIPLES]
     assert len(names) <= 15, names
+
+
+def count_code_lines(node: ast.FunctionDef, lines: list[str]) -> int:
+    """Lines of a function without its decorators, docstring, comments and empty lines."""
+    body = node.body[ast.get_docstring(node) is not None:]
+    code = lines[node.lineno - 1:node.body[0].lineno - 1]
+    code += lines[body[0].lineno - 1:node.end_lineno] if body else []
+    return sum(bool(line.strip()) and not line.strip().startswith('#') for line in code)
+
+
+def test_functions_are_short():
+    """Beyond 50 lines of code, steps with names read better."""
+    lengths = {}
+    for path in PACKAGE.rglob('*.py'):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                place = f'{path.name}:{node.lineno} {node.name}'
+                lengths[place] = count_code_lines(node, text.splitlines())
+    assert len(lengths) > 1000
+    assert not {name: count for name, count in lengths.items() if count > 50}
