@@ -104,7 +104,7 @@ class FrontierResult:
         panels = list(dict.fromkeys((row.runtime, row.threads) for row in rows))
         figure = Figure((1 + 5 * len(panels), 4), facecolor=page, layout='constrained')
         FigureCanvasAgg(figure)
-        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
         axes[0].set_ylabel(self.quality.heading, color=text)
         for axis, (runtime, threads) in zip(axes, panels):
             there = [row for row in rows if (row.runtime, row.threads) == (runtime, threads)]
@@ -113,8 +113,10 @@ class FrontierResult:
             for shown, colour, style in ((there, grey, 'o'), (drop_beaten(there), accent, 'o-')):
                 axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
                           style, color=colour, markersize=5)
-            for number, row in enumerate(drop_beaten(there)):  # below and above the line in turns
-                side, place = (('left', (6, -10)), ('right', (-6, 5)))[number % 2]
+            times = [row.ratio for row in rows]
+            for row in drop_beaten(there):  # a name stays inside the panel, and off the line
+                fast = row.ratio < (min(times) + max(times)) / 2
+                side, place = ('left', (6, -10)) if fast else ('right', (-6, 5))
                 axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
                               textcoords='offset points', color=text, fontsize=7)
             axis.set_facecolor(page)
