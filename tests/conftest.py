@@ -42,7 +42,8 @@ LONGEST = [f'tests/{name}.py' for name in (
     'test_models/test_whole/test_compress_whole', 'test_tools/test_train_test',
     'test_configs/test_ofb_configs', 'test_distillation/test_run', 'test_closed_form/test_given',
     'test_deploy/test_export', 'test_apis/test_ordinary', 'test_configs/test_detection_configs',
-    'test_deploy/test_shipped_graphs')]
+    'test_deploy/test_shipped_graphs', 'test_tools/test_wrong_inputs', 'test_tools/test_init',
+    'test_tools/test_stopped_runs', 'test_tools/test_dense_tools', 'test_project/test_docs')]
 
 
 def pytest_collection_modifyitems(items):

@@ -25,6 +25,7 @@ from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.report import agreement
 from mmkcr.core import atomic_write
 from mmkcr.core.budget import parse_target
+from mmkcr.core.checks import one_line
 from mmkcr.core.file_names import STRUCTURE
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import has_int8, this_machine
@@ -378,7 +379,7 @@ class _Bench:
         except Exception as error:  # of whatever exports, quantises and runs
             if not levers:
                 raise
-            row = dataclasses.replace(row, note='failed: ' + ' '.join(str(error).split())[:300])
+            row = dataclasses.replace(row, note=f'failed: {one_line(error)}')
         self.progress.save(stored, dataclasses.asdict(row))
         return row
 

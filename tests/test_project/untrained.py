@@ -38,11 +38,12 @@ def of_library(name):
 
 def write_of_transformers(folder):
     """As ``save_pretrained`` writes a network."""
-    from transformers import ViTConfig, ViTForImageClassification
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
     torch.manual_seed(0)
     ViTForImageClassification(ViTConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         image_size=32, patch_size=8)).save_pretrained(folder)
+    ViTImageProcessor(size=dict(height=32, width=32)).save_pretrained(folder)
 
 
 if __name__ == '__main__':

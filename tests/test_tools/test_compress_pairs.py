@@ -72,6 +72,13 @@ def words(tmp_path):
     return listed
 
 
+def assert_one_sentence(capsys, message):
+    """A line with the message, behind the note on what is read, if it came to that."""
+    *notes, error = capsys.readouterr().err.splitlines()
+    assert message in error and error.startswith('error: ')
+    assert all(note.startswith('Reading ') for note in notes)
+
+
 class ImagesReached(Exception):
     """A call went as far as to build networks and to read images."""
 
@@ -92,8 +99,7 @@ def test_pairs_are_checked_before_an_image_is_read(pair, words, monkeypatch, cap
         return
     with pytest.raises(SystemExit):
         command.main(words(pair))
-    said = capsys.readouterr().err
-    assert REFUSED[pair] in said and said.startswith('error: ') and said.count('\n') == 1
+    assert_one_sentence(capsys, REFUSED[pair])
 
 
 #: Options of the closed form, under their names in Python.
@@ -124,8 +130,7 @@ def test_accepted_pairs_of_the_closed_form_work(pair):
 def test_one_sentence_each(change, message, words, capsys):
     with pytest.raises(SystemExit):
         command.main([*words(())[:4], *change])
-    said = capsys.readouterr().err
-    assert message in said and said.startswith('error: ') and said.count('\n') == 1
+    assert_one_sentence(capsys, message)
 
 
 @pytest.mark.parametrize('place, value, message', [
@@ -135,8 +140,7 @@ def test_what_is_compressed_in_one_sentence(place, value, message, words, capsys
     call[place] = value.format(folder=tmp_path)
     with pytest.raises(SystemExit):
         command.main(call)
-    said = capsys.readouterr().err
-    assert message.format(folder=tmp_path) in said and said.count('\n') == 1
+    assert_one_sentence(capsys, message.format(folder=tmp_path))
 
 
 def test_a_divisor_above_every_width():
