@@ -48,7 +48,7 @@ WRITES = {
     'compress': '--out {run}/compress config.py structure.json subnet.pth '
                 'sensitivity.json',
     'cross_validate': '--work-dir {run}/cross_validation summary.json',
-    'distil': '2 structure.json subnet.pth',
+    'distil': '',  # changes a folder that another command has made
     'frontier': '--out {run}/frontier frontier.csv frontier.md frontier.png',
     'init': '--out {stage}_{stem}.py',
     'publish': '--out checkpoints {stem}-*.pth',
