@@ -243,7 +243,7 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
             _say_unchecked(f'{promised} {what} of the `{kind}`, of which {count} are counted')
             return
         raise ValueError(
-            f'expected a `{kind}` of {promised} {what}, as its structure says, found one of '
+            f'expected `{kind}` of {promised} {what}, as its structure says, found one of '
             f'{count}: the structure or the arguments of the backbone were altered since it was '
             'searched (a structure without `macs` and `params` is not compared)')
 
