@@ -273,7 +273,7 @@ def _transformers_network(name: str, shape: tuple[int, int, int] | None, checkpo
             _find_weights(folder, random)
         model, notes = _ask_library(
             lambda: cls.from_pretrained(place, output_loading_info=True, **local), name)
-        refuse(f'the weights of a {cls.__name__} in `{name}`, found ', dict(
+        refuse(f'the weights of `{cls.__name__}` in `{name}`, found ', dict(
             missing=sorted(notes['missing_keys']), unexpected=sorted(notes['unexpected_keys'])))
     transform, blank = None, Image.new('RGB', (_SIDE, _SIDE))
     if pretrained or (folder / 'preprocessor_config.json').is_file():

@@ -122,7 +122,7 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
             if isinstance(side, nn.Module):
                 stack.enter_context(eval_mode(side))
         calls, macs = zip(*(_open_side(side, runtime, inputs, threads, amp, stack)
-                              for side in (dense, slim)))
+                            for side in (dense, slim)))
         clock = clock or clock_for(runtime, threads, inputs.device.type)
         return PairTiming(*measure_calls(*calls, repeats, warmup, clock, narrow), *macs)
 
