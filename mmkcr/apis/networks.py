@@ -6,10 +6,8 @@ of ``save_pretrained``, or of :func:`mmkcr.save`. Nothing is downloaded unless i
 """
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from mmkcr.core.checks import did_you_mean, one_line
 from mmkcr.core.file_names import HUB_CONFIG, STRUCTURE, WEIGHTS
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.structure import read_json
+from mmkcr.deploy.smaller_input import set_input_size
 from mmkcr.hosts import ensure_torchvision
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.strict_loading import refuse
@@ -164,21 +163,6 @@ def load_with_images(name: str, checkpoint: str | None, folder: str | None, coun
                          'without')
     places = draw_images(len(paths), count, seed)
     return network, FolderImages([paths[place] for place in places], network.transform)
-
-
-def set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
-    """Set the image size (H, W) of a network of timm or transformers that is built for one size.
-
-    It is done in place. Position embeddings of timm are resized for good, those of transformers in
-    each forward.
-    """
-    if hasattr(network, 'set_input_size'):
-        network.set_input_size(img_size=sides)
-    elif 'interpolate_pos_encoding' in inspect.signature(network.forward).parameters:
-        network.forward = partial(network.forward, interpolate_pos_encoding=True)
-    else:
-        for child in network.children():
-            set_input_size(child, sides)
 
 
 def _network_by_name(name: str, shape: tuple[int, int, int] | None, checkpoint: str | None = None,

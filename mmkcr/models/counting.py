@@ -137,7 +137,7 @@ def uncut_parts(model: nn.Module, paths: Iterable[str], input_shape: Sequence[in
     counts = count_parts(model, input_shape)
     cut = {name for name in counts if any(path.startswith(f'{name}.') for path in paths)}
     untouched = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
-             for name, macs in counts.items() if name not in {*cut, 'rest'}]
+                 for name, macs in counts.items() if name not in {*cut, 'rest'}]
     return f'; nothing can be cut in {", ".join(untouched)}' if untouched else ''
 
 
