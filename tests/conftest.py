@@ -109,7 +109,7 @@ def _isolated():
     A Runner's name ends with the second it was built in: two tests that name theirs alike
     within one second would share them, and the second would log into the first one's folder.
     """
-    torch.default_generator.manual_seed(0)  # `torch.manual_seed` keeps the stack for GPUs, three times
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` keeps three stacks for GPUs
     if torch.get_num_threads() > 1:  # as some commands leave it: threads that wait take a core
         torch.set_num_threads(1)
     logging.getLogger('mmengine').setLevel(logging.WARNING)

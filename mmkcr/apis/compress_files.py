@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from mmengine.config import Config
 from torch import nn
 
@@ -34,7 +33,7 @@ from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.core.processes import find_rank
-from mmkcr.deploy.int8 import DeployedFile, deploy_int8
+from mmkcr.deploy.file_bench import DeployedFile, FileBench, read_images
 from mmkcr.deploy.latency_table import usable_table
 from mmkcr.distillation import DistilResult, check_length, distil
 from mmkcr.distillation.run import FOLDER as DISTIL_FOLDER
@@ -283,7 +282,7 @@ def forget_distillation(folder: Path) -> None:
 
 def int8_files(task: CompressTask, slim: nn.Module, folder: Path,
                runtime: str) -> list[DeployedFile]:
-    """Write fp32 and int8 files of both networks, see :func:`~mmkcr.deploy.int8.deploy_int8`.
+    """Write and measure fp32 and int8 files of both networks.
 
     They take images of the size that MACs are counted for; other images are resized. They are
     calibrated on :data:`INT8_IMAGES` images of the task except the last tenth, which compares
@@ -295,13 +294,11 @@ def int8_files(task: CompressTask, slim: nn.Module, folder: Path,
         folder (Path): Where files are written.
         runtime (str): One of :data:`~mmkcr.deploy.int8.QUANTIZERS`.
     """
-    images = [batch['inputs'].cpu() for batch in task.batches[:INT8_IMAGES]]
-    size = tuple(task.options.input_shape[-2:])
-    images = [(one if one.shape[-2:] == size else F.interpolate(one, size, mode='bilinear')).numpy()
-              for one in images]
+    images = read_images(task.batches[:INT8_IMAGES], task.options.input_shape[-2:])
     count = max(1, len(images) // 10)
-    return deploy_int8(copy.deepcopy(task.model).cpu(), slim.cpu(), images[:-count] or images,
-                       images[-count:], folder, runtime)
+    bench = FileBench(copy.deepcopy(task.model).cpu(), images[-count:], images[:-count] or images,
+                      logits=task.options.logits)
+    return bench.deploy(slim.cpu(), folder, runtime)
 
 
 def write_sensitivity(profiles: Mapping[str, SiteProfile], path: Path) -> None:

@@ -1,20 +1,19 @@
 """Levers on one network, its images and this machine: each alone and in pairs, measured."""
 
-import copy
 import dataclasses
 import importlib.util
 import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.closed_form.batches import batch_digest, get_images, single_images, split_batches
@@ -22,7 +21,6 @@ from mmkcr.closed_form.compression import compress_network
 from mmkcr.closed_form.given import copy_network
 from mmkcr.closed_form.options import CompressOptions, Forward
 from mmkcr.closed_form.progress import CompressProgress
-from mmkcr.closed_form.report import agreement
 from mmkcr.core import atomic_write
 from mmkcr.core.budget import parse_target
 from mmkcr.core.checks import one_line
@@ -30,23 +28,26 @@ from mmkcr.core.file_names import STRUCTURE
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.core.progress import Progress
-from mmkcr.deploy.export import export_onnx
-from mmkcr.deploy.frontier import AGREEMENTS, Lever, Row, combine, drop_beaten
+from mmkcr.deploy.file_bench import AGREEMENTS, PAIRS, FileBench, read_images, tell_blocks
+from mmkcr.deploy.frontier import Lever, Row, combine, drop_beaten
 from mmkcr.deploy.frontier_files import FrontierResult
-from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx, require_quantizer, sensitive_nodes
-from mmkcr.deploy.latency import measure_pair
-from mmkcr.deploy.runtimes import half_precision, open_onnx, set_precision
+from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
+from mmkcr.deploy.latency import LEAST_PAIRS
+from mmkcr.deploy.runtimes import half_precision, set_precision
+from mmkcr.deploy.smaller_input import SmallerInput
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.search_space import leave_ordinary
-from mmkcr.models.tasks import is_detector, is_segmentor
+from mmkcr.models.tasks import is_detector
 from mmkcr.version import __version__
 from mmkcr.visualization import show_progress
-from .networks import gives_scores, set_input_size
+from .networks import gives_scores
 from .saved import load, save
 
 #: Most images that agreement is measured on, that ranges of int8 are chosen from, and that the
-#: blocks which stay in fp32 are chosen on; pairs that are timed.
-HELD_OUT, RANGES, LOOKED_AT, PAIRS = 64, 64, 16, 20
+#: blocks which compute in fp32 are chosen on.
+HELD_OUT, RANGES, LOOKED_AT = 64, 16, 8
+#: Name of the file of the seconds that were taken.
+SECONDS = 'seconds'
 #: Explanation of a measure of agreement.
 EXPLAINED_VARIANCE = (
     "Explained variance: 100% minus the squared difference over the features' squared distance "
@@ -158,59 +159,17 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
         raise ImportError('expected matplotlib for the picture, found that it is not installed: '
                           'pip install matplotlib')
     bench = _Bench(model, images, options, out, forward, evaluate)
-    rows, steps, made = [], [], set()
-    for runtime, combined, threads in itertools.product(
-            options.runtimes, combine(bench.levers()), options.threads):
-        # about the images that pass the network
-        work = 300 if any(lever.kind == 'int8' for lever in combined) else 100
-        for lever in combined:
-            if lever.kind == 'cut' and lever.name not in made:
-                made.add(lever.name)
-                work += 7 * len(bench.fit)
-        steps.append((work, combined, runtime, threads))
-    total = sum(step[0] for step in steps)
-    for _, combined, runtime, threads in show_progress(steps, 'Frontier', total, False,
-                                                       size=lambda step: step[0]):
-        failed = {row.levers for row in rows if row.runtime == runtime and row.ratio is None}
-        if len(combined) < 2 or failed.isdisjoint(lever.name for lever in combined):
-            rows.append(bench.row(combined, runtime, threads))
-    return bench.finish(rows)
+    steps = [*itertools.product(options.runtimes, combine(bench.levers()), options.threads)]
 
+    def weigh(step: tuple[str, Sequence[Lever], int]) -> int:
+        """A cut takes the time of ten rows or so; it is made where it is first alone."""
+        runtime, combined, threads = step
+        first = (runtime, threads) == (options.runtimes[0], options.threads[0])
+        return 10 if first and [lever.kind for lever in combined] == ['cut'] else 1
 
-class SmallerInput(nn.Module):
-    """A network that computes on smaller images; maps that it returns get their usual size.
-
-    Args:
-        network (nn.Module): It is not changed.
-        sides (tuple[int, int]): Height and width that it computes on.
-        shapes (Sequence[Sequence[int]]): Of its usual outputs for one image.
-    """
-
-    def __init__(self, network: nn.Module, sides: tuple[int, int],
-                 shapes: Sequence[Sequence[int]]) -> None:
-        super().__init__()
-        if is_detector(network):
-            raise ValueError('expected outputs that can be compared at another size, found a '
-                             "detector's: give its config a smaller `scale`")
-        network = copy.deepcopy(network)
-        set_input_size(network, sides)
-        self.network, self.sides, self.shapes = TensorModel(network), sides, shapes
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """Run on images (B, C, H, W) of the usual size.
-
-        Raises:
-            ValueError: A shape of an output depends on the size of the image.
-        """
-        small = F.interpolate(images, self.sides, mode='bilinear')
-        outputs = flat_tensors(self.network(small), floating=False)
-        outputs = [F.interpolate(out, shape[2:], mode='bilinear') if len(shape) == 4 else out
-                   for out, shape in zip(outputs, self.shapes)]
-        for out, shape in zip(outputs, self.shapes):
-            if tuple(out.shape[1:]) != tuple(shape[1:]):
-                raise ValueError("expected outputs of a shape that does not depend on the image's "
-                                 f'size, found {tuple(out.shape)} in place of {tuple(shape)}')
-        return outputs
+    for step in show_progress(steps, 'Frontier', sum(map(weigh, steps)), False, size=weigh):
+        bench.add_row(*step)
+    return bench.finish()
 
 
 class _Bench:
@@ -221,43 +180,41 @@ class _Bench:
 
     def __init__(self, model: nn.Module, images: Any, options: FrontierOptions, out: Path,
                  forward: Forward | None, evaluate: Evaluate | None) -> None:
+        self.began, self.rows = time.perf_counter(), []
         self.model, self.dense = model, copy_network(model).float().cpu()
         self.dense.eval()  # that of mmpretrain's backbones returns None
         batches = single_images(images)
         if len(batches) < 3:
             raise ValueError(f'expected at least three images, found {len(batches)}')
-        count = min(max(len(batches) // 4, 2), HELD_OUT)
-        self.fit, self.held = split_batches(batches, None, count)
+        self.fit, self.held = split_batches(
+            batches, None, min(max(len(batches) // 4, 2), HELD_OUT))
+        # int8's ranges are made of the first; blocks that compute in fp32 are chosen on others
+        parts = split_batches(self.fit, None, min(len(self.fit) // 4 + 1, LOOKED_AT))
         self.shape = tuple(options.input_shape or get_images(batches[0]).shape[1:])
-        self.ranges, pictures = self._pictures(self.fit[:RANGES]), self._pictures(self.held)
-        view = TensorModel(self.dense)
+        parts = parts[0][:RANGES], parts[1][:LOOKED_AT], self.held
+        ranges, looked_at, held = (read_images(part, self.shape[1:]) for part in parts)
         with torch.no_grad():
-            self.expected = {image: flat_tensors(view(image), floating=False) for image in pictures}
-        self.usual = [tuple(output.shape) for output in self.expected[pictures[0]]]
+            outputs = flat_tensors(TensorModel(self.dense)(held[0]), floating=False)
+        self.usual = [tuple(output.shape) for output in outputs]
         self.options = dataclasses.replace(
             options, progress=False, input_shape=self.shape,
-            logits=options.logits or gives_scores(self.dense, self.expected[pictures[0]]))
-        self.measure = 'top1' if self.options.logits else \
-            'pixels' if is_segmentor(self.dense) else 'variance'
-        itself = agreement(self.dense, self.dense, pictures, lambda _, image: self.expected[image])
-        if self.measure == 'variance' and 'variance' not in itself:
+            logits=options.logits or gives_scores(self.dense, outputs))
+        self.files = FileBench(self.dense, held, ranges, looked_at, self.options.logits)
+        self.measure = self.files.find_measure()
+        if self.measure is None:
             raise ValueError('expected images whose features differ, found that those of '
-                             f'{len(pictures)} images are equal')
+                             f'{len(held)} images are equal')
         self.out, self.forward, self.evaluate = out, forward, evaluate
         #: Any runtimes, threads and levers go on with what others left.
         self.progress = Progress(out / '.progress', dict(
             self.options.compression(), version=__version__, torch=torch.__version__,
             keep=options.share_to_keep,
             weights=batch_digest(list(self.dense.state_dict().values())).hex(),
-            images=batch_digest([*self.ranges, *pictures]).hex(), count=len(batches),
+            images=batch_digest([*ranges, *looked_at, *held]).hex(), count=len(batches),
             evaluated=evaluate is not None))
-        self.progress.save('begun', {})  # files of other work go
-        self.cuts: dict[str, nn.Module] = {}
-
-    def _pictures(self, batches: Sequence[Any]) -> list[Tensor]:
-        """The images of batches, each (1, C, H, W) of the files' size."""
-        images = [image for batch in batches for image in get_images(batch).float().cpu().split(1)]
-        return [F.interpolate(image, self.shape[1:], mode='bilinear') for image in images]
+        #: Seconds of the cuts and of everything.
+        self.seconds = self.progress.read(SECONDS) or dict(cuts=0., all=0.)
+        self.progress.save(SECONDS, self.seconds)  # files of other work go
 
     def levers(self) -> list[Lever]:
         """All levers, in the order in which a row names them."""
@@ -285,6 +242,7 @@ class _Bench:
             scope (str): ``'backbone'`` or ``'model'``.
         """
         if not folder.is_dir():
+            began = time.perf_counter()
             key, of_model = dict(of=self.progress.key, scope=scope), scope == 'model'
             shared = CompressProgress(self.progress.folder / scope, key)
             result = compress_network(
@@ -295,9 +253,8 @@ class _Bench:
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
             save(result, folder)
-        if folder.name not in self.cuts:
-            self.cuts[folder.name] = load(folder, network)
-        return self.cuts[folder.name]
+            self.seconds['cuts'] += time.perf_counter() - began
+        return load(folder, network)
 
     def file(self, levers: Sequence[Lever], runtime: str) -> Path:
         """The ONNX file of some levers in a runtime; it is made once."""
@@ -306,99 +263,89 @@ class _Bench:
         if path.is_file():
             return path
         if kind == 'int8':
-            self._quantize(self.file(levers[1:], runtime), path, runtime)
+            self._quantize(levers, path, runtime)
         elif kind == 'half':
             set_precision(self.file((), runtime), path, half_precision(runtime))
         else:
             network = self.dense
             for lever in reversed(levers):
                 network = lever.change(network)
-            export_onnx(network, path, self.shape, False, (1, 2), runtime=runtime)
+            self.files.export(network, path, runtime)
         return path
 
-    def _quantize(self, source: Path, path: Path, runtime: str) -> None:
-        """Write an int8 file; where int8 alone loses too much, some blocks stay in fp32."""
-        session = open_onnx(source, runtime)
-        expected = {image: _run(session, image) for image in self.ranges[:LOOKED_AT]}
-        ranges = [image.numpy() for image in self.ranges]
+    def _quantize(self, levers: Sequence[Lever], path: Path, runtime: str) -> None:
+        """Write an int8 file; in pairs the blocks of int8 alone compute in fp32."""
+        source, stored = self.file(levers[1:], runtime), f'{runtime}.blocks'
+        if len(levers) > 1:
+            self.files.quantize(source, path, runtime, blocks=self.progress.read(stored)['blocks'])
+            return
+        with atomic_write(path) as temporary:
+            blocks = self.files.quantize(source, temporary, runtime, self.options.share_to_keep)
+            self.progress.save(stored, dict(blocks=blocks))
 
-        def judge(file: Path) -> tuple[float, float]:
-            compared = self.compare(file, runtime, expected)
-            # images whose features are equal tell nothing
-            return compared['error'], compared.get(self.measure, 1.)
-
-        with atomic_write(path) as file:
-            quantize_onnx(source, file, ranges, runtime)
-            if judge(file)[1] < self.options.share_to_keep:
-                blocks = sensitive_nodes(file, judge, self.options.share_to_keep)
-                stay = f'{", ".join(blocks)} stay in fp32' if blocks else \
-                    'keeping half of its blocks in fp32 is not enough'
-                self.progress.save(f'{path.stem}.note', dict(note=stay))
-                if blocks:
-                    nodes = itertools.chain.from_iterable(blocks.values())
-                    quantize_onnx(source, file, ranges, runtime, list(nodes))
-
-    def compare(self, file: Path, runtime: str,
-                expected: Mapping[Tensor, Sequence[Tensor]]) -> dict[str, float]:
-        """Agreement of a file with the dense network.
-
-        Args:
-            file (Path): ONNX file.
-            runtime (str): Runtime that runs it.
-            expected (Mapping): The dense network's outputs by image (1, C, H, W).
-        """
-        session = open_onnx(file, runtime)
-        return agreement(self.dense, file, list(expected), lambda network, image: _run(
-            session, image) if network is file else expected[image], self.options.logits)
-
-    def row(self, levers: Sequence[Lever], runtime: str, threads: int) -> Row:
+    def add_row(self, runtime: str, levers: Sequence[Lever], threads: int) -> None:
         """Measure a file, or read the row of an earlier call; an error becomes a note.
 
         Args:
-            levers (Sequence[Lever]): Levers of the file; none for the dense network.
             runtime (str): Runtime that runs it.
+            levers (Sequence[Lever]): Levers of the file; none for the dense network.
             threads (int): CPU threads.
         """
-        name = _name(levers)
-        stored = f'{runtime}-{_plain(name)}-{threads}.row'
-        if known := self.progress.read(stored):
-            return Row(**known)
-        row = Row(name, runtime, threads, any(lever.kind == 'int8' for lever in levers))
-        try:
-            file = self.file(levers, runtime)
-            timing = measure_pair(self.file((), runtime), file, next(iter(self.expected)), PAIRS, 3,
-                                  runtime, threads)
-            judged = self._judge(levers, file, runtime)
-            note = self.progress.read(f'{file.stem}.note') or {}
-            # other load may change between rows, but not between the turns of a pair
-            ms = timing.ratio * self.row((), runtime, threads).ms if levers else \
-                1e3 * timing.seconds[1]
-            row = dataclasses.replace(
-                row, ratio=timing.ratio, quartiles=timing.quartiles, ms=ms,
-                bytes=file.stat().st_size, file=file.name, **judged, **note)
-        except Exception as error:  # of whatever exports, quantises and runs
-            if not levers:
-                raise
-            row = dataclasses.replace(row, note=f'failed: {one_line(error)}')
-        self.progress.save(stored, dataclasses.asdict(row))
-        return row
+        names = {lever.name for lever in levers}
+        failed = {row.levers for row in self.rows if row.runtime == runtime and row.ratio is None}
+        if len(levers) > 1 and names & failed:
+            return
+        row = Row(_name(levers), runtime, threads, any(lever.kind == 'int8' for lever in levers))
+        stored = f'{runtime}-{_plain(row.levers)}-{threads}.row'
+        if (known := self.progress.read(stored)) is None:
+            try:
+                known = self._measure(row, levers)
+            except Exception as error:  # of whatever exports, quantises and runs
+                if not levers:
+                    raise
+                known = dict(note=f'failed: {one_line(error)}')
+            self.progress.save(stored, known)
+            now = time.perf_counter()
+            self.seconds['all'] += now - self.began
+            self.began = now
+            self.progress.save(SECONDS, self.seconds)
+        self.rows.append(dataclasses.replace(row, **known))
 
-    def _judge(self, levers: Sequence[Lever], file: Path, runtime: str) -> dict[str, Any]:
-        """Agreement on the held-out images and the metric, equal for any number of threads."""
-        name = f'{file.stem}.judged'
+    def _measure(self, row: Row, levers: Sequence[Lever]) -> dict[str, Any]:
+        """The numbers of a row."""
+        file = self.file(levers, row.runtime)
+        timing = self.files.time(self.file((), row.runtime), file, row.runtime, row.threads)
+        # other load may change between rows, but not between the turns of a pair
+        dense = [other.ms for other in self.rows if other.levers == 'dense'
+                 and (other.runtime, other.threads) == (row.runtime, row.threads)]
+        ms = timing.ratio * dense[0] if dense else 1e3 * timing.seconds[1]
+        return dict(ratio=timing.ratio, quartiles=timing.quartiles, ms=ms,
+                    bytes=file.stat().st_size, file=file.name,
+                    **self._judge(row, levers, file))
+
+    def _judge(self, row: Row, levers: Sequence[Lever], file: Path) -> dict[str, Any]:
+        """Agreement on the held-out images, the metric, and a note; equal for all threads.
+
+        They are those of other runtimes, too, where all is fp32: each export was compared with
+        PyTorch in its runtime.
+        """
+        rounded = any(lever.kind in ('int8', 'half') for lever in levers)
+        name = f'{f"{row.runtime}-" * rounded}{_plain(row.levers)}.judged'
         if (judged := self.progress.read(name)) is None:
-            compared = self.compare(file, runtime, self.expected)
-            judged = dict(agreement=compared[self.measure])
+            judged = dict(agreement=self.files.compare(file, row.runtime)[self.measure])
             if self.evaluate is not None:
                 cut = next((lever for lever in levers if lever.kind == 'cut'), None)
                 folder = self.progress.folder / _plain(cut.name) if cut else None
-                judged['metric_name'], judged['metric'] = self.evaluate(file, runtime, folder)
+                judged['metric_name'], judged['metric'] = self.evaluate(file, row.runtime, folder)
+            if row.int8:
+                blocks = self.progress.read(f'{row.runtime}.blocks')['blocks']
+                judged['note'] = tell_blocks(blocks)
             self.progress.save(name, judged)
         return judged
 
-    def finish(self, rows: list[Row]) -> FrontierResult:
+    def finish(self) -> FrontierResult:
         """Move the networks that no other beats out of the progress, and write the rest."""
-        best, folder = {row.file for row in drop_beaten(rows)}, self.out / 'networks'
+        best, folder = {row.file for row in drop_beaten(self.rows)}, self.out / 'networks'
         folder.mkdir(parents=True, exist_ok=True)
         cuts = [path.parent.name for path in self.progress.folder.glob(f'*/{STRUCTURE}')]
         for name in (*best, *(cut for cut in cuts if any(cut in file for file in best))):
@@ -406,7 +353,7 @@ class _Bench:
                 shutil.rmtree(folder / name)
             os.replace(self.progress.folder / name, folder / name)
         rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')
-                for row in rows]
+                for row in self.rows]
         result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.share_to_keep,
                                 self._about(rows), self.out)
         result.write()
@@ -416,31 +363,31 @@ class _Bench:
     def _about(self, rows: Sequence[Row]) -> list[str]:
         """Sentences about the measurement, its words and the machine."""
         size, metric = ' x '.join(map(str, self.shape)), rows[0].metric_name
+        made, taken = (self.seconds[name] / 60 for name in ('cuts', 'all'))
         about = [
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
             f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
-            f'Time: the dense network and the other in turns, {PAIRS} pairs; the median of the '
-            'ratios, with their quartiles. 0.5 is half of the time. Milliseconds are the ratio '
-            "times the dense network's.",
+            f'Time: the dense network and the other in turns, {LEAST_PAIRS} to {PAIRS} pairs; the '
+            'median of the ratios, with their quartiles. 0.5 is half of the time. Milliseconds are '
+            "the ratio times the dense network's.",
             f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '
-            f'Agreement is measured on {len(self.expected)} images that nothing was fitted to.',
+            f'Agreement is measured on {len(self.files.held_out)} images that nothing was fitted '
+            'to.',
             'MACs: multiply-accumulate operations. A network of fewer has narrower layers, chosen '
             'and refitted on images without labels; it was not trained.',
-            f'int8: numbers of 8 bits, whose ranges are those of {len(self.ranges)} images. Half '
+            f'int8: numbers of 8 bits, with ranges of {len(self.files.ranges)} images. Half '
             'precision: numbers of 16 bits; fp32: of 32 bits. Input: images are made smaller '
             'first.',
             'Machine: {hardware}; {versions}.'.format(**this_machine())]
         if self.measure == 'variance':
             about.insert(3, EXPLAINED_VARIANCE)
+        if made:
+            about.append(f'All of this took {taken:.1f} min: {taken / made:.2f} times the '
+                         f'{made:.1f} min of making the networks of fewer MACs.')
         if not has_int8():
             about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
                          'here than on one that has them.')
         return about
-
-
-def _run(session: Callable[[Any], Sequence[Any]], image: Tensor) -> list[Tensor]:
-    """Outputs of a file; copied, as runtimes reuse their memory."""
-    return [torch.from_numpy(output.copy()) for output in session(image.numpy())]
 
 
 def _name(levers: Sequence[Lever]) -> str:

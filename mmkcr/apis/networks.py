@@ -6,10 +6,8 @@ of ``save_pretrained``, or of :func:`mmkcr.save`. Nothing is downloaded unless i
 """
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from mmkcr.core.checks import did_you_mean, one_line
 from mmkcr.core.file_names import HUB_CONFIG, STRUCTURE, WEIGHTS
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.structure import read_json
+from mmkcr.deploy.smaller_input import set_input_size
 from mmkcr.hosts import ensure_torchvision
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.strict_loading import refuse
@@ -166,21 +165,6 @@ def load_with_images(name: str, checkpoint: str | None, folder: str | None, coun
     return network, FolderImages([paths[place] for place in places], network.transform)
 
 
-def set_input_size(network: nn.Module, sides: tuple[int, int]) -> None:
-    """Set the image size (H, W) of a network of timm or transformers that is built for one size.
-
-    It is done in place. Position embeddings of timm are resized for good, those of transformers in
-    each forward.
-    """
-    if hasattr(network, 'set_input_size'):
-        network.set_input_size(img_size=sides)
-    elif 'interpolate_pos_encoding' in inspect.signature(network.forward).parameters:
-        network.forward = partial(network.forward, interpolate_pos_encoding=True)
-    else:
-        for child in network.children():
-            set_input_size(child, sides)
-
-
 def _network_by_name(name: str, shape: tuple[int, int, int] | None, checkpoint: str | None = None,
                      pretrained: bool = False, random: bool = False) -> Network:
     """The network of a name, see :func:`load_network`.
@@ -289,7 +273,7 @@ def _transformers_network(name: str, shape: tuple[int, int, int] | None, checkpo
             _find_weights(folder, random)
         model, notes = _ask_library(
             lambda: cls.from_pretrained(place, output_loading_info=True, **local), name)
-        refuse(f'the weights of a {cls.__name__} in `{name}`, found ', dict(
+        refuse(f'the weights of `{cls.__name__}` in `{name}`, found ', dict(
             missing=sorted(notes['missing_keys']), unexpected=sorted(notes['unexpected_keys'])))
     transform, blank = None, Image.new('RGB', (_SIDE, _SIDE))
     if pretrained or (folder / 'preprocessor_config.json').is_file():

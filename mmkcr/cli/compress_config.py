@@ -33,7 +33,8 @@ from mmkcr.closed_form.options import check_kinds
 from mmkcr.core.file_names import CONFIG, SUBNET
 from mmkcr.core.processes import count_processes, find_rank
 from mmkcr.datasets.data_check import check_data_folders
-from mmkcr.deploy.int8 import DeployedFile, require_quantizer
+from mmkcr.deploy.file_bench import AGREEMENTS, DeployedFile, find_measure
+from mmkcr.deploy.int8 import require_quantizer
 from mmkcr.deploy.latency_table import find_table
 from mmkcr.deploy.tensor_model import run_by_file
 from mmkcr.distillation.options import read_length
@@ -142,18 +143,16 @@ def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]
     """The files of ``--int8`` side by side, with their metrics if there are any."""
     names = [name for name, value in (metrics[0] if metrics else {}).items()
              if isinstance(value, Real)]
-    # classifiers compare images, segmentors pixels, detectors neither
-    columns = {'same class': [file.same for file in files],
-               'pixels of the same class': [file.pixels for file in files]}
-    shares = {head: [f'{share:.1%}' for share in column]
-              for head, column in columns.items() if None not in column}
+    measure = find_measure(files[0].agreement)
+    heads = [AGREEMENTS[measure].heading] if measure else []
     rows = []
     for place, file in enumerate(files):
         of_file = [f'{metrics[place][name]:.4g}' for name in names]
+        agrees = [f'{AGREEMENTS[measure].scale * file.agreement[measure]:.4g}'] if measure else []
         rows.append((file.path.name, f'{file.bytes / 1e6:.2f}', f'{file.ratio:.3f}',
-                     f'{file.error:.1%}', *(column[place] for column in shares.values()), *of_file))
+                     f'{file.agreement["error"]:.1%}', *agrees, *of_file))
     table = format_table(('file', 'MB', 'time over dense fp32, batch 1', 'difference from dense',
-                          *shares, *names), rows)
+                          *heads, *names), rows)
     return '\n'.join([table, *slower_files(files)])
 
 

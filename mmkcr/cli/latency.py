@@ -108,7 +108,7 @@ def _part(network: Network, args: LatencyJob) -> nn.Module:
         return network.model
     if network.config is None:
         raise ValueError('expected a config of mmpretrain, mmdet or mmseg for `--part backbone`, '
-                         f'found a `{type(network.model).__name__}`')
+                         f'found `{type(network.model).__name__}`')
     return find_task(network.model).backbone
 
 

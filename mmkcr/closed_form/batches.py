@@ -303,7 +303,7 @@ def single_images(given: Any) -> Sequence[Any]:
     # no arrays of numpy, whose first axis would be taken for batches, and no data sets
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
         raise ValueError('expected images as a tensor (N, 3, H, W) or as a list of batches, '
-                         f'found a `{type(given).__name__}`: give such a tensor, or '
+                         f'found `{type(given).__name__}`: give such a tensor, or '
                          '`[images for images, *_ in loader]`')
     if isinstance(given, (list, tuple)) and all(
             isinstance(batch, Tensor) and batch.ndim == 4 for batch in given):

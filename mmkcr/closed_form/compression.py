@@ -164,7 +164,7 @@ def compress_network(model: nn.Module, images: Tensor | Sequence[Any], options: 
     networks = Pair(dense, copy.deepcopy(dense))
     # before anything that takes seconds for large images
     if settings.progress and find_rank() == 0:
-        print(f'Calibration: looking at a {type(dense).__name__} and the first images',
+        print(f'Calibration: looking at the network `{type(dense).__name__}` and the first images',
               file=sys.stderr, flush=True)
     spaces = Pair(*(open_search_space(network, settings.sites, settings.scope)
                     for network in networks))

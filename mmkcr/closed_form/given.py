@@ -229,7 +229,8 @@ def copy_network(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:  # of whatever hangs on a module
         raise ValueError(
-            f'expected a `{type(model).__name__}` that can be copied, found `{_uncopied(model)}` '
+            f'expected a network `{type(model).__name__}` that can be copied, '
+            f'found `{_uncopied(model)}` '
             'that cannot, such as a result of a forward pass: delete it '
             f'({type(error).__name__}: {one_line(error, 200)})') from error
 
@@ -294,7 +295,7 @@ def look_at(calibration: Calibration) -> None:
             outputs = calibration.forward(model, batch)
         except Exception as error:
             raise ValueError(
-                f'expected a `{type(model).__name__}` that takes the first batch, '
+                f'expected a network `{type(model).__name__}` that takes the first batch, '
                 f'{_describe(batch)}, found that it raised {type(error).__name__} '
                 f'({one_line(error)}): {_part_to_take(calibration, batch)}give '
                 'images (N, 3, H, W), such as `[images for images, *_ in loader]`, or a `forward` '
@@ -327,8 +328,10 @@ def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f'a tensor {tuple(value.shape)}'
     if isinstance(value, Mapping):
-        return f'a `{type(value).__name__}` with {", ".join(f"`{key}`" for key in list(value)[:4])}'
+        keys = ', '.join(f'`{key}`' for key in list(value)[:4])
+        return f'an object of type `{type(value).__name__}` with {keys}'
     if isinstance(value, (list, tuple)):
-        return f'a {type(value).__name__} of ' + ', '.join(map(_describe, value[:3])) \
-            if len(value) else f'an empty {type(value).__name__}'
-    return f'a `{type(value).__name__}`'
+        kind = 'list' if isinstance(value, list) else 'tuple'
+        return f'a {kind} of ' + ', '.join(map(_describe, value[:3])) \
+            if len(value) else f'an empty {kind}'
+    return f'an object of type `{type(value).__name__}`'

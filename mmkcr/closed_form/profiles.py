@@ -295,7 +295,7 @@ def share_budget(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
 
 
 def fit_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
-                 losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
+              losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Adjust sizes to a budget: interacting costs make a first solution miss it.
 
     Sites shrink until the budget is met, at each step the site with the least loss per saving. Then

@@ -141,9 +141,10 @@ class ResumableForward:
     def _of_all_batches(self, record: Callable[[int], Any]) -> list[Any] | None:
         """Records of all batches, in order; None if they do not fit in memory."""
         content: list[Any] = []
+        size = 0  # a sum over all records would grow with the square of their number
         for batch in range(len(self.batches)):
             content.append(record(batch))
-            size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(content))
+            size += sum(tensor.nbytes for tensor in flat_tensors(content[-1]))
             if size * len(self.batches) > self.most_bytes * len(content):
                 return None
         return content

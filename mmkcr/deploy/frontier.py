@@ -7,26 +7,10 @@ from typing import NamedTuple
 
 from torch import nn
 
+from .file_bench import Quality
+
 #: Names of runtimes in sentences and headings.
 NAMES = dict(onnxruntime='ONNX Runtime', openvino='OpenVINO')
-
-
-class Quality(NamedTuple):
-    """How a number that says how good a network is is shown."""
-
-    heading: str  # with the unit
-    scale: int  # of numbers below the heading
-    sentence: str
-
-
-#: Agreement with the dense network, by its key in :func:`~mmkcr.closed_form.report.agreement`.
-AGREEMENTS = dict(
-    top1=Quality('same class as dense (% of images)', 100,
-                 '{:.1%} of the images get the class that the dense network gives'),
-    pixels=Quality('same class as dense (% of pixels)', 100,
-                   '{:.1%} of the pixels get the class that the dense network gives'),
-    variance=Quality('explained variance of dense features (%)', 100,
-                     "{:.1%} of the variance of the dense network's features"))
 
 
 class Lever(NamedTuple):
@@ -58,10 +42,11 @@ class Row:
         ms (float, optional): Time of an image in milliseconds: the ratio times the dense network's
             median.
         bytes (int): Size of the file.
-        agreement (float, optional): With the dense network, at most 1, see :data:`AGREEMENTS`.
+        agreement (float, optional): With the dense network, at most 1, see
+            :data:`~mmkcr.deploy.file_bench.AGREEMENTS`.
         metric (float, optional): On the labelled test set, the greater the better.
         metric_name (str): Name of the metric.
-        note (str): Why it failed, or the blocks that stay in fp32.
+        note (str): Why it failed, or which blocks compute in fp32.
         file (str): The network, ready to run; empty where another row beats it.
     """
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
-from .frontier import NAMES, Quality, Row, drop_beaten, drop_failed, find_better_row, recommend
+from .file_bench import Quality
+from .frontier import NAMES, Row, drop_beaten, drop_failed, find_better_row, recommend
 
 #: Colours of the page, of text, of beaten rows and of the others, by picture.
 THEMES = {'frontier.png': ('#ffffff', '#24292f', '#a0a8b0', '#00897b'),

@@ -1,27 +1,20 @@
-"""Static quantisation of ONNX files by the runtimes' own libraries, and four files side by side."""
+"""Static quantisation of ONNX files by the runtimes' own libraries, and blocks left in fp32."""
 
 import bisect
 import contextlib
 import importlib.util
 import io
-import itertools
 import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
-from mmkcr.core import atomic_write, eval_mode
-from mmkcr.models.tasks import deciding_scores, find_task, is_segmentor
-from .export import export_onnx
-from .latency import measure_pair
-from .runtimes import module_path, open_onnx, quiet, require_runtime
-from .tensor_model import TensorModel
+from mmkcr.core import atomic_write
+from .runtimes import module_path, quiet, require_runtime
 
 #: Quantisation library of each runtime.
 QUANTIZERS: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='nncf')
@@ -30,8 +23,7 @@ PRODUCTS = ('MatMul', 'Gemm', 'Conv')
 
 
 def quantize_onnx(source: str | Path, target: str | Path,
-                  images: Sequence[np.ndarray], runtime: str = 'onnxruntime',
-                  skip: Sequence[str] = ()) -> None:
+                  images: Sequence[np.ndarray], runtime: str = 'onnxruntime') -> None:
     """Write the int8 form of an ONNX file.
 
     Ranges are chosen from the images, by ONNX Runtime's own quantiser or, for OpenVINO, by NNCF.
@@ -43,8 +35,6 @@ def quantize_onnx(source: str | Path, target: str | Path,
         target (str | Path): The new file; an existing one is replaced.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
         runtime (str): One of :data:`QUANTIZERS`. Defaults to ``'onnxruntime'``.
-        skip (Sequence[str]): Nodes that stay in fp32, see :func:`sensitive_nodes`. Defaults to
-            none.
 
     Raises:
         ImportError: The runtime or its quantiser is not installed.
@@ -55,7 +45,7 @@ def quantize_onnx(source: str | Path, target: str | Path,
         raise ValueError('expected at least one batch of calibration images, found none')
     quantize = _by_nncf if runtime == 'openvino' else _by_onnxruntime
     with quiet(), atomic_write(target) as path:
-        quantize(Path(source), path, images, skip)
+        quantize(Path(source), path, images)
 
 
 def require_quantizer(runtime: str) -> None:
@@ -74,8 +64,7 @@ def require_quantizer(runtime: str) -> None:
                           f'pip install {QUANTIZERS[runtime]}')
 
 
-def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray],
-             skip: Sequence[str]) -> None:
+def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray]) -> None:
     import nncf
     import onnx
     model = onnx.load(source)
@@ -84,13 +73,11 @@ def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray],
     singles = [image[None] for batch in images for image in batch]
     with contextlib.redirect_stdout(io.StringIO()):  # bars of its own
         quantized = nncf.quantize(model, nncf.Dataset(singles, lambda image: {name: image}),
-                                  subset_size=len(singles), model_type=nncf.ModelType.TRANSFORMER,
-                                  ignored_scope=nncf.IgnoredScope(list(skip), validate=False))
+                                  subset_size=len(singles), model_type=nncf.ModelType.TRANSFORMER)
     onnx.save(quantized, target)
 
 
-def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray],
-                    skip: Sequence[str]) -> None:
+def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) -> None:
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -101,16 +88,16 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray],
     quantize_static(str(target), str(target), reader,
                     quant_format=QuantFormat.QDQ, per_channel=True,
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-                    op_types_to_quantize=list(PRODUCTS), nodes_to_exclude=list(skip),
+                    op_types_to_quantize=list(PRODUCTS),
                     extra_options=dict(ActivationSymmetric=False, WeightSymmetric=True))
 
 
-def sensitive_nodes(quantized: Path, judge: Callable[[Path], tuple[float, float]],
-                    enough: float) -> dict[str, list[str]]:
-    """Blocks that lose most in int8, with their nodes: as few as must stay in fp32.
+def choose_fp32_blocks(quantized: Path, judge: Callable[[Path], tuple[float, float]],
+                       enough: float) -> list[str]:
+    """Blocks that lose most in int8: as few as must compute in fp32.
 
-    Each block in turn gets its inputs without their rounding; the blocks whose rounding loses most
-    come first. The int8 file stays as it is.
+    Each block in turn computes in fp32, see :func:`compute_in_fp32`; the blocks whose rounding
+    loses most come first. The int8 file stays as it is.
 
     Args:
         quantized (Path): The int8 file.
@@ -118,96 +105,61 @@ def sensitive_nodes(quantized: Path, judge: Callable[[Path], tuple[float, float]
         enough (float): Quality to reach.
 
     Returns:
-        dict[str, list[str]]: Nodes by block. Empty if half of all blocks are not enough.
+        list[str]: Names of blocks, such as ``'blocks.3'``. Empty if half of all blocks are not
+        enough.
+    """
+    import onnx
+
+    def judge_with(blocks: Sequence[str]) -> tuple[float, float]:
+        with tempfile.TemporaryDirectory() as folder:
+            compute_in_fp32(quantized, changed := Path(folder) / 'changed.onnx', blocks)
+            return judge(changed)
+
+    def reaches(count: int) -> bool:
+        return judge_with(order[:count])[1] >= enough
+
+    names = dict.fromkeys(_block_of(node) for node in onnx.load(quantized).graph.node
+                          if node.op_type in PRODUCTS)
+    order, most = sorted(names, key=lambda name: judge_with([name])[0]), len(names) // 2
+    if not most or not reaches(most):
+        return []
+    return order[:1 + bisect.bisect_left(range(1, most), True, key=reaches)]
+
+
+def compute_in_fp32(quantized: str | Path, target: str | Path, blocks: Sequence[str]) -> None:
+    """Write an int8 file some of whose blocks compute in fp32, with weights rounded to 8 bits.
+
+    Their products read and give numbers that are not rounded.
+
+    Args:
+        quantized (str | Path): The int8 file.
+        target (str | Path): The new file; an existing one is replaced.
+        blocks (Sequence[str]): Names of :func:`choose_fp32_blocks`, also of a file in which the
+            network is inside another.
     """
     import onnx
     model = onnx.load(quantized)
-    makers = {node.output[0]: node for node in model.graph.node}
-    blocks: dict[str, list[onnx.NodeProto]] = {}
+    makers = {output: node for node in model.graph.node for output in node.output}
+    ends = tuple(f'.{block}' for block in blocks)
+    chosen = {id(node) for node in model.graph.node
+              if node.op_type in PRODUCTS and f'.{_block_of(node)}'.endswith(ends)}
     for node in model.graph.node:
-        if node.op_type in PRODUCTS:
-            path = module_path(node.name)
-            block = re.match(r'(?:[a-zA-Z]\w*\.)*?\w+\.\d+(?:\.\w+\.\d+)*', path)
-            blocks.setdefault(block[0] if block else path, []).append(node)
-
-    def judge_without(names: Sequence[str]) -> tuple[float, float]:
-        changed, unrounded = onnx.ModelProto(), {}
-        for node in itertools.chain.from_iterable(blocks[name] for name in names):
-            for value in node.input:
-                rounded = makers.get(value)
-                source = rounded and makers.get(rounded.input[0])
-                # constants have no quantise node: weights stay rounded
-                if source and source.op_type == 'QuantizeLinear':
-                    unrounded[node.name, value] = source.input[0]
-        changed.CopyFrom(model)
-        for node in changed.graph.node:
-            node.input[:] = [unrounded.get((node.name, value), value) for value in node.input]
-        with tempfile.TemporaryDirectory() as folder:
-            onnx.save(changed, path := Path(folder) / 'changed.onnx')
-            return judge(path)
-
-    def reaches(count: int) -> bool:
-        return judge_without(order[:count])[1] >= enough
-
-    order, most = sorted(blocks, key=lambda name: judge_without([name])[0]), len(blocks) // 2
-    if not most or not reaches(most):
-        return {}
-    fewest = 1 + bisect.bisect_left(range(1, most), True, key=reaches)
-    return {name: [node.name for node in blocks[name]] for name in order[:fewest]}
+        for place, value in enumerate(node.input):
+            source = makers.get(value)
+            rounds = source is not None and source.op_type == 'DequantizeLinear'
+            rounding = makers.get(source.input[0]) if rounds else None
+            if rounding is None:  # weights, which are constants, stay rounded
+                continue
+            exact = rounding.input[0]
+            given = id(makers.get(exact)) in chosen and node.op_type not in PRODUCTS
+            if id(node) in chosen or given:
+                node.input[place] = exact
+    with atomic_write(target) as path:
+        onnx.save(model, path)
 
 
-class DeployedFile(NamedTuple):
-    """One file, compared with the dense network's outputs in PyTorch on held-out images."""
-
-    name: str  # 'dense', 'slim', 'dense int8' or 'slim int8'
-    path: Path
-    bytes: int
-    ratio: float  # its time over that of the dense fp32 file
-    error: float  # difference of the outputs, relative to their norm
-    same: float | None  # share of images with the same class; None if it is no classifier
-    pixels: float | None = None  # share of pixels with the same class; None if it is no segmentor
-
-
-def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
-                held_out: Sequence[np.ndarray], folder: Path, runtime: str = 'onnxruntime',
-                repeats: int = 15) -> list[DeployedFile]:
-    """Export both networks for a runtime, quantise both, and measure the four files.
-
-    Args:
-        dense, slim (nn.Module): Task models or backbones.
-        images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
-        held_out (Sequence[np.ndarray]): Batches that outputs are compared on.
-        folder, runtime: Where the files are written; for one of :data:`QUANTIZERS`.
-        repeats (int): Pairs that are timed, at batch 1 on one thread.
-    """
-    files = {name: export_onnx(model, folder / f'{name}_{runtime}.onnx', images[0].shape[1:], False,
-                               (1, 2), runtime=runtime).path
-             for name, model in (('dense', dense), ('slim', slim))}
-    for name, path in list(files.items()):
-        files[f'{name} int8'] = path.with_stem(f'{path.stem}_int8')
-        quantize_onnx(path, files[f'{name} int8'], images, runtime)
-    with eval_mode(dense), torch.no_grad():
-        view = TensorModel(dense)
-        expected = np.concatenate([_last(dense, view(torch.from_numpy(batch)))
-                                   for batch in held_out])
-    rows = []
-    for name, path in files.items():
-        # every file in turns with the dense fp32 file, itself included
-        image = torch.from_numpy(images[0][:1])
-        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, 1)
-        session = open_onnx(path, runtime)
-        outputs = np.concatenate([_last(dense, session(batch)) for batch in held_out])
-        error = np.linalg.norm(outputs - expected) / max(np.linalg.norm(expected), 1e-12)
-        scores = expected.ndim == 2 or is_segmentor(dense)
-        same = float((outputs.argmax(1) == expected.argmax(1)).mean()) if scores else None
-        shares = (same, None) if expected.ndim == 2 else (None, same)
-        rows.append(DeployedFile(name, path, path.stat().st_size, timing.ratio, float(error),
-                                 *shares))
-    return rows
-
-
-def _last(model: nn.Module, outputs: Any) -> np.ndarray:
-    """Logits, or the deepest map."""
-    outputs = deciding_scores(find_task(model), outputs)
-    # copied: the runtimes reuse the memory of their outputs in the next call
-    return np.array(outputs[-1] if isinstance(outputs, (list, tuple)) else outputs)
+def _block_of(node: Any) -> str:
+    """Name of the block that a node of a graph belongs to, such as ``'blocks.3'``."""
+    path = module_path(node.name)
+    block = re.match(r'(?:[a-zA-Z]\w*\.)*?\w+\.\d+(?:\.\w+\.\d+)*', path)
+    return block[0] if block else path

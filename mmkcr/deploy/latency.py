@@ -20,6 +20,8 @@ from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.visualization import show_progress
 
+#: Least number of timed pairs.
+LEAST_PAIRS = 8
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 Side = nn.Module | str | Path
 Clock = Callable[[], float]
@@ -44,8 +46,13 @@ class PairTiming:
 
     @property
     def ratios(self) -> list[float]:
-        """Seconds of the second side over seconds of the first, pair by pair."""
-        return [slim / dense for dense, slim in zip(self.dense, self.slim)]
+        """Seconds of the second side over seconds of the first, pair by pair.
+
+        A side that took no time by a coarse clock counts as the shortest time that is not zero.
+        """
+        least = min((taken for taken in (*self.dense, *self.slim) if taken > 0), default=1.)
+        return [max(slim, least) / max(dense, least)
+                for dense, slim in zip(self.dense, self.slim)]
 
     @property
     def ratio(self) -> float:
@@ -78,7 +85,7 @@ class PairTiming:
 
 def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, warmup: int = 3,
                  runtime: str = 'eager', threads: int | None = None, amp: str | None = None,
-                 clock: Clock | None = None) -> PairTiming:
+                 clock: Clock | None = None, narrow: float = 0.) -> PairTiming:
     """Time two models in turns, in alternating order, so that other load affects both alike.
 
     Args:
@@ -93,6 +100,8 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch. Defaults
             to None: none.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
+        narrow (float): From :data:`LEAST_PAIRS` pairs on no more are timed when the quartiles of
+            the ratios are less than this share of their median apart. Defaults to 0: all pairs.
 
     Raises:
         ImportError: The runtime is not installed.
@@ -113,9 +122,9 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
             if isinstance(side, nn.Module):
                 stack.enter_context(eval_mode(side))
         calls, macs = zip(*(_open_side(side, runtime, inputs, threads, amp, stack)
-                              for side in (dense, slim)))
+                            for side in (dense, slim)))
         clock = clock or clock_for(runtime, threads, inputs.device.type)
-        return PairTiming(*measure_calls(*calls, repeats, warmup, clock), *macs)
+        return PairTiming(*measure_calls(*calls, repeats, warmup, clock, narrow), *macs)
 
 
 def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
@@ -133,7 +142,8 @@ def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
 
 
 def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,
-                  clock: Clock = time.perf_counter) -> tuple[list[float], list[float]]:
+                  clock: Clock = time.perf_counter,
+                  narrow: float = 0.) -> tuple[list[float], list[float]]:
     """Time two calls in turns, in alternating order.
 
     Args:
@@ -142,6 +152,7 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
         repeats (int): Pairs that count.
         warmup (int): Pairs before them that do not count.
         clock (Callable): Returns seconds. Defaults to the wall clock.
+        narrow (float): See :func:`measure_pair`. Defaults to 0: all pairs.
 
     Returns:
         tuple[list[float], list[float]]: Seconds of both calls, by pair.
@@ -154,7 +165,16 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
             elapsed = clock() - start
             if index >= 0:
                 seconds[side].append(elapsed)
+        if narrow and index + 1 >= LEAST_PAIRS and _is_narrow(seconds, narrow):
+            break
     return seconds
+
+
+def _is_narrow(seconds: tuple[list[float], list[float]], narrow: float) -> bool:
+    """Whether the quartiles of the ratios are less than a share of their median apart."""
+    timing = PairTiming(*seconds, None, None)
+    lower, upper = timing.quartiles
+    return upper - lower < narrow * timing.ratio
 
 
 def _open_side(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: str | None,

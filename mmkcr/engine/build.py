@@ -134,7 +134,7 @@ def build_model(config: Config) -> nn.Module:
         if type(error) is not OSError:  # as of a hub that cannot be reached
             raise
         raise FileNotFoundError(
-            f'expected all files that a `{model.get("type")}` needs, found that one is missing: '
+            f'expected all files that `{model.get("type")}` needs, found that one is missing: '
             f'{one_line(error)}') from error
     except RuntimeError as error:
         missing = re.search(r'pip install ([\w-]+)', str(error))  # as mmdet says it

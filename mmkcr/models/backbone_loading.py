@@ -87,7 +87,7 @@ def content_sha256(checkpoint: Mapping[str, Any]) -> str:
 
 
 def read_digests(module: nn.Module, checkpoint: Mapping[str, Any],
-                     path: str) -> dict[str, Tensor]:
+                 path: str) -> dict[str, Tensor]:
     """Compare the structure in a checkpoint's ``meta``, if there is one, with that of a module.
 
     A sum in ``meta`` is compared too: whoever edited the file is told.

@@ -137,7 +137,7 @@ def uncut_parts(model: nn.Module, paths: Iterable[str], input_shape: Sequence[in
     counts = count_parts(model, input_shape)
     cut = {name for name in counts if any(path.startswith(f'{name}.') for path in paths)}
     untouched = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
-             for name, macs in counts.items() if name not in {*cut, 'rest'}]
+                 for name, macs in counts.items() if name not in {*cut, 'rest'}]
     return f'; nothing can be cut in {", ".join(untouched)}' if untouched else ''
 
 
@@ -243,7 +243,7 @@ def check_recorded(host: nn.Module, structure: Structure | None, model: nn.Modul
             _say_unchecked(f'{promised} {what} of the `{kind}`, of which {count} are counted')
             return
         raise ValueError(
-            f'expected a `{kind}` of {promised} {what}, as its structure says, found one of '
+            f'expected `{kind}` of {promised} {what}, as its structure says, found one of '
             f'{count}: the structure or the arguments of the backbone were altered since it was '
             'searched (a structure without `macs` and `params` is not compared)')
 

@@ -88,7 +88,7 @@ class SearchSpace:
     def sites(self) -> dict[str, HostSite]:
         """The sites by name, in forward order; a host without any is refused."""
         if not self._sites:
-            raise ValueError(f'expected a `{type(self.host).__name__}` with searchable layers, '
+            raise ValueError(f'expected `{type(self.host).__name__}` with searchable layers, '
                              f'found none with the arguments {self.backbone}')
         return self._sites
 

@@ -67,7 +67,7 @@ def _of_regions(extractor: nn.Module, head: nn.Module, features: Sequence[Tensor
 
 
 def refine_boxes(task: nn.Module, features: Sequence[Tensor], boxes: Sequence[Tensor],
-                  samples: Sequence[Any]) -> list[list[Tensor]]:
+                 samples: Sequence[Any]) -> list[list[Tensor]]:
     """Proposals of all stages of a detector, as its weights refine them, by stage and image.
 
     A detector that is no cascade has one stage.

@@ -10,7 +10,8 @@ from torch import nn
 
 from mmkcr import frontier
 from mmkcr.apis import levers
-from mmkcr.apis.levers import FrontierOptions, SmallerInput
+from mmkcr.apis.levers import FrontierOptions
+from mmkcr.deploy import file_bench
 from mmkcr.deploy.frontier import drop_failed, find_better_row
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.hosts import ensure_torchvision
@@ -123,27 +124,27 @@ def test_images_of_equal_features_have_no_frontier(images, tmp_path):
 
 
 def test_nothing_is_fitted_to_the_images_that_are_compared(model, images, tmp_path, monkeypatch):
-    fitted = []
+    fitted, looked = [], []
 
     def compress_network(network, fit, options, forward, held_out, **_):
-        fitted.append((list(fit), list(held_out)))
+        fitted.append([image[0] for image in fit])
         raise ValueError('no need')
 
-    def quantize_onnx(source, target, ranges, *_):
-        fitted.append(([torch.from_numpy(image) for image in ranges], []))
-        raise ValueError('no need')
+    class Bench(levers.FileBench):
+        def __init__(self, dense, held_out, ranges, looked_at, logits):
+            super().__init__(dense, held_out, ranges, looked_at, logits)
+            fitted.append([image[0] for image in (*ranges, *looked_at)])
+            looked.append(len(looked_at))
 
     monkeypatch.setattr(levers, 'compress_network', compress_network)
-    monkeypatch.setattr(levers, 'quantize_onnx', quantize_onnx)
+    monkeypatch.setattr(levers, 'FileBench', Bench)
     found = frontier(model, images, tmp_path, **FEW)
     # a pair with a lever that failed alone is no row
     assert {row.levers: row.note for row in found.rows if '60%' in row.levers} == {
         '60% of the MACs': 'failed: no need'}
-    assert fitted
-    for fit, _ in fitted:
-        assert len(fit) == 15
-        for image, expected in zip(fit, images):
-            torch.testing.assert_close(image[0], expected, rtol=0, atol=1e-6)
+    assert len(fitted) == 2 and looked == [4]
+    for fit in fitted:
+        torch.testing.assert_close(torch.stack(fit), images[:15], rtol=0, atol=1e-6)
 
 
 def test_a_killed_call_goes_on(model, images, tmp_path, monkeypatch):
@@ -151,16 +152,16 @@ def test_a_killed_call_goes_on(model, images, tmp_path, monkeypatch):
     calls, whole = [], levers.compress_network
     monkeypatch.setattr(levers, 'compress_network',
                         lambda *args, **options: (calls.append('cut'), whole(*args, **options))[1])
-    measure = levers.measure_pair
+    measure = file_bench.measure_pair
 
-    def killed(*args):
+    def killed(*args, **options):
         calls.append('pair')
         if calls.count('pair') == 3:
             raise KeyboardInterrupt
-        return measure(*args)
+        return measure(*args, **options)
 
     few = dict(FEW, sides=[])
-    monkeypatch.setattr(levers, 'measure_pair', killed)
+    monkeypatch.setattr(file_bench, 'measure_pair', killed)
     monkeypatch.setattr(levers, 'drop_beaten', drop_failed)
     with pytest.raises(KeyboardInterrupt):
         frontier(model, images, tmp_path, **few)
@@ -176,7 +177,7 @@ def test_a_dense_network_that_is_not_exported_has_no_frontier(model, images, tmp
     def export_onnx(*_, **__):
         raise ValueError('expected a model that the exporter takes')
 
-    monkeypatch.setattr(levers, 'export_onnx', export_onnx)
+    monkeypatch.setattr(file_bench, 'export_onnx', export_onnx)
     with pytest.raises(ValueError, match='that the exporter takes'):
         frontier(model, images, tmp_path, **dict(FEW, targets=[]))
 
@@ -190,22 +191,6 @@ def test_keep_is_a_share(keep):
 @pytest.mark.parametrize(('keep', 'share'), [('95%', 0.95), (0.9, 0.9), ('.5', 0.5), (1, 1)])
 def test_kept_share(keep, share):
     assert FrontierOptions(keep=keep).share_to_keep == share
-
-
-def test_a_smaller_input_gives_maps_of_the_usual_size():
-    network = nn.Sequential(nn.Conv2d(3, 4, 8, 8))
-    small = SmallerInput(network, (16, 24), [(1, 4, 4, 6)])
-    assert small(torch.rand(2, 3, 32, 48))[0].shape == (2, 4, 4, 6)
-    tokens = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(2))
-    with pytest.raises(ValueError, match="does not depend on the image's size"):
-        SmallerInput(tokens, (16, 24), [(1, 4, 24)])(torch.rand(2, 3, 32, 48))
-
-
-def test_a_network_of_one_size_inside_another_gets_the_smaller_one(model):
-    """timm's refuse other sizes unless they are told."""
-    small = SmallerInput(nn.Sequential(model), (32, 32), [(1, 7)])
-    assert small(torch.rand(2, 3, SIDE, SIDE))[0].shape == (2, 7)
-    assert model.patch_embed.img_size == (SIDE, SIDE)
 
 
 def test_files_open_as_they_say(result):

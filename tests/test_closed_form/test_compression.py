@@ -441,7 +441,7 @@ NOT_FINITE = 'outputs of the dense network on held-out .* in images 1 to .* of t
 @pytest.mark.parametrize('arguments, message', [
     (dict(target=0.01), r'expected a target within the reachable [\d.]+G to [\d.]+G MACs, found'),
     (dict(images=IMAGES[:0]), 'expected at least one calibration image, found none'),
-    (dict(images=DataLoader(IMAGES)), 'or as a list of batches, found a `DataLoader`'),
+    (dict(images=DataLoader(IMAGES)), 'or as a list of batches, found `DataLoader`'),
     (dict(images='folder'), 'or as a list of batches, found a `str`'),
     (dict(images=IMAGES[0]), r'a tensor \(N, 3, H, W\) of floating point, found \(3, 32, 32\)'),
     (dict(images=IMAGES.long()), 'of floating point, found .* of torch.int64'),

@@ -144,7 +144,8 @@ UNPACK = r'for images, \*_ in loader'
     (LABELLED, UNPACK), (list(map(list, LABELLED)), UNPACK),
     (PAIRS, UNPACK), (list(images()), r'a tensor \(3, 64, 64\), .*images \(N, 3, H, W\)'),
     ([dict(pixel_values=one) for one in images().split(2)], '`pixel_values`.*a `forward` that'),
-    ([None], 'a `NoneType`'), (list(torch.eye(5)[:, None]), 'takes the first batch, a tensor')])
+    ([None], '`NoneType`'), ([3], 'an object of type `int`'),
+    (list(torch.eye(5)[:, None]), 'takes the first batch, a tensor')])
 def test_batches_that_no_model_takes(batches, said):
     with pytest.raises(ValueError, match=said) as error:
         small(vit(), batches)
@@ -188,7 +189,7 @@ def test_no_network(model):
 
 
 @pytest.mark.parametrize('held_out, said', [
-    (LABELLED, UNPACK), (PAIRS, 'a `TensorDataset`'), (list(images()), r'images \(N, 3, H, W\)')])
+    (LABELLED, UNPACK), (PAIRS, '`TensorDataset`'), (list(images()), r'images \(N, 3, H, W\)')])
 def test_held_out_images_are_looked_at_too(held_out, said):
     with pytest.raises(ValueError, match=said):
         small(vit(), held_out=held_out)
@@ -212,7 +213,7 @@ def test_a_refit_of_a_structure_looks_at_the_same():
     for change, batches, said in (
             (lambda model: CHANGES['pruned'][0](model, 'blocks.0.mlp.fc1'), images(), 'prune.rem'),
             (lambda model: model.blocks[0].mlp.fc1.bias.data.fill_(torch.inf), images(), 'finite'),
-            (nn.Identity(), PAIRS, 'a `TensorDataset`'),
+            (nn.Identity(), PAIRS, '`TensorDataset`'),
             (nn.Identity(), LABELLED, UNPACK)):
         model = vit()
         change(model)

@@ -117,7 +117,7 @@ def test_named_backbones_with_masks(mask, count):
     (dict(sites={'layers.0.ffn.mlp_hidden': dict(total=64, kept=[1])},
           backbone=dict(type='x')), 'found site `layers.1.ffn.mlp_hidden` only in the backbone'),
     (dict(macs=dict(dense=10**6, subnet=10**5, input_shape=[3, 32, 32], part='backbone')),
-     r'expected a `VisionTransformer` of 100000 MACs at .*, found one of \d+')])
+     r'expected `VisionTransformer` of 100000 MACs at .*, found one of \d+')])
 def test_a_structure_that_does_not_fit_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         structure = Structure.load({**searched().to_dict(), **change})

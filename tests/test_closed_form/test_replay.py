@@ -8,7 +8,9 @@ from torch import nn
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress
+from mmkcr.closed_form import replay
 from mmkcr.closed_form.replay import ResumableForward, catch_calls
+from mmkcr.core.forward import flat_tensors
 
 
 def test_an_activation_in_place_is_not_seen():
@@ -31,6 +33,18 @@ def test_what_is_given_again_is_not_changed():
         for _ in range(2):
             assert torch.equal(run.run(0), expected)
     run.close()
+
+
+@pytest.mark.parametrize('images', [3, 12])
+def test_the_memory_of_a_record_is_counted_once(images, monkeypatch):
+    """A count of all records at each new one takes a tenth of the time at 230 batches."""
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(2)))
+    run = ResumableForward(model, model, [torch.randn(5, 3)] * images, nn.Module.__call__)
+    counted = []
+    monkeypatch.setattr(replay, 'flat_tensors',
+                        lambda nest: counted.extend(flat_tensors(nest)) or flat_tensors(nest))
+    run.record(['0', '1'])
+    assert len(counted) == 2 * images
 
 
 def test_a_forward_of_a_block_itself_is_put_back():

@@ -60,6 +60,13 @@ def test_no_number_of_images_is_called_enough(capsys):
     assert 'enough' not in str(result) + capsys.readouterr().err
 
 
+def test_the_first_line_names_the_network(capsys):
+    """Before anything that takes long."""
+    compress(vit(), images(4, 0), '75%', **dict(OPTIONS, progress=True))
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == 'Calibration: looking at the network `VisionTransformer` and the first images'
+
+
 def test_few_images_are_augmented_if_asked():
     plain, more = (compress(vit(), images(6, 0), '75%', held_out=images(40, 1), least_images=60,
                             augment=augment, **OPTIONS) for augment in (False, True))

@@ -157,7 +157,7 @@ def test_the_rows_of_the_papers_tables_are_there():
     for which in ('highest', 'random'):
         assert {10, 12, 16} <= {row[2] for row in rows if f'--which {which}' in row[1]}
     assert all(f'| {row} |' in README for row in ('CB1', 'CB2', 'CB3', *(f'IL{i}' for i in
-                                                                        range(1, 6))))
+                                                                         range(1, 6))))
 
 
 @pytest.mark.parametrize('name, options, replaced, units', every_nth(4, paper_rows()))

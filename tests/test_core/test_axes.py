@@ -122,7 +122,7 @@ def test_scaled_state_is_that_of_the_scaled_gradient(make):
         optimizer.step()
         net.load_state_dict(state)
     scale_axes([Axis(plain, 'weight', 0, True), Axis(plain, 'bias', 0, True)], scale,
-                  optimizers[0])
+               optimizers[0])
     for one, two in zip(plain.parameters(), folded.parameters()):
         torch.testing.assert_close(one.grad, two.grad)
         for key, value in optimizers[0].state[one].items():

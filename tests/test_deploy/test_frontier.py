@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmkcr.deploy.file_bench import AGREEMENTS
 from mmkcr.deploy.frontier import (
-    AGREEMENTS,
     Lever,
     Row,
     choose,

@@ -14,7 +14,7 @@ from torch import nn
 from lab.model_zoo import random_subnet
 from mmkcr.apis import count_macs
 from mmkcr.deploy.export import export_onnx, read_macs_and_shape
-from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair
+from mmkcr.deploy.latency import LEAST_PAIRS, PairTiming, clock_for, measure_calls, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES, open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.methods import named
@@ -90,6 +90,29 @@ def test_share_is_of_the_median_ratio(samples, slim_macs):
     assert first <= timing.ratio + 1e-9
     assert timing.share(third) <= timing.share() + 1e-9
     assert all(PairTiming([1.], [1.], 5, macs).share() is None for macs in (5, 9))  # not fewer
+
+
+@pytest.mark.parametrize(('dense', 'slim', 'ratios'), [
+    ([0., 2., 2.], [2., 0., 4.], [1., 1., 2.]), ([0., 0.], [0., 0.], [1., 1.]),
+    ([0., 0.], [3., 6.], [1., 2.])])
+def test_a_clock_too_coarse_for_a_call_counts_its_least_step(dense, slim, ratios):
+    timing = PairTiming(dense, slim, None, None)
+    assert timing.ratios == ratios
+    assert min(ratios) <= timing.quartiles[0] <= timing.ratio <= timing.quartiles[1] <= max(ratios)
+
+
+@pytest.mark.parametrize(('jitter', 'narrow', 'pairs'), [
+    (0., 0.04, LEAST_PAIRS), (0., 0., 20), (0.5, 0.04, 20), (0.5, 0.9, LEAST_PAIRS)])
+def test_timing_ends_when_the_quartiles_are_close(jitter, narrow, pairs):
+    calls, now = [0, 0], [0.]
+
+    def call(side, seconds):
+        calls[side] += 1
+        now[0] += seconds
+
+    first, second = measure_calls(lambda: call(0, 1.), lambda: call(1, 1 + jitter * (
+        calls[1] % 2)), 20, 1, lambda: now[0], narrow)
+    assert len(first) == len(second) == pairs and calls == [pairs + 1] * 2
 
 
 @pytest.mark.parametrize('kwargs, message', [

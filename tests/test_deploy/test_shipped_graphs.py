@@ -74,7 +74,7 @@ def test_nothing_is_derived_from_the_weights_of_operators(operator, tmp_path):
     kept = {name: [] if i % 2 else [0, 2] if i % 4 else list(range(total))
             for i, (name, total) in enumerate(dense.search_space.totals().items())}
     structure = dense.search_space.structure_for({name: torch.tensor(heads).long()
-                                     for name, heads in kept.items()})
+                                                  for name, heads in kept.items()})
     model = randomise(MODELS.build(dict(backbone, structure=structure.to_dict())))
     report = export_onnx(model, tmp_path / 'model.onnx', (3, 32, 32), False, (1, 3))
     assert max(report.errors.values()) < 1e-5

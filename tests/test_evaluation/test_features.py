@@ -122,8 +122,8 @@ def test_transforms_without_chance(tmp_path):
     init_default_scope('mmpretrain')
     crop = dict(type='RandomResizedCrop', scale=28)
     views = dataset.Compose([dict(type='LoadImageFromFile'),
-                     dict(type='MultiView', num_views=[2], transforms=[[crop]]),
-                     dict(type='PackInputs')])
+                             dict(type='MultiView', num_views=[2], transforms=[[crop]]),
+                             dict(type='PackInputs')])
     assert len(views(dict(img_path=path))['inputs']) == 2
     plain = features.plain_pipeline(views, (28, 28))
     first, again = (plain(dict(img_path=path))['inputs'] for _ in range(2))

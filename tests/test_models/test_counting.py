@@ -71,7 +71,7 @@ def test_every_number_is_counted_again(built, structure, part, data):
     lambda data: data['macs'].update(input_shape=[3, 64, 64]),
     lambda data: data['sites']['layers.1.ffn.mlp_channels']['kept'].pop()])
 def test_altered(built, change):
-    with pytest.raises(ValueError, match=r'expected a `KCRVisionTransformer` of \d+ MACs '
+    with pytest.raises(ValueError, match=r'expected `KCRVisionTransformer` of \d+ MACs '
                        r'at .*, as its structure says, found one of \d+'):
         built(change)
 

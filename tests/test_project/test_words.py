@@ -1,5 +1,7 @@
 """No page is longer than its limit, and the command says so of one that is."""
 
+import re
+
 import pytest
 from tool_files import load_tool
 
@@ -17,6 +19,14 @@ def test_plain_words(name):
     page = (tool.ROOT / name).read_text().replace('\n', ' ')
     assert not [riddle for riddle in ('by the draw', 'pays at', 'points off', ' but for ')
                 if riddle in page]
+
+
+def test_no_article_stands_before_the_name_of_a_class():
+    """It is another for names that begin with a vowel, as a EncoderDecoder."""
+    files = [path for path in (tool.ROOT / 'mmkcr').rglob('*.py') if '.mim' not in path.parts]
+    named = re.compile(r'\b[Aa]n? `?\{[^}]*(?:__name__|type)')
+    assert not [f'{path}: {found[0]}' for path in files for found in [named.search(
+        path.read_text())] if found]
 
 
 def test_what_counts():

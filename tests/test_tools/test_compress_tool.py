@@ -29,7 +29,8 @@ from mmkcr.closed_form import images as calibration_module
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure
 from mmkcr.core.structure import KEPT
-from mmkcr.deploy.int8 import QUANTIZERS, DeployedFile
+from mmkcr.deploy.file_bench import DeployedFile
+from mmkcr.deploy.int8 import QUANTIZERS
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.distillation.training import Training
 from mmkcr.engine.build import build_model, load_config, run_folder
@@ -271,7 +272,7 @@ def test_files_in_int8_are_evaluated_too(checkpoint, compress, run_tool, data, t
 
 def test_files_that_take_other_images_do_not_cost_the_report(compress, monkeypatch):
     """Files in int8 have one size, and mmdet's and mmseg's test images have several."""
-    files = [DeployedFile('dense', Path('dense.onnx'), 1, 1., 0., None)]
+    files = [DeployedFile('dense', Path('dense.onnx'), 1, 1., dict(error=0.))]
 
     def refusing(config, checkpoint, work_dir, onnx=None, runtime='onnxruntime'):
         if onnx is not None:

@@ -113,7 +113,7 @@ def test_multi_scale_and_flip(run_tool, config_of, scenes, tmp_path):
     """`--tta` with the settings of ADE20K: the mean of 12 views, flipped back and resized."""
     ade20k = load_config(CONFIGS / 'segmentation/kcr-upernet_swin-base_8xb2_ade20k.py')
     config = config_of('segmentation', 'dense', f'tta_model = {ade20k.tta_model.to_dict()!r}\n'
-                                f'tta_pipeline = {ade20k.to_dict()["tta_pipeline"]!r}\n')
+                       f'tta_pipeline = {ade20k.to_dict()["tta_pipeline"]!r}\n')
     model = build_model(load_config(config)).eval()
     torch.manual_seed(0)
     for parameter in model.parameters():

@@ -255,7 +255,7 @@ FAMILIES: dict[str, Family] = {
         base_dim=16, depths=[1, 1, 1, 1], orders=[2, 2, 2, 2], dw_cfg=[dict(
             type='DW', kernel_size=7)] * 4)),
     'ConvNeXt': _mm('mmpretrain', 'ConvNeXt', arch=dict(depths=[1, 1, 1, 1],
-                                                         channels=[8, 16, 24, 32])),
+                                                        channels=[8, 16, 24, 32])),
     'ResNet-50': _mm('mmpretrain', 'ResNet', depth=50, base_channels=8, stem_channels=8,
                      out_indices=(0, 1, 2, 3), other=(64, 96)),
     'EfficientViT': _mm('mmkcr', 'EfficientViT', arch=dict(

@@ -330,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     out = Path(args.out)
     with contextlib.redirect_stdout(sys.stderr):
         rows = release(args.work_dirs, out, Options(args.runtime, args.repeats, args.evaluate,
-                                                     args.half))
+                                                    args.half))
     print((out / TABLE).read_text(), end='')
     print(f'Wrote {sum(len(row["files"]) for row in rows)} files of {len(rows)} models to {out}, '
           f'with {HASHES}')

@@ -130,7 +130,7 @@ class AdaptiveOneHotLoss(Priced):
         for name, gate in gates.items():
             if not isinstance(gate, BiMaskGate):
                 raise ValueError('expected gates of type `mmkcr.BiMaskGate` for the '
-                                 f'`AdaptiveOneHotLoss`, found a `{type(gate).__name__}` at site '
+                                 f'`AdaptiveOneHotLoss`, found `{type(gate).__name__}` at site '
                                  f'`{name}`')
         probabilities, options, sizes = self._options(list(gates.values()))
         kept = dict(zip(gates, (probabilities * sizes).sum(1)))

@@ -186,7 +186,7 @@ def _follow_masks(copied: SearchSpace, online: SearchSpace) -> None:
     """
     if sites_that_slice(copied.sites):
         raise ValueError('expected gates that leave the tensors whole while they train (such as '
-                         f'`mmkcr.GumbelChannelGate`) of a `{copied.type_name}` with a momentum '
+                         f'`mmkcr.GumbelChannelGate`) of `{copied.type_name}` with a momentum '
                          'copy, found some that slice them')
     leaders = online.gates()
     for name, gate in copied.gates().items():

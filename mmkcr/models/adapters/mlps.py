@@ -46,7 +46,7 @@ def timm_mlp(module: nn.Module) -> dict[str, Any]:
     """
     maps = isinstance(module.fc2, nn.Conv2d)
     if maps and not isinstance(module.norm, nn.Identity):
-        raise Unsupported(f'a `{type(module.norm).__name__}` acts on hidden maps')
+        raise Unsupported(f'`{type(module.norm).__name__}` acts on hidden maps')
     return present(dict(
         inputs=('fc1_g', 'fc1_x', 'fc1'), output='fc2', after='drop2', hidden_norm=('norm', ),
         why_no_channels='its input is a map, not tokens' if maps else ''), module)
@@ -96,7 +96,7 @@ def plain_conv(layer: nn.Module) -> None:
 def plain_norm(norm: nn.Module) -> None:
     """Refuse a norm of a map whose statistics are over several channels."""
     if not isinstance(norm, _BatchNorm):
-        raise Unsupported(f'a `{type(norm).__name__}` mixes the channels')
+        raise Unsupported(f'`{type(norm).__name__}` mixes the channels')
 
 
 @mlp_adapter(f'{BACKBONES}.resnet.Bottleneck')
@@ -119,7 +119,7 @@ def mbconv(module: nn.Module) -> dict[str, Any]:
     if not module.residual:
         why = 'it has no identity'
     elif last.with_norm and not isinstance(last.norm, _BatchNorm):
-        why = f'a `{type(last.norm).__name__}` mixes the channels'
+        why = f'`{type(last.norm).__name__}` mixes the channels'
     return present(dict(
         inputs=('inverted_conv.conv', ), output='point_conv.conv', why_no_channels=why,
         between=('inverted_conv.bn', 'depth_conv.conv', 'depth_conv.bn'), norm='before',

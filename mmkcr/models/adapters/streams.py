@@ -32,7 +32,7 @@ def _norms(host: nn.Module, norms: Iterable[tuple[str, int]]) -> tuple[tuple[str
         if norm is None or isinstance(norm, nn.Identity):
             continue
         if not isinstance(norm, nn.LayerNorm):
-            raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
+            raise Unsupported(f'the statistics of `{type(norm).__name__}` over part of the '
                               'channels are not defined')
         present.append((path, inner))
     return tuple(present)

@@ -135,7 +135,7 @@ class EfficientViT(BaseBackbone):
         needed, known = {'widths', 'depths', 'head_dim'}, {'attention_stages', 'expand_ratio'}
         if not isinstance(arch, Mapping) or not needed <= set(arch) <= needed | known or \
                 not 2 <= len(arch['widths']) == len(arch['depths']):
-            raise ValueError(f'expected `arch` of an `{cls.__name__}` among {sorted(cls.arch_zoo)} '
+            raise ValueError(f'expected `arch` of `{cls.__name__}` among {sorted(cls.arch_zoo)} '
                              f'or a dict with {sorted(needed)} (and of {sorted(known)}), with as '
                              'many `depths` as `widths`, for the stem and at least one stage, '
                              f'found {arch!r}')

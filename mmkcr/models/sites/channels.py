@@ -37,7 +37,7 @@ class Channels(HostSite):
             if isinstance(norm, nn.GroupNorm):
                 widths.add(norm.num_channels // norm.num_groups)
             elif not isinstance(norm, _BatchNorm):
-                raise Unsupported(f'a `{type(norm).__name__}` mixes the channels at `{path}`')
+                raise Unsupported(f'`{type(norm).__name__}` mixes the channels at `{path}`')
         if len(widths) > 2:
             raise Unsupported(f'norms with groups of {sorted(widths)[1:]} channels write to one '
                               f'sum at `{view.writers[0]}`')

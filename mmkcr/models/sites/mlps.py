@@ -37,7 +37,7 @@ class MLPHidden(HostSite):
         """The hidden layer of an MLP."""
         norm = host.get_submodule(view.hidden_norm) if view.hidden_norm else None
         if norm is not None and not isinstance(norm, nn.LayerNorm):
-            raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
+            raise Unsupported(f'the statistics of `{type(norm).__name__}` over part of the '
                               f'hidden channels are not defined at `{view.path}`')
         output, first = map(host.get_submodule, (view.output, view.inputs[0]))
         site = cls(host, view, view.path, output.weight.shape[1])
@@ -90,7 +90,7 @@ class MLPChannels(HostSite):
             raise Unsupported(f'{reason} at `{view.path}`')
         norm, total = host.get_submodule(view.norm), len(host.get_submodule(view.output).weight)
         if not isinstance(norm, (nn.LayerNorm, nn.Identity, Take)):
-            raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
+            raise Unsupported(f'the statistics of `{type(norm).__name__}` over part of the '
                               f'channels are not defined at `{view.path}`')
         return cls(host, view, view.path, total)
 

@@ -65,7 +65,7 @@ def test_schedule(build, toy, interval, begin, max_epochs, refreshed):
 @pytest.mark.parametrize('normalize', [True, False])
 def test_clusters_and_q_are_those_of_the_weights_before_the_epoch(build, toy, samples, normalize):
     runner = toy.refresh_only(build(model=model(toy, normalize=normalize),
-                   hooks=hooks(samples=samples)))
+                                    hooks=hooks(samples=samples)))
     loss = runner.model.regularizers['ib']
     hook = next(h for h in runner.hooks if type(h).__name__ == 'InformationBottleneckHook')
     features, _ = eval_features(runner)

@@ -201,9 +201,9 @@ def test_norms_over_hidden_channels_of_timm():
     for norm in (timm.layers.RmsNorm, timm.layers.LayerNorm):
         host = timm.create_model('vit_tiny_patch16_224', embed_dim=16, depth=1, num_heads=2,
                                  norm_layer=norm, scale_mlp_norm=True)
-        assert ('a `RmsNorm`' in why_not(host, 'mlp_hidden')) is (norm is timm.layers.RmsNorm)
+        assert ('`RmsNorm`' in why_not(host, 'mlp_hidden')) is (norm is timm.layers.RmsNorm)
     maps = timm.layers.ConvMlp(8, norm_layer=nn.BatchNorm2d)
-    assert why_not(nn.Sequential(maps), 'mlp_hidden').startswith('a `BatchNorm2d` acts on hidden')
+    assert why_not(nn.Sequential(maps), 'mlp_hidden').startswith('`BatchNorm2d` acts on hidden')
 
 
 @pytest.mark.parametrize('options', [dict(drop_path_rate=0.5),

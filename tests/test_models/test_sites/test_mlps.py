@@ -251,7 +251,7 @@ def test_a_sliced_layer_is_sliced_again():
 
 
 @pytest.mark.parametrize('change, message', [
-    (dict(norm=nn.BatchNorm1d(D)), 'statistics of a `BatchNorm1d` over part of the channels'),
+    (dict(norm=nn.BatchNorm1d(D)), 'statistics of `BatchNorm1d` over part of the channels'),
     (dict(num_fcs=3), 'an `FFN` of 3 layers, where two are expected, at `ffn`'),
 ])
 def test_refuses_other_modules(change, message):
