@@ -48,6 +48,12 @@ def quantize_onnx(source: str | Path, target: str | Path,
         quantize(Path(source), path, images)
 
 
+def find_quantizers() -> list[str]:
+    """The runtimes of :data:`QUANTIZERS` that are installed with their quantisers."""
+    return [runtime for runtime, package in QUANTIZERS.items()
+            if importlib.util.find_spec(runtime) and importlib.util.find_spec(package)]
+
+
 def require_quantizer(runtime: str) -> None:
     """Refuse a runtime outside :data:`QUANTIZERS`, or without its quantiser.
 
