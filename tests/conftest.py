@@ -19,6 +19,9 @@ from yapf.yapflib import yapf_api
 
 from mmkcr.hosts import ensure_torchvision, prepare_hosts
 
+# where the environment forbids to keep compiled modules, every process would compile anew: seconds
+sys.dont_write_bytecode = False
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 ensure_torchvision()  # before any host library
 prepare_hosts()  # tests read `mmkcr::` bases, as commands do
 torch.set_num_threads(1)
@@ -106,7 +109,7 @@ def _isolated():
     A Runner's name ends with the second it was built in: two tests that name theirs alike
     within one second would share them, and the second would log into the first one's folder.
     """
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` keeps three stacks for GPUs
     if torch.get_num_threads() > 1:  # as some commands leave it: threads that wait take a core
         torch.set_num_threads(1)
     logging.getLogger('mmengine').setLevel(logging.WARNING)

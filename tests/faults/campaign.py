@@ -233,6 +233,9 @@ def main():
     args = parser.parse_args()
     began, folder = time.time(), Path(tempfile.mkdtemp(prefix='faults_'))
     counts = {}
+    if args.files or args.folders:
+        from mmkcr import prepare_hosts
+        prepare_hosts()  # as every command does
     if args.files:
         import mutations
         counts['files'] = mutations.run(args.files, folder)

@@ -1,5 +1,10 @@
 """The short form of tests/faults/campaign.py."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import folders
 import pytest
 from campaign import kill_runs
@@ -27,3 +32,13 @@ def test_killed_runs(digits_root, servers, tmp_path):
     """Of the run whose tensors shrink while it trains."""
     found = kill_runs(2, tmp_path, digits_root, ['pruning'], kills=2, servers=servers)
     assert found['lost'] == {} and sum(found['kills'].values()) >= 2
+
+
+def test_the_script_runs_by_itself(tmp_path):
+    """Also where nothing has prepared the hosts before."""
+    words = '--kills 0 --files 2 --folders 1 --kinds distilling --out'.split()
+    script, out = Path(__file__).with_name('campaign.py'), tmp_path / 'counts.json'
+    subprocess.run([sys.executable, script, *words, out], check=True, timeout=600)
+    counts = json.loads(out.read_text())
+    assert counts['files']['wrong'] == counts['folders']['wrong'] == {}
+    assert counts['files']['structure'] and counts['folders']['counts']

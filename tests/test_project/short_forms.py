@@ -23,6 +23,7 @@ SEGMENTOR = 'configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-sce
 OFB = 'configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py'
 DCS = 'configs/dcs/digits/dcs-{}_efficientvit-mini{}_1xb64_digits.py'
 HEADS = 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py'
+REPLACE = 'configs/dwconv/digits/dwconv-replace_vit-octo_1xb64_digits.py'
 
 
 class NotRun(NamedTuple):
@@ -117,7 +118,7 @@ SHORT = (
           _DATA),
     Short(r'(train\.py) configs/dwconv/(?:imagenet/dwconv-replace|'
           r'segmentation/\S+_replace_\S+_coco)\S+',
-          r'\1 configs/dwconv/digits/dwconv-replace_vit-octo_1xb64_digits.py', _DATA),
+          rf'\1 {REPLACE}', _DATA),
     Short(r'(export_onnx\.py) configs/dwconv/imagenet/\S+ \S+', r'\1 configs/dwconv/digits/'
           'dwconv-deploy_vit-octo_1xb64_digits.py CHECKPOINT', 'minutes and gigabytes'),
     Short(r'(slim\.py) configs/ofb/search/\S+_in1k\.py \S+\.pth --out \S+',
@@ -206,7 +207,9 @@ SHORT = (
     # ---- sizes of small models
     Short(r'--target-latency 12ms', '--target-latency 80%', 'small models take less'),
     Short(r'--target-bytes 40MB', '--target-bytes 60%', 'small models have less'),
-    Short(r'img_size=518 (.*)--shape 518', r'img_size=224 \1--shape 224', 'takes 12 GB'),
+    Short(r'(latency\.py) configs/dwconv/imagenet/\S+ --cfg-options (\S+=)\S+ (.*=)518 (.*) 518',
+          rf'\1 {REPLACE} --cfg-options \2work_dirs/{Path(HEADS).stem}/slim/structure.json '
+          r'\g<3>32 \4 32', 'takes 12 GB'),
     Short(r'--shape (224 224|288 288)', '--shape 32 32', 'of the digits'),
     Short(r'--replace 12\b', '--replace 4', 'of 8 blocks'),
     Short(r'--replace 192', '--replace 16', 'of 32 heads'),
