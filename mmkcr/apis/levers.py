@@ -202,14 +202,14 @@ class _Bench:
             scope (str): ``'backbone'`` or ``'model'``.
         """
         def make() -> dict[str, float]:
-            began, whole = time.perf_counter(), scope == 'model'
+            began, of_model = time.perf_counter(), scope == 'model'
             key = dict(of=self.progress.key, scope=scope)
             shared = CompressProgress(self.progress.folder / scope, key)
             result = compress_network(
                 self.model, self.fit, dataclasses.replace(
                     self.options, target=target, scope=scope,
-                    part='model' if whole else self.options.part),
-                None if whole else self.forward, self.held, done=CompressProgress(
+                    part='model' if of_model else self.options.part),
+                None if of_model else self.forward, self.held, done=CompressProgress(
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
             save(result, folder)
