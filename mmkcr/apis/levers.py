@@ -24,7 +24,6 @@ from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import atomic_write
 from mmkcr.core.budget import read_share
 from mmkcr.core.checks import one_line
-from mmkcr.core.file_names import STRUCTURE
 from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.core.progress import Progress
 from mmkcr.deploy.file_bench import AGREEMENTS, PAIRS, FileBench, tell_blocks
@@ -134,11 +133,10 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
                           'pip install matplotlib')
     bench = _Bench(model, images, options, out, forward, evaluate)
     runtimes = options.runtime or find_quantizers()
-    steps = [*itertools.product(runtimes, combine(bench.levers()), options.threads)]
+    steps = itertools.product(runtimes, combine(bench.levers()), options.threads)
     # a cut is made where a row first needs it, and takes the time of several rows
-    weights = [5 if [lever.kind for lever in step[1]] == ['cut'] else 1 for step in steps]
-    for step, _ in show_progress(zip(steps, weights), 'Frontier', sum(weights), False,
-                                 size=lambda pair: pair[1]):
+    work = {step: 5 if [lever.kind for lever in step[1]] == ['cut'] else 1 for step in steps}
+    for step in show_progress(work, 'Frontier', sum(work.values()), False, size=work.get):
         bench.add_row(*step)
     return bench.finish()
 
@@ -204,7 +202,7 @@ class _Bench:
         def make() -> dict[str, float]:
             began, of_model = time.perf_counter(), scope == 'model'
             key = dict(of=self.progress.key, scope=scope)
-            shared = CompressProgress(self.progress.folder / scope, key)
+            shared = CompressProgress(self.progress.folder / f'.{scope}', key)
             result = compress_network(
                 self.model, self.fit, dataclasses.replace(
                     self.options, target=target, scope=scope,
@@ -294,11 +292,10 @@ class _Bench:
         """Move the networks that no other beats out of the progress, and write the rest."""
         best, folder = {row.file for row in drop_beaten(self.rows)}, self.out / 'networks'
         folder.mkdir(parents=True, exist_ok=True)
-        cuts = [path.parent.name for path in self.progress.folder.glob(f'*/{STRUCTURE}')]
-        for name in (*best, *(cut for cut in cuts if any(cut in file for file in best))):
-            if (folder / name).is_dir():
-                shutil.rmtree(folder / name)
-            os.replace(self.progress.folder / name, folder / name)
+        for path in [*self.progress.folder.iterdir()]:
+            if any(path.name in name for name in best):  # also the folder of a cut network
+                shutil.rmtree(folder / path.name, ignore_errors=True)
+                os.replace(path, folder / path.name)
         rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')
                 for row in self.rows]
         result = FrontierResult(rows, AGREEMENTS[self.measure],
@@ -313,7 +310,8 @@ class _Bench:
         cuts = [self.progress.read(path.name) for path in self.progress.folder.glob('*.cut')]
         made = sum(cut['seconds'] for cut in cuts) / 60
         taken = (self.setup + sum(row.seconds for row in self.rows)) / 60
-        about = [
+        slow = ' It has no instructions for int8 (VNNI, AMX): int8 is slower here than with them.'
+        return [
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
             f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
             f'Time: the dense network and the other in turns, {LEAST_PAIRS} to {PAIRS} pairs; the '
@@ -327,14 +325,9 @@ class _Bench:
             f'int8: numbers of 8 bits, with ranges of {len(self.files.ranges)} images. Half '
             'precision: numbers of 16 bits; fp32: of 32 bits. Input: images are made smaller '
             'first.',
-            'Machine: {hardware}; {versions}.'.format(**this_machine())]
-        if made:
-            about.append(f'All of this took {taken:.1f} min: {taken / made:.2f} times the '
-                         f'{made:.1f} min of making the networks of fewer MACs.')
-        if not has_int8():
-            about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
-                         'here than on one that has them.')
-        return about
+            'Machine: {hardware}; {versions}.'.format(**this_machine()) + slow * (not has_int8()),
+            f'All of this took {taken:.2f} min; of them {made:.2f} min made the networks of fewer '
+            'MACs.']
 
 
 def _name(levers: Sequence[Lever]) -> str:
