@@ -2,8 +2,7 @@
 # What is installed is remembered by the stamps in $(VENV): a second call reuses it.
 PYTHON ?= python3.11
 VENV ?= .venv
-# three workers for two cores: some tests wait for schedulers and other processes; these compile
-# our modules anew, 2 s each, where the environment forbids to keep what was compiled
+# three workers for two cores: some tests wait for schedulers and other processes
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 MAX_JOBS ?= 2
 BIN := $(VENV)/bin
@@ -31,7 +30,7 @@ quickstart-papers: $(VENV)/runtime.stamp
 
 test: $(VENV)/tests.stamp $(VENV)/ops.stamp
 	@echo '== tests'
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

@@ -19,9 +19,15 @@ from yapf.yapflib import yapf_api
 
 from mmkcr.hosts import ensure_torchvision, prepare_hosts
 
+# where the environment forbids to keep compiled modules, every process would compile anew: seconds
+sys.dont_write_bytecode = False
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 ensure_torchvision()  # before any host library
 prepare_hosts()  # tests read `mmkcr::` bases, as commands do
 torch.set_num_threads(1)
+for devices in (torch.cuda, torch.xpu, torch.mtia):
+    if not devices.is_available():  # each seed would keep three stacks for them, in 2 ms
+        devices.manual_seed_all = lambda seed: None
 gc.disable()  # until all is imported
 
 
@@ -118,11 +124,12 @@ def _isolated():
         manager._instance_dict.clear()
 
 
-#: Runs programs in copies of a process that has imported PyTorch alone, with its compiler, which
-#: torchvision imports within two seconds.
+#: Runs programs in copies of a process that has imported PyTorch with its compiler, which
+#: torchvision imports within two seconds, and what the hosts import of other libraries.
 AFTER_TORCH = """
 import json, os, sys, traceback
-import torch._dynamo
+import cv2, matplotlib.pyplot, scipy.optimize, scipy.stats, sklearn.metrics
+import torch._dynamo, torch.distributed.fsdp
 for line in sys.stdin:
     code, folder, output = json.loads(line)
     child = os.fork()

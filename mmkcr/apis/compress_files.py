@@ -33,7 +33,7 @@ from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.file_names import CONFIG, STRUCTURE, SUBNET
 from mmkcr.core.processes import find_rank
-from mmkcr.deploy.file_bench import DeployedFile, FileBench, read_images
+from mmkcr.deploy.file_bench import DeployedFile, FileBench
 from mmkcr.deploy.latency_table import usable_table
 from mmkcr.distillation import DistilResult, check_length, distil
 from mmkcr.distillation.run import FOLDER as DISTIL_FOLDER
@@ -294,10 +294,10 @@ def int8_files(task: CompressTask, slim: nn.Module, folder: Path,
         folder (Path): Where files are written.
         runtime (str): One of :data:`~mmkcr.deploy.int8.QUANTIZERS`.
     """
-    images = read_images(task.batches[:INT8_IMAGES], task.options.input_shape[-2:])
+    images = task.batches[:INT8_IMAGES]
     count = max(1, len(images) // 10)
     bench = FileBench(copy.deepcopy(task.model).cpu(), images[-count:], images[:-count] or images,
-                      logits=task.options.logits)
+                      task.options.input_shape, task.options.logits, INT8_IMAGES)
     return bench.deploy(slim.cpu(), folder, runtime)
 
 

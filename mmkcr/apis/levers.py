@@ -22,36 +22,25 @@ from mmkcr.closed_form.given import copy_network
 from mmkcr.closed_form.options import CompressOptions, Forward
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import atomic_write
-from mmkcr.core.budget import parse_target
+from mmkcr.core.budget import read_share
 from mmkcr.core.checks import one_line
-from mmkcr.core.file_names import STRUCTURE
-from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.core.progress import Progress
-from mmkcr.deploy.file_bench import AGREEMENTS, PAIRS, FileBench, read_images, tell_blocks
+from mmkcr.deploy.file_bench import AGREEMENTS, PAIRS, FileBench, tell_blocks
 from mmkcr.deploy.frontier import Lever, Row, combine, drop_beaten
 from mmkcr.deploy.frontier_files import FrontierResult
-from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
+from mmkcr.deploy.int8 import find_quantizers, require_quantizer
 from mmkcr.deploy.latency import LEAST_PAIRS
 from mmkcr.deploy.runtimes import half_precision, set_precision
 from mmkcr.deploy.smaller_input import SmallerInput
-from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.search_space import leave_ordinary
 from mmkcr.models.tasks import is_detector
 from mmkcr.version import __version__
 from mmkcr.visualization import show_progress
-from .networks import gives_scores
 from .saved import load, save
 
-#: Most images that agreement is measured on, that ranges of int8 are chosen from, and that the
-#: blocks which compute in fp32 are chosen on.
-HELD_OUT, RANGES, LOOKED_AT = 64, 16, 8
-#: Name of the file of the seconds that were taken.
-SECONDS = 'seconds'
-#: Explanation of a measure of agreement.
-EXPLAINED_VARIANCE = (
-    "Explained variance: 100% minus the squared difference over the features' squared distance "
-    'from their mean over the images. The mean itself has 0%.')
+#: Most images that agreement is measured on.
+HELD_OUT = 64
 #: Gives a metric's name and value, of an ONNX file, its runtime, and the folder of a cut network.
 Evaluate = Callable[[Path, str, Path | None], tuple[str, float]]
 
@@ -86,32 +75,16 @@ class FrontierOptions(CompressOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not re.fullmatch(r'\d*\.?\d+%?', str(self.keep)) or not 0 < self.share_to_keep <= 1:
-            raise ValueError(f"expected `keep` such as '95%' or 0.95, found {self.keep!r}")
-        dense = 2**62  # of a network so large that a number of MACs is no share of it
-        for target in self.targets:
-            if not 0.001 * dense < parse_target(target, dense) < dense:
-                raise ValueError('expected `targets` as shares of the dense network below it, such '
-                                 f"as '60%' or 0.6, found {target!r}")
-        for side in self.sides:
-            if not 0 < side < 1:  # NaN is refused too
-                raise ValueError(f'expected `sides` as shares such as 0.75, found {side!r}')
+        shares = dict(keep=[self.keep], targets=self.targets, sides=self.sides)
+        for name, share in ((name, share) for name, given in shares.items() for share in given):
+            # NaN is refused too; what is kept may be all
+            if not 0 < read_share(share) < 1 and (name, read_share(share)) != ('keep', 1):
+                raise ValueError(f"expected `{name}` such as '60%' or 0.6, shares of the dense "
+                                 f'network below it, found {share!r}')
         if (least := min(self.threads, default=1)) < 1:
             raise ValueError(f'expected `threads` of at least 1, found {least}')
         for name in self.runtime or ():
             require_quantizer(name)
-
-    @property
-    def share_to_keep(self) -> float:
-        """The share that must stay, as a number."""
-        share, percent, _ = str(self.keep).partition('%')
-        return float(share) / (100 if percent else 1)
-
-    @property
-    def runtimes(self) -> list[str]:
-        """The runtimes that are asked for, else all that are installed."""
-        return list(self.runtime or [name for name, package in QUANTIZERS.items() if all(
-            importlib.util.find_spec(needed) for needed in (name, package))])
 
 
 def frontier(model: nn.Module, images: Tensor | Sequence[Any], out: str | Path = 'frontier',
@@ -159,15 +132,11 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
         raise ImportError('expected matplotlib for the picture, found that it is not installed: '
                           'pip install matplotlib')
     bench = _Bench(model, images, options, out, forward, evaluate)
-    steps = [*itertools.product(options.runtimes, combine(bench.levers()), options.threads)]
-
-    def weigh(step: tuple[str, Sequence[Lever], int]) -> int:
-        """A cut takes the time of ten rows or so; it is made where it is first alone."""
-        runtime, combined, threads = step
-        first = (runtime, threads) == (options.runtimes[0], options.threads[0])
-        return 10 if first and [lever.kind for lever in combined] == ['cut'] else 1
-
-    for step in show_progress(steps, 'Frontier', sum(map(weigh, steps)), False, size=weigh):
+    runtimes = options.runtime or find_quantizers()
+    steps = itertools.product(runtimes, combine(bench.levers()), options.threads)
+    # a cut is made where a row first needs it, and takes the time of several rows
+    work = {step: 5 if [lever.kind for lever in step[1]] == ['cut'] else 1 for step in steps}
+    for step in show_progress(work, 'Frontier', sum(work.values()), False, size=work.get):
         bench.add_row(*step)
     return bench.finish()
 
@@ -180,7 +149,7 @@ class _Bench:
 
     def __init__(self, model: nn.Module, images: Any, options: FrontierOptions, out: Path,
                  forward: Forward | None, evaluate: Evaluate | None) -> None:
-        self.began, self.rows = time.perf_counter(), []
+        began = time.perf_counter()
         self.model, self.dense = model, copy_network(model).float().cpu()
         self.dense.eval()  # that of mmpretrain's backbones returns None
         batches = single_images(images)
@@ -188,33 +157,21 @@ class _Bench:
             raise ValueError(f'expected at least three images, found {len(batches)}')
         self.fit, self.held = split_batches(
             batches, None, min(max(len(batches) // 4, 2), HELD_OUT))
-        # int8's ranges are made of the first; blocks that compute in fp32 are chosen on others
-        parts = split_batches(self.fit, None, min(len(self.fit) // 4 + 1, LOOKED_AT))
-        self.shape = tuple(options.input_shape or get_images(batches[0]).shape[1:])
-        parts = parts[0][:RANGES], parts[1][:LOOKED_AT], self.held
-        ranges, looked_at, held = (read_images(part, self.shape[1:]) for part in parts)
-        with torch.no_grad():
-            outputs = flat_tensors(TensorModel(self.dense)(held[0]), floating=False)
-        self.usual = [tuple(output.shape) for output in outputs]
-        self.options = dataclasses.replace(
-            options, progress=False, input_shape=self.shape,
-            logits=options.logits or gives_scores(self.dense, outputs))
-        self.files = FileBench(self.dense, held, ranges, looked_at, self.options.logits)
+        shape = tuple(options.input_shape or get_images(batches[0]).shape[1:])
+        self.files = FileBench(self.dense, self.held, self.fit, shape, options.logits)
         self.measure = self.files.find_measure()
-        if self.measure is None:
-            raise ValueError('expected images whose features differ, found that those of '
-                             f'{len(held)} images are equal')
+        self.options = dataclasses.replace(options, progress=False, input_shape=shape,
+                                           logits=self.files.logits)
         self.out, self.forward, self.evaluate = out, forward, evaluate
         #: Any runtimes, threads and levers go on with what others left.
         self.progress = Progress(out / '.progress', dict(
             self.options.compression(), version=__version__, torch=torch.__version__,
-            keep=options.share_to_keep,
+            keep=read_share(options.keep),
             weights=batch_digest(list(self.dense.state_dict().values())).hex(),
-            images=batch_digest([*ranges, *looked_at, *held]).hex(), count=len(batches),
-            evaluated=evaluate is not None))
-        #: Seconds of the cuts and of everything.
-        self.seconds = self.progress.read(SECONDS) or dict(cuts=0., all=0.)
-        self.progress.save(SECONDS, self.seconds)  # files of other work go
+            images=batch_digest([*self.files.ranges, *self.files.expected]).hex(),
+            count=len(batches), evaluated=evaluate is not None))
+        self.progress.save('begun', {})  # files of other work go
+        self.rows, self.setup = [], time.perf_counter() - began
 
     def levers(self) -> list[Lever]:
         """All levers, in the order in which a row names them."""
@@ -222,10 +179,11 @@ class _Bench:
                       if isinstance(layer, nn.Conv2d)), 1)
         step = patch if patch >= 8 else 32  # whole patches, or whole windows of deep maps
         levers = [Lever('int8', 'int8'), Lever('half precision', 'half')]
+        usual = [output.shape for output in self.files.expected[self.files.held_out[0]]]
         for share in self.options.sides:
-            size = tuple(max(round(share * side / step), 1) * step for side in self.shape[1:])
+            size = tuple(max(round(share * side / step), 1) * step for side in self.files.shape[1:])
             levers.append(Lever(f'input {size[0]} x {size[1]}', 'input', partial(
-                SmallerInput, sides=size, shapes=self.usual)))
+                SmallerInput, sides=size, shapes=usual)))
         for scope, target in itertools.product(self.options.scopes, self.options.targets):
             name = f'{target} of the MACs' + ' of the whole model' * (scope == 'model')
             levers.append(Lever(name, 'cut', partial(
@@ -241,19 +199,21 @@ class _Bench:
             target (str): MACs, as a share of the dense network's.
             scope (str): ``'backbone'`` or ``'model'``.
         """
-        if not folder.is_dir():
-            began = time.perf_counter()
-            key, of_model = dict(of=self.progress.key, scope=scope), scope == 'model'
-            shared = CompressProgress(self.progress.folder / scope, key)
+        def make() -> dict[str, float]:
+            began, of_model = time.perf_counter(), scope == 'model'
+            key = dict(of=self.progress.key, scope=scope)
+            shared = CompressProgress(self.progress.folder / f'.{scope}', key)
             result = compress_network(
-                self.model, self.fit, CompressOptions(**dict(
-                    self.options.compression(), target=target, scope=scope,
-                    part='model' if of_model else self.options.part)),
+                self.model, self.fit, dataclasses.replace(
+                    self.options, target=target, scope=scope,
+                    part='model' if of_model else self.options.part),
                 None if of_model else self.forward, self.held, done=CompressProgress(
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
             save(result, folder)
-            self.seconds['cuts'] += time.perf_counter() - began
+            return dict(seconds=time.perf_counter() - began)
+
+        self.progress.once(f'{folder.name}.cut', make)
         return load(folder, network)
 
     def file(self, levers: Sequence[Lever], runtime: str) -> Path:
@@ -263,7 +223,13 @@ class _Bench:
         if path.is_file():
             return path
         if kind == 'int8':
-            self._quantize(levers, path, runtime)
+            source, stored = self.file(levers[1:], runtime), f'{runtime}.blocks'
+            known = self.progress.read(stored)  # of int8 alone: pairs take the same blocks
+            keep, blocks = (None, known['blocks']) if known else (read_share(self.options.keep), ())
+            with atomic_write(path) as temporary:
+                blocks = self.files.quantize(source, temporary, runtime, keep, blocks or ())
+                if known is None:
+                    self.progress.save(stored, dict(blocks=blocks, note=tell_blocks(blocks)))
         elif kind == 'half':
             set_precision(self.file((), runtime), path, half_precision(runtime))
         else:
@@ -272,16 +238,6 @@ class _Bench:
                 network = lever.change(network)
             self.files.export(network, path, runtime)
         return path
-
-    def _quantize(self, levers: Sequence[Lever], path: Path, runtime: str) -> None:
-        """Write an int8 file; in pairs the blocks of int8 alone compute in fp32."""
-        source, stored = self.file(levers[1:], runtime), f'{runtime}.blocks'
-        if len(levers) > 1:
-            self.files.quantize(source, path, runtime, blocks=self.progress.read(stored)['blocks'])
-            return
-        with atomic_write(path) as temporary:
-            blocks = self.files.quantize(source, temporary, runtime, self.options.share_to_keep)
-            self.progress.save(stored, dict(blocks=blocks))
 
     def add_row(self, runtime: str, levers: Sequence[Lever], threads: int) -> None:
         """Measure a file, or read the row of an earlier call; an error becomes a note.
@@ -297,74 +253,65 @@ class _Bench:
             return
         row = Row(_name(levers), runtime, threads, any(lever.kind == 'int8' for lever in levers))
         stored = f'{runtime}-{_plain(row.levers)}-{threads}.row'
-        if (known := self.progress.read(stored)) is None:
-            try:
-                known = self._measure(row, levers)
-            except Exception as error:  # of whatever exports, quantises and runs
-                if not levers:
-                    raise
-                known = dict(note=f'failed: {one_line(error)}')
-            self.progress.save(stored, known)
-            now = time.perf_counter()
-            self.seconds['all'] += now - self.began
-            self.began = now
-            self.progress.save(SECONDS, self.seconds)
+        known = self.progress.once(stored, lambda: self._measure(row, levers))
         self.rows.append(dataclasses.replace(row, **known))
 
     def _measure(self, row: Row, levers: Sequence[Lever]) -> dict[str, Any]:
-        """The numbers of a row."""
-        file = self.file(levers, row.runtime)
-        timing = self.files.time(self.file((), row.runtime), file, row.runtime, row.threads)
+        """The numbers of a row, or the note of an error."""
+        began = time.perf_counter()
+        try:
+            file = self.file(levers, row.runtime)
+            timing = self.files.time(self.file((), row.runtime), file, row.runtime, row.threads)
+            # an export was compared with PyTorch in its runtime: fp32 agrees equally in all
+            fp32 = not any(lever.kind in ('int8', 'half') for lever in levers)
+            stored = _plain(row.levers) if fp32 else file.stem
+            judged = self.progress.once(f'{stored}.judged', lambda: self._judge(row, levers, file))
+        except Exception as error:  # of whatever exports, quantises and runs
+            if not levers:
+                raise
+            return dict(note=f'failed: {one_line(error)}', seconds=time.perf_counter() - began)
         # other load may change between rows, but not between the turns of a pair
         dense = [other.ms for other in self.rows if other.levers == 'dense'
                  and (other.runtime, other.threads) == (row.runtime, row.threads)]
         ms = timing.ratio * dense[0] if dense else 1e3 * timing.seconds[1]
-        return dict(ratio=timing.ratio, quartiles=timing.quartiles, ms=ms,
-                    bytes=file.stat().st_size, file=file.name,
-                    **self._judge(row, levers, file))
+        return dict(judged, ratio=timing.ratio, quartiles=timing.quartiles, ms=ms,
+                    bytes=file.stat().st_size, file=file.name, seconds=time.perf_counter() - began)
 
     def _judge(self, row: Row, levers: Sequence[Lever], file: Path) -> dict[str, Any]:
-        """Agreement on the held-out images, the metric, and a note; equal for all threads.
-
-        They are those of other runtimes, too, where all is fp32: each export was compared with
-        PyTorch in its runtime.
-        """
-        rounded = any(lever.kind in ('int8', 'half') for lever in levers)
-        name = f'{f"{row.runtime}-" * rounded}{_plain(row.levers)}.judged'
-        if (judged := self.progress.read(name)) is None:
-            judged = dict(agreement=self.files.compare(file, row.runtime)[self.measure])
-            if self.evaluate is not None:
-                cut = next((lever for lever in levers if lever.kind == 'cut'), None)
-                folder = self.progress.folder / _plain(cut.name) if cut else None
-                judged['metric_name'], judged['metric'] = self.evaluate(file, row.runtime, folder)
-            if row.int8:
-                blocks = self.progress.read(f'{row.runtime}.blocks')['blocks']
-                judged['note'] = tell_blocks(blocks)
-            self.progress.save(name, judged)
+        """Agreement on the held-out images, the metric, and a note: equal for all threads."""
+        judged = dict(agreement=self.files.compare(file, row.runtime)[self.measure])
+        if self.evaluate is not None:
+            cut = next((lever for lever in levers if lever.kind == 'cut'), None)
+            folder = self.progress.folder / _plain(cut.name) if cut else None
+            judged['metric_name'], judged['metric'] = self.evaluate(file, row.runtime, folder)
+        if row.int8:
+            judged['note'] = self.progress.read(f'{row.runtime}.blocks')['note']
         return judged
 
     def finish(self) -> FrontierResult:
         """Move the networks that no other beats out of the progress, and write the rest."""
         best, folder = {row.file for row in drop_beaten(self.rows)}, self.out / 'networks'
         folder.mkdir(parents=True, exist_ok=True)
-        cuts = [path.parent.name for path in self.progress.folder.glob(f'*/{STRUCTURE}')]
-        for name in (*best, *(cut for cut in cuts if any(cut in file for file in best))):
-            if (folder / name).is_dir():
-                shutil.rmtree(folder / name)
-            os.replace(self.progress.folder / name, folder / name)
+        for path in [*self.progress.folder.iterdir()]:
+            if any(path.name in name for name in best):  # also the folder of a cut network
+                shutil.rmtree(folder / path.name, ignore_errors=True)
+                os.replace(path, folder / path.name)
         rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')
                 for row in self.rows]
-        result = FrontierResult(rows, AGREEMENTS[self.measure], self.options.share_to_keep,
-                                self._about(rows), self.out)
+        result = FrontierResult(rows, AGREEMENTS[self.measure],
+                                read_share(self.options.keep), self._about(), self.out)
         result.write()
         self.progress.remove()
         return result
 
-    def _about(self, rows: Sequence[Row]) -> list[str]:
+    def _about(self) -> list[str]:
         """Sentences about the measurement, its words and the machine."""
-        size, metric = ' x '.join(map(str, self.shape)), rows[0].metric_name
-        made, taken = (self.seconds[name] / 60 for name in ('cuts', 'all'))
-        about = [
+        size, metric = ' x '.join(map(str, self.files.shape)), self.rows[0].metric_name
+        cuts = [self.progress.read(path.name) for path in self.progress.folder.glob('*.cut')]
+        made = sum(cut['seconds'] for cut in cuts) / 60
+        taken = (self.setup + sum(row.seconds for row in self.rows)) / 60
+        slow = ' It has no instructions for int8 (VNNI, AMX): int8 is slower here than with them.'
+        return [
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
             f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
             f'Time: the dense network and the other in turns, {LEAST_PAIRS} to {PAIRS} pairs; the '
@@ -372,22 +319,15 @@ class _Bench:
             "the ratio times the dense network's.",
             f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '
             f'Agreement is measured on {len(self.files.held_out)} images that nothing was fitted '
-            'to.',
+            f'to. {AGREEMENTS[self.measure].meaning}',
             'MACs: multiply-accumulate operations. A network of fewer has narrower layers, chosen '
             'and refitted on images without labels; it was not trained.',
             f'int8: numbers of 8 bits, with ranges of {len(self.files.ranges)} images. Half '
             'precision: numbers of 16 bits; fp32: of 32 bits. Input: images are made smaller '
             'first.',
-            'Machine: {hardware}; {versions}.'.format(**this_machine())]
-        if self.measure == 'variance':
-            about.insert(3, EXPLAINED_VARIANCE)
-        if made:
-            about.append(f'All of this took {taken:.1f} min: {taken / made:.2f} times the '
-                         f'{made:.1f} min of making the networks of fewer MACs.')
-        if not has_int8():
-            about.append('This processor has no instructions for int8 (VNNI, AMX): int8 is slower '
-                         'here than on one that has them.')
-        return about
+            'Machine: {hardware}; {versions}.'.format(**this_machine()) + slow * (not has_int8()),
+            f'All of this took {taken:.2f} min; of them {made:.2f} min made the networks of fewer '
+            'MACs.']
 
 
 def _name(levers: Sequence[Lever]) -> str:

@@ -6,7 +6,7 @@ of ``save_pretrained``, or of :func:`mmkcr.save`. Nothing is downloaded unless i
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from mmkcr.deploy.smaller_input import set_input_size
 from mmkcr.hosts import ensure_torchvision
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.strict_loading import refuse
+from mmkcr.models.tasks import gives_scores
 from mmkcr.safe_load import read_checkpoint
 
 #: Libraries whose networks are built without a config.
@@ -57,13 +58,6 @@ class Network:
         with torch.no_grad():
             return gives_scores(self.model, flat_tensors(
                 call_network(self.model, torch.zeros(1, *self.shape))))
-
-
-def gives_scores(model: nn.Module, outputs: Sequence[Tensor]) -> bool:
-    """Whether a network's outputs for one image are a score of each class."""
-    classes = getattr(model, 'num_classes', None) or getattr(
-        getattr(model, 'config', None), 'num_labels', None)
-    return [tuple(output.shape) for output in outputs] == [(1, classes)]
 
 
 def is_named(network: str | Path | None) -> bool:

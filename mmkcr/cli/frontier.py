@@ -91,8 +91,8 @@ def judge(job: FrontierJob, task: Any, folder: Path, file: Path, runtime: str,
     return name, float(metrics[name])
 
 
-def measure_named(job: FrontierJob) -> Path:
-    """Measure a network of timm or transformers as asked, and print; the folder is returned."""
+def read_named(job: FrontierJob) -> tuple[Any, ...]:
+    """Arguments of :func:`measure_frontier` for a network of timm or transformers."""
     check_named(job, ('cfg_options', 'evaluate', 'metric'))
     if 'model' in job.scopes:
         raise ValueError('expected a config of mmpretrain, mmdet or mmseg for `--scopes model`, '
@@ -101,12 +101,11 @@ def measure_named(job: FrontierJob) -> Path:
         job.config, job.checkpoint, job.calibration, job.most_images, seed=job.seed,
         shape=read_shape(job), pretrained=job.pretrained)
     folder = Path(job.out or named_folder(job.config) / 'frontier')
-    print(measure_frontier(network.model, images, replace(job, input_shape=network.shape), folder))
-    return folder
+    return network.model, images, replace(job, input_shape=network.shape), folder
 
 
-def measure_config(job: FrontierJob) -> Path:
-    """Measure the network of a config as asked, and print; the folder is returned."""
+def read_config(job: FrontierJob) -> tuple[Any, ...]:
+    """Arguments of :func:`measure_frontier` for the network of a config."""
     from mmkcr.apis.compress_files import build_task, task_outputs
     from mmkcr.engine.build import run_folder
     require_checkpoint(job)
@@ -114,12 +113,12 @@ def measure_config(job: FrontierJob) -> Path:
     folder = Path(job.out) if job.out else run_folder(task.config, job.config) / 'frontier'
     task.model.cfg = task.config  # so that cut networks are written with a config
     judged = partial(judge, job, task, folder / 'evaluate') if job.evaluate else None
-    print(measure_frontier(task.model, task.batches, task.options, folder, task_outputs, judged))
-    return folder
+    return task.model, task.batches, task.options, folder, task_outputs, judged
 
 
 @runs(FrontierJob)
 def main(job: FrontierJob) -> None:
     """Measure, write and print."""
-    folder = measure_named(job) if is_named(job.config) else measure_config(job)
-    print(f'Wrote {folder / "frontier.md"} and the best networks in {folder / "networks"}')
+    result = measure_frontier(*(read_named(job) if is_named(job.config) else read_config(job)))
+    print(f'{result}\nWrote {result.folder / "frontier.md"} and the best networks in '
+          f'{result.folder / "networks"}')

@@ -18,6 +18,15 @@ parse_target = CostModel.read_target
 _POINTS = 20000
 
 
+def read_share(share: str | float) -> float:
+    """A share such as ``'95%'`` or 0.95 as a number; NaN if it is none."""
+    text = str(share)
+    try:
+        return float(text.removesuffix('%')) / (100 if text.endswith('%') else 1)
+    except ValueError:
+        return math.nan
+
+
 def allowed_sizes(total: int, min_size: int, divisor: int, group: int = 1) -> list[int]:
     """Sizes that a site may have, ascending: multiples of both steps, and the full size.
 

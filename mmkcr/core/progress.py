@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,17 @@ class Progress:
             digest, _ = self._digest(name, path, path.stat().st_size)
             with open(path, 'ab') as file:
                 file.write(digest)
+
+    def once(self, name: str, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Read a file; if there is none, make its content and write it.
+
+        Args:
+            name (str): Name of the file.
+            make (Callable): Returns tensors and plain values.
+        """
+        if (content := self.read(name)) is None:
+            self.save(name, content := make())
+        return content
 
     def withdraw(self) -> None:
         """Delete the files of a refused call, unless it went on with the work of an earlier one."""

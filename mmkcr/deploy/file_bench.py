@@ -8,17 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.closed_form.batches import get_images
+from mmkcr.closed_form.batches import get_images, split_batches
 from mmkcr.closed_form.report import agreement
 from mmkcr.core import atomic_write
 from mmkcr.core.forward import flat_tensors
-from mmkcr.models.tasks import deciding_scores, find_task
+from mmkcr.models.tasks import deciding_scores, find_task, gives_scores
 from .export import export_onnx
 from .int8 import choose_fp32_blocks, compute_in_fp32, quantize_onnx
 from .latency import PairTiming, measure_pair
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
+#: Most images that ranges of int8 are chosen from, and that blocks which compute in fp32 are chosen
+#: on.
+RANGES, LOOKED_AT = 16, 8
 #: Most pairs that are timed. There are fewer where the middle half of their ratios is within this
 #: share of the median.
 PAIRS, NARROW = 20, 0.04
@@ -30,17 +33,23 @@ class Quality(NamedTuple):
     heading: str  # with the unit
     scale: int  # of numbers below the heading
     sentence: str
+    meaning: str  # in sentences
 
 
 #: Agreement with the dense network, by its key in :func:`~mmkcr.closed_form.report.agreement`; the
 #: first that a network has counts.
 AGREEMENTS = dict(
     top1=Quality('same class as dense (% of images)', 100,
-                 '{:.1%} of the images get the class that the dense network gives'),
+                 '{:.1%} of the images get the class that the dense network gives',
+                 'Same class: the class of the largest score.'),
     pixels=Quality('same class as dense (% of pixels)', 100,
-                   '{:.1%} of the pixels get the class that the dense network gives'),
+                   '{:.1%} of the pixels get the class that the dense network gives',
+                   'Same class: the class of the largest score.'),
     variance=Quality('explained variance of dense features (%)', 100,
-                     "{:.1%} of the variance of the dense network's features"))
+                     "{:.1%} of the variance of the dense network's features",
+                     'Explained variance: 100% minus the squared difference over the squared '
+                     'distance of the features from their mean over the images. The mean itself '
+                     'has 0%.'))
 
 
 def find_measure(compared: Mapping[str, float]) -> str | None:
@@ -49,7 +58,7 @@ def find_measure(compared: Mapping[str, float]) -> str | None:
 
 
 def read_images(batches: Iterable[Any], sides: Sequence[int]) -> list[Tensor]:
-    """The images of batches, each (1, C, H, W) of one size.
+    """The images of batches, each (1, C, H, W) in fp32 and of one size.
 
     Args:
         batches (Iterable): See :func:`~mmkcr.closed_form.batches.get_images`.
@@ -80,36 +89,46 @@ def tell_blocks(blocks: Sequence[str] | None) -> str:
 class FileBench:
     """Makes and measures files of networks, and compares them with a dense network in PyTorch.
 
-    All images are (1, C, H, W), normalised, of one size.
-
     Args:
         dense (nn.Module): Task model or backbone on the CPU; it gets eval mode.
-        held_out (Sequence[Tensor]): Images that outputs are compared on.
-        ranges (Sequence[Tensor]): Images that the ranges of int8 are chosen from.
-        looked_at (Sequence[Tensor]): Other images, on which blocks are chosen that compute in fp32.
-            Defaults to none.
-        logits (bool): Whether outputs are class scores (B, C). Defaults to False.
+        held_out (Sequence): Batches whose images outputs are compared on.
+        fit (Sequence): Other batches. The ranges of int8 are chosen from the first, blocks that
+            compute in fp32 on the last, :data:`LOOKED_AT` or fewer; a single batch serves for both.
+        shape (Sequence[int]): (C, H, W) that files take; other images are resized.
+        logits (bool): Whether outputs are class scores (B, C). Defaults to False: if the network
+            says so.
+        most (int): Images that ranges are chosen from at most. Defaults to :data:`RANGES`.
     """
 
-    def __init__(self, dense: nn.Module, held_out: Sequence[Tensor], ranges: Sequence[Tensor],
-                 looked_at: Sequence[Tensor] = (), logits: bool = False) -> None:
-        self.dense, self.logits = dense, logits
-        self.held_out, self.ranges, self.looked_at = held_out, ranges, looked_at
+    def __init__(self, dense: nn.Module, held_out: Sequence[Any], fit: Sequence[Any],
+                 shape: Sequence[int], logits: bool = False, most: int = RANGES) -> None:
+        first, last = split_batches(fit, None, min(len(fit) // 4 + 1, LOOKED_AT))
+        self.dense, self.shape = dense, tuple(shape)
+        self.held_out, self.ranges, self.looked_at = (
+            read_images(batches, self.shape[1:])
+            for batches in (held_out, first[:most], last[:LOOKED_AT]))
         view = TensorModel(dense)
         with torch.no_grad():
-            #: The dense network's outputs by image.
+            #: The dense network's outputs by image (1, C, H, W).
             self.expected = {image: flat_tensors(view(image), floating=False)
-                             for image in (*held_out, *looked_at)}
+                             for image in (*self.held_out, *self.looked_at)}
+        self.logits = logits or gives_scores(dense, self.expected[self.held_out[0]])
 
-    def find_measure(self) -> str | None:
-        """The measure of the held-out images, see :func:`find_measure`."""
-        return find_measure(self._compare(self.held_out, self.expected.get))
+    def find_measure(self) -> str:
+        """The measure of the held-out images, see :func:`find_measure`.
+
+        Raises:
+            ValueError: The features of all images are equal.
+        """
+        if (measure := find_measure(self._compare(self.held_out, self.expected.get))) is None:
+            raise ValueError('expected images whose features differ, found that those of '
+                             f'{len(self.held_out)} images are equal')
+        return measure
 
     def export(self, network: nn.Module, path: Path, runtime: str) -> Path:
         """Write the file of a network for a runtime, compared there with PyTorch."""
-        shape = self.held_out[0].shape[1:]
         # traced for two images: one image shows that their number is free
-        return export_onnx(network, path, shape, False, (1, ), runtime=runtime).path
+        return export_onnx(network, path, self.shape, False, (1, ), runtime=runtime).path
 
     def quantize(self, source: Path, target: Path, runtime: str, keep: float | None = None,
                  blocks: Sequence[str] = ()) -> list[str] | None:

@@ -48,6 +48,7 @@ class Row:
         metric_name (str): Name of the metric.
         note (str): Why it failed, or which blocks compute in fp32.
         file (str): The network, ready to run; empty where another row beats it.
+        seconds (float): Time that it took to make and measure the file.
     """
 
     levers: str
@@ -63,6 +64,7 @@ class Row:
     metric_name: str = ''
     note: str = ''
     file: str = ''
+    seconds: float = 0.
 
     @property
     def quality(self) -> float | None:

@@ -10,6 +10,8 @@ from mmkcr.visualization import format_table
 from .file_bench import Quality
 from .frontier import NAMES, Row, drop_beaten, drop_failed, find_better_row, recommend
 
+#: Columns of files that are not printed.
+HIDDEN = 'made and measured in (s)', 'note', 'file'
 #: Colours of the page, of text, of beaten rows and of the others, by picture.
 THEMES = {'frontier.png': ('#ffffff', '#24292f', '#a0a8b0', '#00897b'),
           'frontier-dark.png': ('#0d1117', '#e6edf3', '#6e7681', '#4db6ac')}
@@ -37,7 +39,7 @@ class FrontierResult:
     def quality(self) -> Quality:
         """How :attr:`Row.quality` is shown."""
         name = self.rows[0].metric_name
-        return Quality(name, 1, f'{name} {{:.4g}}') if name else self.agreement
+        return Quality(name, 1, f'{name} {{:.4g}}', '') if name else self.agreement
 
     @property
     def recommendation(self) -> str:
@@ -62,13 +64,14 @@ class FrontierResult:
                 'upper quartile (dense = 1)': cell(upper), 'one image (ms)': cell(row.ms, '.4g'),
                 'file (MB)': cell(row.bytes / 1e6 or None, '.4g'),
                 self.agreement.heading: cell(agrees, '.4g'), **metric,
-                'beaten by (no slower, no worse)': other.levers if other else '', 'note': row.note,
+                'beaten by (no slower, no worse)': other.levers if other else '',
+                'made and measured in (s)': cell(row.seconds, '.0f'), 'note': row.note,
                 'file': row.file})
         return lines
 
     def __str__(self) -> str:
         lines = [{head: text for head, text in line.items()
-                  if 'quartile' not in head and head not in ('note', 'file')}
+                  if 'quartile' not in head and head not in HIDDEN}
                  for line in self.table()]
         notes = [f'{row.levers} in {NAMES[row.runtime]}: {row.note.removesuffix(".")}.'
                  for row in self.rows if row.note]
@@ -98,13 +101,11 @@ class FrontierResult:
 
     def _draw(self, name: str, path: Path) -> None:
         """Draw time over quality, unbeaten rows joined, a panel for each runtime and threads."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         page, text, grey, accent = THEMES[name]
         scale, rows = self.quality.scale, drop_failed(self.rows)
         panels = list(dict.fromkeys((row.runtime, row.threads) for row in rows))
         figure = Figure((1 + 5 * len(panels), 4), facecolor=page, layout='constrained')
-        FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
         axes[0].set_ylabel(self.quality.heading, color=text)
         for axis, (runtime, threads) in zip(axes, panels):

@@ -48,6 +48,12 @@ def quantize_onnx(source: str | Path, target: str | Path,
         quantize(Path(source), path, images)
 
 
+def find_quantizers() -> list[str]:
+    """The runtimes of :data:`QUANTIZERS` that are installed with their quantisers."""
+    return [runtime for runtime, package in QUANTIZERS.items()
+            if importlib.util.find_spec(runtime) and importlib.util.find_spec(package)]
+
+
 def require_quantizer(runtime: str) -> None:
     """Refuse a runtime outside :data:`QUANTIZERS`, or without its quantiser.
 
@@ -127,9 +133,9 @@ def choose_fp32_blocks(quantized: Path, judge: Callable[[Path], tuple[float, flo
 
 
 def compute_in_fp32(quantized: str | Path, target: str | Path, blocks: Sequence[str]) -> None:
-    """Write an int8 file some of whose blocks compute in fp32, with weights rounded to 8 bits.
+    """Write an int8 file some of whose blocks compute in fp32.
 
-    Their products read and give numbers that are not rounded.
+    Their products read and give numbers that are not rounded, by weights that int8 rounded.
 
     Args:
         quantized (str | Path): The int8 file.
@@ -138,24 +144,48 @@ def compute_in_fp32(quantized: str | Path, target: str | Path, blocks: Sequence[
             network is inside another.
     """
     import onnx
+    from onnx.reference import ReferenceEvaluator
     model = onnx.load(quantized)
     makers = {output: node for node in model.graph.node for output in node.output}
+    constants = {constant.name: constant for constant in model.graph.initializer}
     ends = tuple(f'.{block}' for block in blocks)
     chosen = {id(node) for node in model.graph.node
               if node.op_type in PRODUCTS and f'.{_block_of(node)}'.endswith(ends)}
+    exact = {}
     for node in model.graph.node:
         for place, value in enumerate(node.input):
             source = makers.get(value)
-            rounds = source is not None and source.op_type == 'DequantizeLinear'
-            rounding = makers.get(source.input[0]) if rounds else None
-            if rounding is None:  # weights, which are constants, stay rounded
+            if source is None or source.op_type != 'DequantizeLinear':
                 continue
-            exact = rounding.input[0]
-            given = id(makers.get(exact)) in chosen and node.op_type not in PRODUCTS
-            if id(node) in chosen or given:
-                node.input[place] = exact
+            rounding = makers.get(source.input[0])
+            if rounding is not None:
+                given = id(makers.get(rounding.input[0])) in chosen
+                if id(node) in chosen or given and node.op_type not in PRODUCTS:
+                    node.input[place] = rounding.input[0]
+            elif id(node) in chosen:  # a runtime would dequantise weights in every run
+                known = {name: onnx.numpy_helper.to_array(constants[name])
+                         for name in source.input}
+                weights, = ReferenceEvaluator(source).run(None, known)
+                node.input[place] = f'{value}_fp32'
+                exact[node.input[place]] = weights
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(weights, name)
+                                   for name, weights in exact.items())
+    _prune(model.graph)
     with atomic_write(target) as path:
         onnx.save(model, path)
+
+
+def _prune(graph: Any) -> None:
+    """Take away what no output depends on: runtimes would not fuse the nodes before it."""
+    used, needed = {output.name for output in graph.output}, []
+    for node in reversed(graph.node):  # makers come before readers
+        if used.intersection(node.output):
+            needed.insert(0, node)
+            used.update(node.input)
+    constants = [constant for constant in graph.initializer if constant.name in used]
+    for items, left in ((graph.node, needed), (graph.initializer, constants)):
+        del items[:]
+        items.extend(left)
 
 
 def _block_of(node: Any) -> str:

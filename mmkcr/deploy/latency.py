@@ -21,7 +21,7 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.visualization import show_progress
 
 #: Least number of timed pairs.
-LEAST_PAIRS = 8
+LEAST_PAIRS = 6
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 Side = nn.Module | str | Path
 Clock = Callable[[], float]

@@ -198,6 +198,13 @@ def deciding_scores(task: nn.Module, outputs: Any) -> Any:
     return sum(outputs) if summed else outputs
 
 
+def gives_scores(model: nn.Module, outputs: Sequence[Tensor]) -> bool:
+    """Whether a network's outputs for one image are a score of each class."""
+    classes = getattr(model, 'num_classes', None) or getattr(
+        getattr(model, 'config', None), 'num_labels', None)
+    return [tuple(output.shape) for output in outputs] == [(1, classes)]
+
+
 def find_task(model: nn.Module) -> nn.Module:
     """The task model inside our training wrappers and the wrappers of :func:`unwrap`."""
     model = unwrap(model)

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,7 +110,8 @@ def test_other_images_under_the_same_names_begin_anew(run, work, monkeypatch):
 
 def test_a_frontier_gets_network_images_and_options(run, monkeypatch):
     calls = []
-    monkeypatch.setattr(frontier, 'measure_frontier', lambda *given: calls.append(given))
+    monkeypatch.setattr(frontier, 'measure_frontier', lambda *given: (
+        calls.append(given), SimpleNamespace(folder=given[3]))[1])
     assert 'Wrote work_dirs/tiny/frontier/frontier.md' in run(
         'frontier timm::tiny --calibration images --keep 90% --runtime onnxruntime')
     (model, images, options, _), = calls

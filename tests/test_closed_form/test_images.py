@@ -106,23 +106,16 @@ def test_a_masked_image_model_gets_a_batch_of_whole_images():
 
 def test_files_for_a_runtime_take_one_size(monkeypatch, tmp_path):
     given = []
-
-    class Bench:
-        def __init__(self, dense, held_out, ranges, logits):
-            given.extend([ranges, held_out])
-
-        def deploy(self, *args):
-            pass
-
-    monkeypatch.setattr(compress_files, 'FileBench', Bench)
+    monkeypatch.setattr(compress_files.FileBench, 'deploy', lambda bench, *_: given.append(bench))
     batches = [dict(inputs=torch.full((2, 3, *size), float(place)))
                for place, size in enumerate(SIZES)]
     options = compress_files.FileOptions(config='', checkpoint='', input_shape=(3, 24, 40))
-    task = compress_files.CompressTask(options, None, nn.Identity(), {}, batches, tmp_path, {})
+    task = compress_files.CompressTask(options, None, nn.Conv2d(3, 2, 1), {}, batches, tmp_path, {})
     compress_files.int8_files(task, nn.Identity(), tmp_path, 'onnxruntime')
-    assert [len(part) for part in given] == [7, 1]
-    for place, images in enumerate([*given[0], *given[1]]):
-        assert images.shape == (1, 3, 24, 40) and (images.round(decimals=3) == place // 2).all()
+    images = [*given[0].ranges, *given[0].looked_at, *given[0].held_out]
+    assert len(images) == 2 * len(SIZES)
+    for place, image in enumerate(images):
+        assert image.shape == (1, 3, 24, 40) and (image.round(decimals=3) == place // 2).all()
 
 
 def test_a_broken_image_is_named_once(tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkcr.core import CostModel, solve_budget
+from mmkcr.core.budget import read_share
 from mmkcr.core.selection import select_units
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.methods.search.gumbel import GumbelChannelGate
@@ -136,3 +137,10 @@ def test_equal_scores_in_double_precision(value, total, divisor):
     scores = {site: torch.full((total, ), value, dtype=torch.float64) for site in COSTS}
     dense = macs(dict.fromkeys(COSTS, total))
     assert sizes_of(solve_budget(scores, macs, dense, divisor)) == dict.fromkeys(COSTS, total)
+
+
+@pytest.mark.parametrize(('text', 'share'), [
+    ('95%', 0.95), (0.9, 0.9), ('.5', 0.5), (1, 1), ('101%', 1.01), ('much', math.nan),
+    ('5%%', math.nan), ('12G', math.nan)])
+def test_a_share_is_read_as_it_is_written(text, share):
+    assert read_share(text) == pytest.approx(share, nan_ok=True)

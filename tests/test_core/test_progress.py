@@ -56,3 +56,16 @@ def test_work_with_another_key_begins_anew_and_says_so(folder, caplog):
         assert f'holds work of another call ({differing})' in caplog.text
         assert sorted(path.name for path in folder.iterdir()) == ['first.pth', 'key.json']
         assert json.loads((folder / 'key.json').read_text()) == key
+
+
+def test_what_was_made_once_is_read(folder):
+    calls = []
+
+    def make():
+        calls.append(1)
+        return dict(value=torch.ones(2))
+
+    for _ in range(2):
+        progress = Progress(folder, dict(of='it'))
+        assert torch.equal(progress.once('value', make)['value'], torch.ones(2))
+    assert len(calls) == 1

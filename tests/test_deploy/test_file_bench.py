@@ -13,7 +13,14 @@ from two_branches import conformer
 from lab.model_zoo import random_subnet
 from mmkcr.cli.compress_config import file_table
 from mmkcr.deploy import file_bench
-from mmkcr.deploy.file_bench import DeployedFile, FileBench, read_images, tell_blocks
+from mmkcr.deploy.file_bench import (
+    LOOKED_AT,
+    RANGES,
+    DeployedFile,
+    FileBench,
+    read_images,
+    tell_blocks,
+)
 from mmkcr.deploy.int8 import QUANTIZERS
 from mmkcr.deploy.latency_table import ensure_search_space
 from mmkcr.deploy.runtimes import open_onnx
@@ -47,7 +54,7 @@ def test_four_files(runtime, tmp_path):
     dense, slim = classifier(), classifier()
     ensure_search_space(slim, ['mlp_channels'])
     random_subnet(slim, '80%', SHAPE)
-    bench = FileBench(dense, noise(8), noise(16, seed=1), logits=True)
+    bench = FileBench(dense, noise(8), noise(16, seed=1), SHAPE, logits=True)
     rows = {row.name: row for row in bench.deploy(slim, tmp_path, runtime)}
     assert list(rows) == ['dense', 'slim', 'dense int8', 'slim int8']
     assert not any('pixels' in row.agreement for row in rows.values())
@@ -69,7 +76,7 @@ def test_classes_of_a_conformer_are_those_of_both_branches(tmp_path):
     pytest.importorskip('onnxruntime')
     model = conformer()
     images = torch.cat(noise(32))
-    bench = FileBench(model, images.split(1), noise(16, seed=1), logits=True)
+    bench = FileBench(model, images.split(1), noise(16, seed=1), SHAPE, logits=True)
     rows = {row.name: row for row in bench.deploy(model, tmp_path, 'onnxruntime')}
     with torch.no_grad():
         wanted = sum(model(images)).argmax(1).numpy()
@@ -109,7 +116,8 @@ def test_of_a_segmentor_pixels_are_compared(tmp_path):
         type='mmseg.EncoderDecoder', backbone=backbone, test_cfg=dict(mode='whole'),
         decode_head=dict(type='mmseg.FCNHead', in_channels=128, channels=128, num_convs=0,
                          concat_input=False, num_classes=4, norm_cfg=None))).eval()
-    row = FileBench(model, noise(2), noise(2, seed=1)).deploy(model, tmp_path, 'onnxruntime')[0]
+    bench = FileBench(model, noise(2), noise(2, seed=1), SHAPE)
+    row = bench.deploy(model, tmp_path, 'onnxruntime')[0]
     assert row.agreement['pixels'] == 1 and 'top1' not in row.agreement
 
 
@@ -136,15 +144,26 @@ def test_blocks_are_chosen_on_images_that_no_range_was_made_from(tmp_path, monke
         judge(path), next(chosen))[1])
     made = []
     monkeypatch.setattr(file_bench, 'compute_in_fp32', lambda *args: made.append(args[2]))
-    held_out, ranges, others = noise(2), noise(3, seed=1), noise(4, seed=2)
-    bench = Bench(nn.Conv2d(3, 2, 4, 4), held_out, ranges, others)
+    bench = Bench(nn.Conv2d(3, 2, 4, 4), noise(2), fit := noise(8, seed=1), SHAPE)
+    assert torch.equal(torch.cat([*bench.ranges, *bench.looked_at]), torch.cat(fit))
+    assert len(bench.looked_at) == 3
     file = tmp_path / 'a.onnx'
     assert bench.quantize(file, file, 'onnxruntime', 0.9) is None
     assert bench.quantize(file, file, 'onnxruntime', 0.95) == ['blocks.1']
     assert bench.quantize(file, file, 'onnxruntime', 0.95) == []
-    assert len(looked) == 5 and all(images is others for images in looked)
+    assert len(looked) == 5 and all(images is bench.looked_at for images in looked)
     assert bench.quantize(file, file, 'onnxruntime', blocks=['blocks.2']) == ['blocks.2']
     assert len(looked) == 5 and made == [['blocks.1'], ['blocks.2']]
+
+
+def test_ranges_are_of_few_images_and_other_sources_are_looked_at():
+    model = nn.Conv2d(3, 2, 4, 4)
+    bench = FileBench(model, noise(2), noise(60, seed=1), SHAPE)
+    assert (len(bench.ranges), len(bench.looked_at)) == (RANGES, LOOKED_AT)
+    bench = FileBench(model, noise(2), noise(60, seed=1), SHAPE, most=60)
+    assert len(bench.ranges) == 60 - LOOKED_AT
+    single = FileBench(model, noise(2), noise(1, seed=1), SHAPE)
+    assert torch.equal(single.ranges[0], single.looked_at[0])
 
 
 @pytest.mark.parametrize(('blocks', 'note'), [

@@ -1,6 +1,7 @@
 """Imports point one way: every package may import those before it, and no other."""
 
 import ast
+import functools
 import re
 import sys
 from collections import Counter
@@ -51,31 +52,34 @@ def package_of(path: Path) -> str:
 
 def imports(path: Path) -> Iterator[Import]:
     """Full names of all modules that a file imports, in functions and for annotations too."""
-    parts, tree = path.relative_to(ROOT).with_suffix('').parts, ast.parse(path.read_text())
-    inner = {id(node) for function in ast.walk(tree) if isinstance(function, ast.FunctionDef)
-             for node in ast.walk(function)}
-    for node in ast.walk(tree):
+    parts = path.relative_to(ROOT).with_suffix('').parts
+    nodes = [(ast.parse(path.read_text()), False)]
+    for node, inner in nodes:  # which grows
+        inner = inner or isinstance(node, ast.FunctionDef)
+        nodes += [(child, inner) for child in ast.iter_child_nodes(node)]
         base = ''
         if isinstance(node, ast.ImportFrom):
             above = parts[:len(parts) - node.level] if node.level else ()
             base = '.'.join([*above, *([node.module] if node.module else []), ''])
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from (Import(path, f'{base}{alias.name}', id(node) in inner)
-                        for alias in node.names)
+            yield from (Import(path, f'{base}{alias.name}', inner) for alias in node.names)
 
 
-ALL = [found for path in FILES for found in imports(path)]
+@functools.cache
+def all_imports() -> list[Import]:
+    """Of all files; read once, where a test asks for them."""
+    return [found for path in FILES for found in imports(path)]
 
 
 def test_every_package_has_a_layer():
     there = {package_of(path) for path in FILES} - {'__init__'}
     assert there == set(LEVEL)
-    assert len(ALL) > 1000  # the search found something
+    assert len(all_imports()) > 1000  # the search found something
 
 
 def test_imports_point_down():
     wrong = []
-    for path, target, _ in ALL:
+    for path, target, _ in all_imports():
         own, names = package_of(path), target.split('.')
         if names[0] != 'mmkcr' or len(names) < 2 or own == names[1] or own == '__init__':
             continue
@@ -87,7 +91,7 @@ def test_imports_point_down():
 def test_no_module_imports_the_whole_package():
     """Its names are of all layers, so an arrow could point up without being seen."""
     layers = {f'mmkcr.{name}' for name in LEVEL}
-    assert not [f'{path.relative_to(ROOT)} imports {target}' for path, target, _ in ALL
+    assert not [f'{path.relative_to(ROOT)} imports {target}' for path, target, _ in all_imports()
                 if re.fullmatch(r'mmkcr(\.\w+)?', target) and target not in layers]
 
 
@@ -108,7 +112,7 @@ def own_module(target: str) -> str | None:
 def test_no_circle_of_imports_inside_a_package():
     """When a module is imported, all that it imports is complete; functions count, too."""
     graph = {name: set() for name in MODULES}
-    for path, target, _ in ALL:
+    for path, target, _ in all_imports():
         if own_module(target) not in (None, module_of(path)):
             graph[module_of(path)].add(own_module(target))
     TopologicalSorter(graph).prepare()  # raises an error that names the circle
@@ -117,7 +121,7 @@ def test_no_circle_of_imports_inside_a_package():
 def modules_with_hosts() -> set[str]:
     """The hosts, and all modules of this package that load one when they are imported."""
     needs = {name: {name.rpartition('.')[0]} for name in MODULES}  # the package around a module
-    for path, target, inner in ALL:
+    for path, target, inner in all_imports():
         if not inner:
             needs[module_of(path)].add(own_module(target) or target.split('.')[0])
     hosted = {'mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg'}
@@ -128,7 +132,7 @@ def modules_with_hosts() -> set[str]:
 
 def test_an_import_in_a_function_keeps_a_host_out():
     """Any other import of our own stands at the top of its file."""
-    inner = [(module_of(path), own_module(target)) for path, target, inner in ALL
+    inner = [(module_of(path), own_module(target)) for path, target, inner in all_imports()
              if inner and own_module(target)]
     hosted = modules_with_hosts()
     assert len(inner) > 10
@@ -136,17 +140,19 @@ def test_an_import_in_a_function_keeps_a_host_out():
 
 
 def test_the_package_imports_neither_tools_nor_laboratory_nor_tests():
-    assert not [found for found in ALL if found.target.split('.')[0] in ('lab', 'tools', 'tests')]
+    assert not [found for found in all_imports()
+                if found.target.split('.')[0] in ('lab', 'tools', 'tests')]
 
 
 def test_the_package_itself_imports_the_lowest_layers_only():
-    own = [target.split('.')[1] for path, target, _ in ALL if path == PACKAGE / '__init__.py'
-           and target.startswith('mmkcr.')]
+    own = [target.split('.')[1] for path, target, _ in all_imports()
+           if path == PACKAGE / '__init__.py' and target.startswith('mmkcr.')]
     assert own and all(LEVEL[name] < 1 for name in own)
 
 
 def third_party(package: str) -> set[str]:
-    found = {target.split('.')[0] for path, target, _ in ALL if package_of(path) == package}
+    found = {target.split('.')[0] for path, target, _ in all_imports()
+             if package_of(path) == package}
     return found - set(sys.stdlib_module_names) - {'mmkcr'}
 
 
@@ -170,7 +176,7 @@ def test_core_names_no_method():
 
 
 def test_no_private_name_is_imported_from_another_module():
-    found = [f'{path.relative_to(ROOT)} imports {target}' for path, target, _ in ALL
+    found = [f'{path.relative_to(ROOT)} imports {target}' for path, target, _ in all_imports()
              if target.startswith('mmkcr.') and re.fullmatch('_[^_].*', target.split('.')[-1])]
     assert not found
 
