@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from mmengine.dist import all_reduce, get_dist_info
+from mmengine.logging import MessageHub
 from torch import Tensor, nn
 
 from mmkcr.core import Axis
@@ -201,9 +202,11 @@ class MaskedSearchModel(SearchModel):
         return super()._added_losses() + ['loss_reconstruction'] * (self.reconstruction is not None)
 
     def end_search(self) -> None:
-        """Freeze the reconstruction, for whose gradients a distributed wrapper would wait."""
+        """End the reconstruction, for whose gradients a distributed wrapper would wait."""
         if self.reconstruction is not None and self.end_when_decided:
             self.reconstruction.requires_grad_(False)
+            # the log would go on with its last value
+            MessageHub.get_current_instance().log_scalars.pop('train/reconstruction_error', None)
 
     @contextmanager
     def _masked(self, generator: torch.Generator, sizes: Tensor | None) -> Iterator[dict]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mmengine.logging import MessageHub
 from mmpretrain.structures import DataSample
 
 from mmkcr.methods.ofb.masked_search import MaskedImageHead
@@ -156,7 +157,10 @@ def test_masking_ends_with_the_last_decision(ends):
         assert 'loss_reconstruction' in model(images, SAMPLES, mode='loss')
         gate.restrict(gate.only(0))
     apply_decisions(search_space(model).sites)
+    hub = MessageHub.get_instance(f'masking_ends_{ends}')
+    hub.update_scalar('train/reconstruction_error', 0.5)
     model.end_search()
+    assert ('train/reconstruction_error' in hub.log_scalars) == (not ends)
     losses = model(images, SAMPLES, mode='loss')
     assert ('loss_reconstruction' in losses) == (not ends)
     total, logs = model.parse_losses(losses)
