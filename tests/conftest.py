@@ -25,6 +25,9 @@ os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 ensure_torchvision()  # before any host library
 prepare_hosts()  # tests read `mmkcr::` bases, as commands do
 torch.set_num_threads(1)
+for devices in (torch.cuda, torch.xpu, torch.mtia):
+    if not devices.is_available():  # each seed would keep three stacks for them, in 2 ms
+        devices.manual_seed_all = lambda seed: None
 gc.disable()  # until all is imported
 
 
@@ -109,7 +112,7 @@ def _isolated():
     A Runner's name ends with the second it was built in: two tests that name theirs alike
     within one second would share them, and the second would log into the first one's folder.
     """
-    torch.default_generator.manual_seed(0)  # `torch.manual_seed` keeps three stacks for GPUs
+    torch.manual_seed(0)
     if torch.get_num_threads() > 1:  # as some commands leave it: threads that wait take a core
         torch.set_num_threads(1)
     logging.getLogger('mmengine').setLevel(logging.WARNING)
@@ -121,11 +124,12 @@ def _isolated():
         manager._instance_dict.clear()
 
 
-#: Runs programs in copies of a process that has imported PyTorch alone, with its compiler, which
-#: torchvision imports within two seconds.
+#: Runs programs in copies of a process that has imported PyTorch with its compiler, which
+#: torchvision imports within two seconds, and what the hosts import of other libraries.
 AFTER_TORCH = """
 import json, os, sys, traceback
-import torch._dynamo
+import cv2, matplotlib.pyplot, scipy.optimize, scipy.stats, sklearn.metrics
+import torch._dynamo, torch.distributed.fsdp
 for line in sys.stdin:
     code, folder, output = json.loads(line)
     child = os.fork()

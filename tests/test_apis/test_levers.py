@@ -26,7 +26,7 @@ FEW = dict(targets=['60%'], sides=[0.5], runtime=['onnxruntime'], keep=0.9)
 @pytest.fixture(scope='module')
 def model():
     torch.manual_seed(0)
-    network = timm.create_model('test_vit', pretrained=False, img_size=SIDE, num_classes=7)
+    network = timm.create_model('test_vit', pretrained=False, img_size=SIDE, num_classes=7, depth=2)
     for parameter in network.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.15)

@@ -255,7 +255,7 @@ DRAWS = list(product(COSTS, (True, False), WRAPPERS, (0., 0.3, 1.)))
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('number', every_nth(3, range(len(LAW))), ids=every_nth(3, LAW))
+@pytest.mark.parametrize('number', every_nth(5, range(len(LAW))), ids=every_nth(5, LAW))
 def test_the_budget_law_on_the_built_network(number):
     """For each cost, with a tie at random, a wrapper or none, and frozen parts."""
     cost, tied, *others = DRAWS[7 * number % len(DRAWS)]

@@ -36,7 +36,7 @@ model = dict(
 data = dict(
     batch_size=32, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(type='CustomDataset', data_root={data!r}, data_prefix='val',
-                 indices=list(range(0, 360, 2)),
+                 indices=list(range(0, 360, 3)),
                  pipeline=[dict(type='LoadImageFromFile'), dict(type='PackInputs')]))
 train_dataloader = val_dataloader = test_dataloader = data
 del data

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from long_form import every_nth
+from long_form import LONG
 from mmkcr.cli.command import Parser
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config
@@ -255,16 +255,19 @@ def good(words, files):
     return [re.sub(r'\{(\w+)\}', lambda m: str(files.get(m[1], m[1])), word) for word in words]
 
 
-def calls(tool, files, wrong, options):
-    """Wrong calls of a command, as lists of words."""
-    rows = [row.split() for row in ROWS[tool].split(' | ')]
-    for row in rows:
+def with_wrong_words(tool, files, wrong):
+    """Calls of a command in whose place of a file or folder stands a wrong one."""
+    for row in (row.split() for row in ROWS[tool].split(' | ')):
         for place, word in enumerate(row):
             kind = KINDS.get(word.strip('{}'))
             values = wrong.get(kind, ()) if word not in row[:place] else ()
             for value in (*values, files['nan']) if kind == 'checkpoint' else values:
                 yield [*good(row[:place], files), str(value), *good(row[place + 1:], files)]
-    row = good(rows[0], files)
+
+
+def with_wrong_options(tool, files, options):
+    """Calls of a command with wrong values of its options, or too many words."""
+    row = good(ROWS[tool].split(' | ')[0].split(), files)
     for option, values in OPTIONS.items():
         for value in values if option in options or option == '--no-such-option' else ():
             yield [*row, option, *value.replace('%%', '%').split()]
@@ -274,8 +277,12 @@ def calls(tool, files, wrong, options):
     if '--device' in options and not torch.cuda.is_available():
         yield [*row, '--device', 'cuda']
     yield [*row, 'many', 'words', 'too', 'many']
-    for more in MORE.get(tool, ()):
-        yield good(more.split(), files)
+
+
+def part(tool, step, calls):
+    """Every ``step``-th call, of each command from another one on; all in the long form."""
+    calls = list(calls)
+    return calls if LONG else calls[TOOLS.index(tool) % step::step]
 
 
 @pytest.fixture
@@ -320,11 +327,14 @@ def complained(capsys, monkeypatch, tmp_path, forget_runs):
     signal.signal(signal.SIGPROF, before)
 
 
-@pytest.mark.parametrize('tool', every_nth(2, TOOLS))
+@pytest.mark.parametrize('tool', TOOLS)
 def test_wrong_inputs(tool, load_tool, files, wrong, complained):
+    """Each wrong file and value is given to some commands, in the long form to all."""
     main = load_tool(tool).main
     found = {}
-    for words in calls(tool, files, wrong, offered(main)):
+    for words in (*part(tool, 5, with_wrong_words(tool, files, wrong)),
+                  *part(tool, 3, with_wrong_options(tool, files, offered(main))),
+                  *(good(more.split(), files) for more in MORE.get(tool, ()))):
         problem = complained(main, words)
         if problem and not (words[-2:-1] and words[-2] in LATE and problem.startswith('wrote ')):
             found[' '.join(words)] = problem[:400]

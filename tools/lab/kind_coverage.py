@@ -406,13 +406,12 @@ def law_error(family: Family, kinds: Sequence[Any], seed: int = 0,
     plain.load_state_dict(state, strict=False)
     plain.eval()
     whole = run(family, plain, images)
-    subnet = copy.deepcopy(supernet)
-    subnet.search_space.slice_to(structure)
-    subnet.eval()
-    found = run(family, subnet, images)
+    space.slice_to(structure)  # the supernet becomes the subnet
+    supernet.eval()
+    found = run(family, supernet, images)
     again = Searchable(family.build(), sites=kinds, structure=Structure.load(structure.to_dict()))
     again = again.double()
-    again.load_state_dict(subnet.state_dict(), strict=False)  # the space itself is strict
+    again.load_state_dict(supernet.state_dict(), strict=False)  # the space itself is strict
     again.eval()
     reloaded = run(family, again, images)
     scale = max(float(out.abs().max()) for out in expected)
@@ -448,6 +447,13 @@ def open_masks_error(family: Family, kind: str) -> tuple[float, float]:
     return error / scale, moved / scale
 
 
+@functools.lru_cache(maxsize=1)
+def _dense_host(name: str) -> nn.Module:
+    """A network of a family, which its kinds of site look at one after the other."""
+    torch.manual_seed(0)
+    return FAMILIES[name].build()
+
+
 @functools.lru_cache(maxsize=None)
 def cell(name: str, kind: str) -> str:
     """``'✓'`` if the law holds, or why a family has no site of a kind.
@@ -456,9 +462,7 @@ def cell(name: str, kind: str) -> str:
         name (str): Of :data:`FAMILIES`.
         kind (str): Of site.
     """
-    family = FAMILIES[name]
-    torch.manual_seed(0)
-    host = family.build()
+    family, host = FAMILIES[name], _dense_host(name)
     reason = why_not(host, kind)
     if reason:
         reason = re.sub(r' at `[^`]*`$', '', reason)

@@ -47,6 +47,8 @@ LAYERS = dict(kcr={'SlicedLayerNorm', 'Put'}, ofb={'SizedWindowAttention'})
 GUMBEL = [name for name, network in NETWORKS.items()
           if network.gates['type'] == 'mmkcr.GumbelChannelGate']
 every = pytest.mark.parametrize('name', NETWORKS)
+#: From the last one on: some of each class.
+every_second = pytest.mark.parametrize('name', every_nth(2, reversed(NETWORKS)))
 
 
 @every
@@ -99,7 +101,7 @@ def test_gates_that_a_budget_or_a_divisor_moves(name, divisor):
     assert_same(outputs(model, x), outputs(subnet, x))
 
 
-@every
+@every_second
 def test_inference_is_deterministic_and_the_same_alone_and_in_a_batch(name):
     subnet, x = scene(name)[1], torch.randn(3, 3, *NETWORKS[name].size)
     found = outputs(subnet, x)
@@ -108,7 +110,7 @@ def test_inference_is_deterministic_and_the_same_alone_and_in_a_batch(name):
     assert_same(found, [torch.cat(level) for level in zip(*alone)])
 
 
-@every
+@every_second
 def test_subnet_from_its_file_and_state_dict(name, tmp_path):
     model, subnet, structure = scene(name)
     cls, _, kwargs, size = NETWORKS[name]
@@ -131,7 +133,7 @@ def test_subnet_from_its_file_and_state_dict(name, tmp_path):
     assert own.search_space.totals() == model.search_space.totals()
 
 
-@every
+@every_second
 def test_dense_checkpoint_loads_into_supernet_apart_from_what_is_added(name):
     cls, gates, kwargs, _ = NETWORKS[name]
     dense, model = randomise(cls(**kwargs), 3), cls(**kwargs, gates=gates)

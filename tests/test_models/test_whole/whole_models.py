@@ -24,14 +24,23 @@ def _shipped(path):
     return copy.deepcopy(_read(path).model)
 
 
-def _upernet_batch_norm():
+def _upernet():
+    """Narrower than shipped: a refit takes the cube of a convolution's inputs."""
     model = _shipped(UPERNET)
+    model.backbone.arch.embed_dims = 16
+    model.decode_head.update(in_channels=[16, 32], channels=24)
+    model.auxiliary_head.in_channels = 32
+    return model
+
+
+def _upernet_batch_norm():
+    model = _upernet()
     model.decode_head.norm_cfg, model.decode_head.channels = dict(type='BN'), 12
     return model
 
 
 def _segformer():
-    model = _shipped(UPERNET)
+    model = _upernet()
     head = {key: model.decode_head[key] for key in ('in_channels', 'in_index', 'num_classes')}
     model.decode_head = dict(head, type='SegformerHead', channels=12, align_corners=False,
                              norm_cfg=dict(type='BN'))
@@ -109,7 +118,7 @@ def _mask2former():
 
 #: Configs of models by name.
 MODELS = dict(
-    upernet=partial(_shipped, UPERNET), upernet_batch_norm=_upernet_batch_norm,
+    upernet=_upernet, upernet_batch_norm=_upernet_batch_norm,
     segformer=_segformer, mask_rcnn=_mask_rcnn, cascade=_cascade,
     cascade_of_boxes=partial(_cascade, masks=False), short_masks=partial(_mask_rcnn, convs=0),
     pafpn=partial(_mask_rcnn, neck='PAFPN'), mask2former=_mask2former,
