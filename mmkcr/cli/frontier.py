@@ -92,7 +92,11 @@ def judge(job: FrontierJob, task: Any, folder: Path, file: Path, runtime: str,
 
 
 def read_named(job: FrontierJob) -> tuple[Any, ...]:
-    """Arguments of :func:`measure_frontier` for a network of timm or transformers."""
+    """Arguments of :func:`measure_frontier` for a network of timm or transformers.
+
+    Raises:
+        ValueError: The whole model is to be cut, or an option needs a config.
+    """
     check_named(job, ('cfg_options', 'evaluate', 'metric'))
     if 'model' in job.scopes:
         raise ValueError('expected a config of mmpretrain, mmdet or mmseg for `--scopes model`, '

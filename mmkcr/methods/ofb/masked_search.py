@@ -197,6 +197,9 @@ class MaskedSearchModel(SearchModel):
         losses['reconstruction_error'] = error.detach()
         return losses
 
+    def _added_losses(self) -> list[str]:
+        return super()._added_losses() + ['loss_reconstruction'] * (self.reconstruction is not None)
+
     def end_search(self) -> None:
         """Freeze the reconstruction, for whose gradients a distributed wrapper would wait."""
         if self.reconstruction is not None and self.end_when_decided:

@@ -126,14 +126,20 @@ class RegularizedModel(BaseModel):
 
         Returns:
             tuple[Tensor, dict]: The sum, and values to log: ``loss`` (the sum), ``loss_task`` (the
-            share of the task model) and then every term.
+            share of the task model) and then every term, with 0 where it is switched off: a log
+            would go on with the last value of a term that is not there.
         """
         terms = {'loss_task' if name == 'loss' else name: value for name, value in losses.items()}
         total, logged = super().parse_losses(terms)
         ours = ['loss_task' if name == 'loss' else name for name in self._task_losses]
         share = sum((logged[name] for name in ours if name in logged), torch.zeros_like(total))
         terms = {name: value for name, value in logged.items() if name not in ('loss', 'loss_task')}
-        return total, {'loss': total, 'loss_task': share, **terms}
+        off = {name: torch.zeros_like(total) for name in self._added_losses() if name not in terms}
+        return total, {'loss': total, 'loss_task': share, **off, **terms}
+
+    def _added_losses(self) -> list[str]:
+        """Names of the losses that are added to the losses of the task model, at some time."""
+        return [f'loss_{name}' for name in self.regularizers]
 
     @staticmethod
     def _needed(name: str, term: nn.Module, inputs: Tensor,

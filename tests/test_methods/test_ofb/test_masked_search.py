@@ -159,6 +159,9 @@ def test_masking_ends_with_the_last_decision(ends):
     model.end_search()
     losses = model(images, SAMPLES, mode='loss')
     assert ('loss_reconstruction' in losses) == (not ends)
+    total, logs = model.parse_losses(losses)
+    terms = [value for name, value in logs.items() if name.startswith('loss_')]
+    assert 'loss_reconstruction' in logs and sum(terms).isclose(total)
     assert all(p.requires_grad != ends for p in model.reconstruction.parameters())
     if ends:
         plain = model.architecture(images, SAMPLES, mode='loss')

@@ -84,6 +84,9 @@ def test_regulariser_sees_the_features_of_the_same_forward():
     term.active = False
     plain = model(inputs, samples, mode='loss')
     assert set(plain) == {'loss'} and plain['loss'] == losses['loss']
+    # a log would go on with the last value of what is not told
+    total, logs = model.parse_losses(plain)
+    assert logs == {'loss': total, 'loss_task': total, 'loss_kcr': 0}
 
 
 def test_sample_form_gets_the_indices():
