@@ -249,7 +249,8 @@ def test_files_in_int8_are_evaluated_too(checkpoint, compress, run_tool, data, t
     out, metrics = tmp_path / 'slim', tmp_path / 'metrics.json'
     printed = compress('--target-macs', '40%', '--evaluate', '--int8', runtime)
     table = printed[printed.index('difference from dense'):]
-    assert re.search('same class[ ┃]+accuracy/top1', table.splitlines()[0])
+    assert re.search(r'same class as dense \(% of images\)[ ┃]+accuracy/top1',
+                     table.splitlines()[0])
     told = {f'{name}{form}': re.search(  # behind four other numbers
         rf'{name}_{runtime}{form}.onnx(?:[ │]+[\d.%]+){{4}}[ │]+([\d.]+)', table)[1]
         for form in ('', '_int8') for name in ('dense', 'slim')}
