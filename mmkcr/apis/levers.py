@@ -134,8 +134,8 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
     bench = _Bench(model, images, options, out, forward, evaluate)
     runtimes = options.runtime or find_quantizers()
     steps = itertools.product(runtimes, combine(bench.levers()), options.threads)
-    # a cut is made where a row first needs it, and takes the time of several rows
-    work = {step: 5 if [lever.kind for lever in step[1]] == ['cut'] else 1 for step in steps}
+    # a cut is made in a row of its own, where no other lever is first, and takes longer
+    work = {step: 5 if step[1] and step[1][0].kind == 'cut' else 1 for step in steps}
     for step in show_progress(work, 'Frontier', sum(work.values()), False, size=work.get):
         bench.add_row(*step)
     return bench.finish()

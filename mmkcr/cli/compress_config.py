@@ -59,7 +59,7 @@ def next_steps(files: SubnetFiles) -> str:
 
 def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | None = None,
              runtime: str = 'onnxruntime') -> dict[str, float]:
-    """Metrics of a model, or of its exported file, on the test set of its config.
+    """Metrics of a model, or of its exported file, on the test set of its config: numbers alone.
 
     Args:
         config (Config): Config of the model; it is not changed.
@@ -75,7 +75,7 @@ def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | No
     if onnx is not None:
         run_by_file(runner.model, onnx, runtime)
     with no_workers_left(runner):
-        return runner.test()
+        return {name: value for name, value in runner.test().items() if isinstance(value, Real)}
 
 
 def begin(files: SubnetFiles, step: str) -> None:
@@ -141,8 +141,7 @@ def compress_targets(args: CompressJob, task: CompressTask,
 
 def file_table(files: Sequence[DeployedFile], metrics: Sequence[dict[str, float]]) -> str:
     """The files of ``--int8`` side by side, with their metrics if there are any."""
-    names = [name for name, value in (metrics[0] if metrics else {}).items()
-             if isinstance(value, Real)]
+    names = [*metrics[0]] if metrics else []
     measure = find_measure(files[0].agreement)
     heads = [AGREEMENTS[measure].heading] if measure else []
     rows = []

@@ -16,7 +16,6 @@ Examples:
 
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,8 +81,7 @@ def judge(job: FrontierJob, task: Any, folder: Path, file: Path, runtime: str,
     from mmkcr.cli.compress_config import evaluate
     from mmkcr.engine.build import load_config
     config, checkpoint = (load_config(cut / CONFIG), None) if cut else (task.config, job.checkpoint)
-    metrics = {name: value for name, value in evaluate(
-        config, checkpoint, str(folder), file, runtime).items() if isinstance(value, Real)}
+    metrics = evaluate(config, checkpoint, str(folder), file, runtime)
     if job.metric is not None and job.metric not in metrics:
         raise ValueError(f'expected `--metric` of {", ".join(metrics)}, found `{job.metric}`')
     usual = [name for name in metrics if name.endswith(('mIoU', 'bbox_mAP', 'top1'))]
@@ -92,7 +90,11 @@ def judge(job: FrontierJob, task: Any, folder: Path, file: Path, runtime: str,
 
 
 def read_named(job: FrontierJob) -> tuple[Any, ...]:
-    """Arguments of :func:`measure_frontier` for a network of timm or transformers."""
+    """Arguments of :func:`measure_frontier` for a network of timm or transformers.
+
+    Raises:
+        ValueError: The whole model is to be cut, or an option needs a config.
+    """
     check_named(job, ('cfg_options', 'evaluate', 'metric'))
     if 'model' in job.scopes:
         raise ValueError('expected a config of mmpretrain, mmdet or mmseg for `--scopes model`, '

@@ -1,5 +1,6 @@
 """Files of networks for a runtime: made, timed beside the dense network's, compared with it."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.closed_form.batches import get_images, split_batches
+from mmkcr.closed_form.batches import get_images, single_images, split_batches
 from mmkcr.closed_form.report import agreement
 from mmkcr.core import atomic_write
 from mmkcr.core.forward import flat_tensors
@@ -57,15 +58,18 @@ def find_measure(compared: Mapping[str, float]) -> str | None:
     return next((name for name in AGREEMENTS if name in compared), None)
 
 
-def read_images(batches: Iterable[Any], sides: Sequence[int]) -> list[Tensor]:
+def read_images(batches: Iterable[Any], sides: Sequence[int],
+                most: int | None = None) -> list[Tensor]:
     """The images of batches, each (1, C, H, W) in fp32 and of one size.
 
     Args:
         batches (Iterable): See :func:`~mmkcr.closed_form.batches.get_images`.
         sides (Sequence[int]): (H, W); images of another size are resized.
+        most (int, optional): Most images. Defaults to None: all.
     """
     images = (image for batch in batches for image in get_images(batch).float().cpu().split(1))
-    return [F.interpolate(image, tuple(sides), mode='bilinear') for image in images]
+    return [F.interpolate(image, tuple(sides), mode='bilinear')
+            for image in itertools.islice(images, most)]
 
 
 class DeployedFile(NamedTuple):
@@ -102,11 +106,12 @@ class FileBench:
 
     def __init__(self, dense: nn.Module, held_out: Sequence[Any], fit: Sequence[Any],
                  shape: Sequence[int], logits: bool = False, most: int = RANGES) -> None:
+        fit = single_images(fit)
         first, last = split_batches(fit, None, min(len(fit) // 4 + 1, LOOKED_AT))
         self.dense, self.shape = dense, tuple(shape)
         self.held_out, self.ranges, self.looked_at = (
-            read_images(batches, self.shape[1:])
-            for batches in (held_out, first[:most], last[:LOOKED_AT]))
+            read_images(batches, self.shape[1:], count)
+            for batches, count in ((held_out, None), (first, most), (last, LOOKED_AT)))
         view = TensorModel(dense)
         with torch.no_grad():
             #: The dense network's outputs by image (1, C, H, W).
@@ -126,7 +131,13 @@ class FileBench:
         return measure
 
     def export(self, network: nn.Module, path: Path, runtime: str) -> Path:
-        """Write the file of a network for a runtime, compared there with PyTorch."""
+        """Write the file of a network, compared with PyTorch in its runtime.
+
+        Args:
+            network (nn.Module): A network with the outputs of the dense one, on the CPU.
+            path (Path): The new file.
+            runtime (str): Runtime that the file is made for.
+        """
         # traced for two images: one image shows that their number is free
         return export_onnx(network, path, self.shape, False, (1, ), runtime=runtime).path
 
@@ -166,7 +177,7 @@ class FileBench:
         Args:
             path (Path): ONNX file.
             runtime (str): Runtime that runs it.
-            images (Sequence[Tensor], optional): Of the held-out images or of those to look at.
+            images (Sequence[Tensor], optional): Images whose outputs are known.
                 Defaults to None: the held-out images.
         """
         session = open_onnx(path, runtime)

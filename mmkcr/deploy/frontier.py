@@ -46,7 +46,7 @@ class Row:
             :data:`~mmkcr.deploy.file_bench.AGREEMENTS`.
         metric (float, optional): On the labelled test set, the greater the better.
         metric_name (str): Name of the metric.
-        note (str): Why it failed, or which blocks compute in fp32.
+        note (str): Why it failed, or the blocks that compute in fp32.
         file (str): The network, ready to run; empty where another row beats it.
         seconds (float): Time that it took to make and measure the file.
     """

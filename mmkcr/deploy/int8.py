@@ -111,7 +111,7 @@ def choose_fp32_blocks(quantized: Path, judge: Callable[[Path], tuple[float, flo
         enough (float): Quality to reach.
 
     Returns:
-        list[str]: Names of blocks, such as ``'blocks.3'``. Empty if half of all blocks are not
+        list[str]: Names of blocks: ``'blocks.3'``. Empty if half of all blocks are not
         enough.
     """
     import onnx
@@ -140,8 +140,8 @@ def compute_in_fp32(quantized: str | Path, target: str | Path, blocks: Sequence[
     Args:
         quantized (str | Path): The int8 file.
         target (str | Path): The new file; an existing one is replaced.
-        blocks (Sequence[str]): Names of :func:`choose_fp32_blocks`, also of a file in which the
-            network is inside another.
+        blocks (Sequence[str]): Names of :func:`choose_fp32_blocks`, also of a file whose network
+            is inside another.
     """
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -176,7 +176,7 @@ def compute_in_fp32(quantized: str | Path, target: str | Path, blocks: Sequence[
 
 
 def _prune(graph: Any) -> None:
-    """Take away what no output depends on: runtimes would not fuse the nodes before it."""
+    """Remove nodes and constants that no output reads: runtimes do not fuse nodes before them."""
     used, needed = {output.name for output in graph.output}, []
     for node in reversed(graph.node):  # makers come before readers
         if used.intersection(node.output):
@@ -189,7 +189,7 @@ def _prune(graph: Any) -> None:
 
 
 def _block_of(node: Any) -> str:
-    """Name of the block that a node of a graph belongs to, such as ``'blocks.3'``."""
+    """Name of the block that a node of a graph belongs to: ``'blocks.3'``."""
     path = module_path(node.name)
     block = re.match(r'(?:[a-zA-Z]\w*\.)*?\w+\.\d+(?:\.\w+\.\d+)*', path)
     return block[0] if block else path

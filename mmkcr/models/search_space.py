@@ -305,5 +305,6 @@ def leave_ordinary(model: nn.Module) -> None:
 
 def search_spaces(model: nn.Module) -> list[SearchSpace]:
     """Search spaces of all searchable modules in a model."""
+    # in the dictionary: where a module has none, its `__getattr__` looks in three others and fails
     return [space for module in model.modules()
-            if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
+            if isinstance(space := vars(module).get('search_space'), SearchSpace)]

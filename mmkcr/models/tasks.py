@@ -98,11 +98,14 @@ def search_space(model: nn.Module) -> SearchSpace:
 
     Momentum copies are ignored; none, or more than one side by side, is refused.
     """
-    copied = spaces_of_copies(model)
-    hosts = [space for space in search_spaces(model) if space not in copied]
-    # backbones in hosts that are searched as a whole
-    inside = {part for space in hosts for part in space.host.modules() if part is not space.host}
-    hosts = [space for space in hosts if space.host not in inside]
+    hosts = search_spaces(model)
+    if len(hosts) > 1:  # a search asks several times in every iteration: mostly one pass is enough
+        copied = spaces_of_copies(model)
+        hosts = [space for space in hosts if space not in copied]
+        # backbones in hosts that are searched as a whole
+        inside = {part for space in hosts for part in space.host.modules()
+                  if part is not space.host}
+        hosts = [space for space in hosts if space.host not in inside]
     if len(hosts) != 1:
         raise ValueError('expected one searchable backbone (such as `KCRSwinTransformer`, or any '
                          f'in `mmkcr.Searchable`) in `{model.__class__.__name__}`, found '

@@ -177,6 +177,28 @@ def test_a_killed_call_goes_on(model, images, tmp_path, monkeypatch):
     assert (tmp_path / 'networks/60-of-the-macs').is_dir()  # its file was made before
 
 
+def test_agreement_is_measured_once_for_all_threads_and_in_fp32_for_all_runtimes(
+        model, images, tmp_path, monkeypatch):
+    for package in ('openvino', 'nncf'):
+        pytest.importorskip(package)
+    judged, compare = [], file_bench.FileBench.compare
+
+    def count(bench, path, runtime, images=None):
+        if images is None:
+            judged.append(path.stem)
+        return compare(bench, path, runtime, images)
+
+    monkeypatch.setattr(file_bench.FileBench, 'compare', count)
+    found = frontier(model, images, tmp_path, runtime=['onnxruntime', 'openvino'], threads=[1, 2],
+                     targets=[], sides=[0.5], keep=0.01)
+    assert judged == [
+        'onnxruntime-dense', 'onnxruntime-int8', 'onnxruntime-input-32-x-32',
+        'onnxruntime-int8-with-input-32-x-32', 'openvino-int8',
+        'openvino-int8-with-input-32-x-32']
+    agreements = {(row.levers, row.runtime, row.agreement) for row in found.rows if row.ratio}
+    assert len(agreements) == 2 * 4
+
+
 def test_a_dense_network_that_is_not_exported_has_no_frontier(model, images, tmp_path, monkeypatch):
     def export_onnx(*_, **__):
         raise ValueError('expected a model that the exporter takes')

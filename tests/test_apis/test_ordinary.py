@@ -130,7 +130,7 @@ SLOW = dict(scripted=('timm ViT', *GRAPHS), exported=('timm ViT', *GRAPHS),
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('name, form', every_nth(2, [
+@pytest.mark.parametrize('name, form', every_nth(3, [
     (name, form) for name in PLAIN + GRAPHS for form in FORMS
     if LONG or name in SLOW.get(form, PLAIN + GRAPHS)]))
 def test_what_the_dense_network_can_the_small_one_can(name, form):

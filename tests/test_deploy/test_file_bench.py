@@ -164,6 +164,8 @@ def test_ranges_are_of_few_images_and_other_sources_are_looked_at():
     assert len(bench.ranges) == 60 - LOOKED_AT
     single = FileBench(model, noise(2), noise(1, seed=1), SHAPE)
     assert torch.equal(single.ranges[0], single.looked_at[0])
+    large = FileBench(model, noise(2), torch.cat(noise(60, seed=1)).split(20), SHAPE)
+    assert (len(large.ranges), len(large.looked_at)) == (RANGES, LOOKED_AT)
 
 
 @pytest.mark.parametrize(('blocks', 'note'), [

@@ -5,6 +5,7 @@ import functools
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -131,19 +132,28 @@ def partly_frozen(network):
     return network
 
 
-@pytest.mark.parametrize('change', OTHERS.values(), ids=list(OTHERS))
-def test_another_distillation_begins_anew(change, tmp_path, caplog):
-    """With the numbers that it has without the first one's folder; it says what is other."""
-    def call():
-        slim, dense, images = pair()
-        return dict(student=slim, teacher=dense, images=images, length=4, forward=features,
-                    comparisons=2)
+def four_steps():
+    """Arguments of a distillation."""
+    slim, dense, images = pair()
+    return dict(student=slim, teacher=dense, images=images, length=4, forward=features,
+                comparisons=2)
 
-    torch.manual_seed(0)
-    distil(**call(), work_dir=tmp_path)
+
+@pytest.fixture(scope='module')
+def distilled(tmp_path_factory):
+    """The folder of a distillation that has ended, which tests copy."""
+    folder = tmp_path_factory.mktemp('distilled')
+    distil(**four_steps(), work_dir=folder)
+    return folder
+
+
+@pytest.mark.parametrize('change', OTHERS.values(), ids=list(OTHERS))
+def test_another_distillation_begins_anew(change, distilled, tmp_path, caplog):
+    """With the numbers that it has without the first one's folder; it says what is other."""
+    shutil.copytree(distilled, tmp_path, dirs_exist_ok=True)
     caplog.clear()
     torch.manual_seed(1)
-    other = change(call())
+    other = change(four_steps())
     found = distil(**other, work_dir=tmp_path)
     assert 'holds work of another call' in caplog.text
     expected = distil(**other)

@@ -1,21 +1,23 @@
 """The quickstart: the packaged network is compressed, timed and drawn, with numbers that hold."""
 
 import re
+import shutil
 
 from PIL import Image
 from tool_files import load_tool
 
-from lab.digits import DigitsOptions, write_digits
 from mmkcr import count_macs
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
 
 
-def test_quickstart(tmp_path, monkeypatch, capsys):
+def test_quickstart(tmp_path, digits_root, digits_options, monkeypatch, capsys):
+    """On the few scenes that other tests have written, too."""
     monkeypatch.chdir(tmp_path)
     quickstart = load_tool('quickstart')
-    few = DigitsOptions(train_scenes=quickstart.IMAGES, val_scenes=24)
-    monkeypatch.setattr(quickstart, 'write_digits', lambda folder: write_digits(folder, few))
+    monkeypatch.setattr(quickstart, 'IMAGES', digits_options.train_scenes)
+    monkeypatch.setattr(quickstart, 'write_digits',
+                        lambda folder: shutil.copytree(digits_root, folder))
     quickstart.main(['--work-dir', 'work'])
     said = capsys.readouterr().out
     slim = tmp_path / 'work/slim'

@@ -255,34 +255,49 @@ def good(words, files):
     return [re.sub(r'\{(\w+)\}', lambda m: str(files.get(m[1], m[1])), word) for word in words]
 
 
-def with_wrong_words(tool, files, wrong):
-    """Calls of a command in whose place of a file or folder stands a wrong one."""
+def wrong_words(tool, files, wrong):
+    """What is wrong, and the call: a wrong file or folder in the place of a good one."""
     for row in (row.split() for row in ROWS[tool].split(' | ')):
         for place, word in enumerate(row):
             kind = KINDS.get(word.strip('{}'))
             values = wrong.get(kind, ()) if word not in row[:place] else ()
             for value in (*values, files['nan']) if kind == 'checkpoint' else values:
-                yield [*good(row[:place], files), str(value), *good(row[place + 1:], files)]
+                yield (kind, value), [*good(row[:place], files), str(value),
+                                      *good(row[place + 1:], files)]
 
 
-def with_wrong_options(tool, files, options):
-    """Calls of a command with wrong values of its options, or too many words."""
+def wrong_options(tool, files, options):
+    """What is wrong, and the call: a value of an option, or too many words."""
     row = good(ROWS[tool].split(' | ')[0].split(), files)
     for option, values in OPTIONS.items():
         for value in values if option in options or option == '--no-such-option' else ():
-            yield [*row, option, *value.replace('%%', '%').split()]
+            yield (option, value), [*row, option, *value.replace('%%', '%').split()]
     for option, action in options.items():
         if action.choices or action.type in (int, float):
-            yield [*row, option, 'nothing']
+            yield (option, 'nothing'), [*row, option, 'nothing']
     if '--device' in options and not torch.cuda.is_available():
-        yield [*row, '--device', 'cuda']
-    yield [*row, 'many', 'words', 'too', 'many']
+        yield ('--device', 'cuda'), [*row, '--device', 'cuda']
+    yield 'many', [*row, 'many', 'words', 'too', 'many']
 
 
-def part(tool, step, calls):
-    """Every ``step``-th call, of each command from another one on; all in the long form."""
-    calls = list(calls)
-    return calls if LONG else calls[TOOLS.index(tool) % step::step]
+@pytest.fixture(scope='session')
+def calls(load_tool, files, wrong):
+    """Wrong calls by command; each wrong thing is given to one of five commands that take it.
+
+    In the long form to all of them.
+    """
+    taken, chosen = {}, {tool: [] for tool in TOOLS}
+    for tool in TOOLS:
+        for thing, words in (*wrong_words(tool, files, wrong),
+                             *wrong_options(tool, files, offered(load_tool(tool).main))):
+            taken.setdefault(thing, []).append((tool, words))
+    for number, cases in enumerate(taken.values()):
+        step = 1 if LONG else min(5, len(cases))
+        for tool, words in cases[number % step::step]:  # not the same commands for all
+            chosen[tool].append(words)
+    for tool, more in MORE.items():
+        chosen[tool] += [good(words.split(), files) for words in more]
+    return chosen
 
 
 @pytest.fixture
@@ -328,13 +343,9 @@ def complained(capsys, monkeypatch, tmp_path, forget_runs):
 
 
 @pytest.mark.parametrize('tool', TOOLS)
-def test_wrong_inputs(tool, load_tool, files, wrong, complained):
-    """Each wrong file and value is given to some commands, in the long form to all."""
-    main = load_tool(tool).main
-    found = {}
-    for words in (*part(tool, 5, with_wrong_words(tool, files, wrong)),
-                  *part(tool, 3, with_wrong_options(tool, files, offered(main))),
-                  *(good(more.split(), files) for more in MORE.get(tool, ()))):
+def test_wrong_inputs(tool, load_tool, calls, complained):
+    main, found = load_tool(tool).main, {}
+    for words in calls[tool]:
         problem = complained(main, words)
         if problem and not (words[-2:-1] and words[-2] in LATE and problem.startswith('wrote ')):
             found[' '.join(words)] = problem[:400]
