@@ -19,7 +19,7 @@ def hooks(begin):
 
 @pytest.mark.parametrize('begin', [0, 1, 3])
 def test_the_loss_is_in_the_log_from_the_first_epoch_after_warmup(build, tmp_path, begin):
-    seen = run(build, lambda runner, outputs: 'loss_kcr' in outputs, hooks=hooks(begin),
+    seen = run(build, lambda runner, outputs: bool(outputs['loss_kcr']), hooks=hooks(begin),
                log_level='WARNING')
     log = ''.join(path.read_text() for path in tmp_path.rglob('*.log'))
     never = 'kcr: the term begins in epoch 3 (from 0) of a run of 3, so it is never on'
@@ -30,15 +30,15 @@ def test_the_loss_is_in_the_log_from_the_first_epoch_after_warmup(build, tmp_pat
 
 def test_a_resumed_run_switches_at_the_same_epoch(build, tmp_path):
     run(build, lambda *_: None, hooks=hooks(1))
-    seen = run(build, lambda runner, outputs: 'loss_kcr' in outputs, hooks=hooks(1), resume=True,
-               load_from=str(tmp_path / 'epoch_1.pth'))
+    seen = run(build, lambda runner, outputs: bool(outputs['loss_kcr']), hooks=hooks(1),
+               resume=True, load_from=str(tmp_path / 'epoch_1.pth'))
     assert seen == [(1, True)] * 6 + [(2, True)] * 6
 
 
 def test_switches_at_an_iteration(build):
     hooks = [dict(type='mmkcr.NystromRefreshHook', by_epoch=False),
              dict(type='mmkcr.WarmupSwitchHook', begin=4, by_epoch=False)]
-    seen = run(build, lambda runner, outputs: (runner.iter, 'loss_kcr' in outputs), hooks=hooks,
+    seen = run(build, lambda runner, outputs: (runner.iter, bool(outputs['loss_kcr'])), hooks=hooks,
                train_cfg=dict(by_epoch=False, max_iters=6, val_interval=99))
     assert [value for _, value in seen] == [(i, i >= 4) for i in range(6)]
 
