@@ -211,7 +211,7 @@ def test_other_gates_are_refused():
     macs = MacsModel(host, host, host.search_space.gated_sites(),
                      lambda: host(torch.zeros(1, 5, 16)))
     loss = MODELS.build(dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5))
-    with pytest.raises(ValueError, match='expected gates of type `mmkcr.BiMaskGate` .*, found a '
+    with pytest.raises(ValueError, match='expected gates of type `mmkcr.BiMaskGate` .*, found '
                                          '`GumbelChannelGate` at site `mixer.heads`'):
         loss(macs)
 
