@@ -12,6 +12,8 @@ from .frontier import NAMES, Row, drop_beaten, drop_failed, find_better_row, rec
 
 #: Columns of files that are not printed.
 HIDDEN = 'made and measured in (s)', 'note', 'file'
+#: Share of the dense network's quality within which two names are as high.
+NEAR = 0.02
 #: Colours of the page, of text, of beaten rows and of the others, by picture.
 THEMES = {'frontier.png': ('#ffffff', '#24292f', '#a0a8b0', '#00897b'),
           'frontier-dark.png': ('#0d1117', '#e6edf3', '#6e7681', '#4db6ac')}
@@ -115,10 +117,13 @@ class FrontierResult:
             for shown, colour, style in ((there, grey, 'o'), (drop_beaten(there), accent, 'o-')):
                 axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
                           style, color=colour, markersize=5)
-            times = [row.ratio for row in rows]
+            times, last = [row.ratio for row in rows], 0.
             for row in drop_beaten(there):  # a name stays inside the panel, and off the line
                 fast = row.ratio < (min(times) + max(times)) / 2
-                side, place = ('left', (6, -10)) if fast else ('right', (-6, 5))
+                # and off the name before it, which is as high
+                right = fast and row.quality - last > NEAR * dense.quality
+                side, place = ('left', (6, -10)) if right else ('right', (-6, 5))
+                last = row.quality
                 axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
                               textcoords='offset points', color=text, fontsize=7)
             axis.set_facecolor(page)
