@@ -172,6 +172,8 @@ class _Bench:
             count=len(batches), evaluated=evaluate is not None))
         self.progress.save('begun', {})  # files of other work go
         self.rows, self.setup = [], time.perf_counter() - began
+        #: Seconds of the cut that was made for the present row.
+        self.cutting = 0.
 
     def levers(self) -> list[Lever]:
         """All levers, in the order in which a row names them."""
@@ -211,7 +213,8 @@ class _Bench:
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
             save(result, folder)
-            return dict(seconds=time.perf_counter() - began)
+            self.cutting = time.perf_counter() - began
+            return dict(seconds=self.cutting)
 
         self.progress.once(f'{folder.name}.cut', make)
         return load(folder, network)
@@ -253,12 +256,17 @@ class _Bench:
             return
         row = Row(_name(levers), runtime, threads, any(lever.kind == 'int8' for lever in levers))
         stored = f'{runtime}-{_plain(row.levers)}-{threads}.row'
-        known = self.progress.once(stored, lambda: self._measure(row, levers))
-        self.rows.append(dataclasses.replace(row, **known))
+        began, self.cutting = time.perf_counter(), 0.
+
+        def measure() -> dict[str, Any]:
+            # a cut is counted apart: it stays where the call is killed within its row
+            numbers = self._measure(row, levers)
+            return dict(numbers, seconds=time.perf_counter() - began - self.cutting)
+
+        self.rows.append(dataclasses.replace(row, **self.progress.once(stored, measure)))
 
     def _measure(self, row: Row, levers: Sequence[Lever]) -> dict[str, Any]:
         """The numbers of a row, or the note of an error."""
-        began = time.perf_counter()
         try:
             file = self.file(levers, row.runtime)
             timing = self.files.time(self.file((), row.runtime), file, row.runtime, row.threads)
@@ -269,13 +277,13 @@ class _Bench:
         except Exception as error:  # of whatever exports, quantises and runs
             if not levers:
                 raise
-            return dict(note=f'failed: {one_line(error)}', seconds=time.perf_counter() - began)
+            return dict(note=f'failed: {one_line(error)}')
         # other load may change between rows, but not between the turns of a pair
         dense = [other.ms for other in self.rows if other.levers == 'dense'
                  and (other.runtime, other.threads) == (row.runtime, row.threads)]
         ms = timing.ratio * dense[0] if dense else 1e3 * timing.seconds[1]
         return dict(judged, ratio=timing.ratio, quartiles=timing.quartiles, ms=ms,
-                    bytes=file.stat().st_size, file=file.name, seconds=time.perf_counter() - began)
+                    bytes=file.stat().st_size, file=file.name)
 
     def _judge(self, row: Row, levers: Sequence[Lever], file: Path) -> dict[str, Any]:
         """Agreement on the held-out images, the metric, and a note: equal for all threads."""
@@ -309,7 +317,7 @@ class _Bench:
         size, metric = ' x '.join(map(str, self.files.shape)), self.rows[0].metric_name
         cuts = [self.progress.read(path.name) for path in self.progress.folder.glob('*.cut')]
         made = sum(cut['seconds'] for cut in cuts) / 60
-        taken = (self.setup + sum(row.seconds for row in self.rows)) / 60
+        taken = made + (self.setup + sum(row.seconds for row in self.rows)) / 60
         slow = ' It has no instructions for int8 (VNNI, AMX): int8 is slower here than with them.'
         return [
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '

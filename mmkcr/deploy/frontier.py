@@ -48,7 +48,7 @@ class Row:
         metric_name (str): Name of the metric.
         note (str): Why it failed, or the blocks that compute in fp32.
         file (str): The network, ready to run; empty where another row beats it.
-        seconds (float): Time that it took to make and measure the file.
+        seconds (float): Time that it took to make and measure the file, without that of a cut.
     """
 
     levers: str
