@@ -57,8 +57,8 @@ print(mmkcr.__file__, torch.equal(load('slim')(images), result.model(images)))
 END = '---- end of a command'
 COMMANDS = """
 from mmkcr.cli.console import main
-for words in {commands}:
-    print({end!r}, end='', flush=True)
+for number, words in enumerate({commands}):
+    print({end!r} if number else '', end='', flush=True)
     main(words)
 """
 
@@ -147,6 +147,18 @@ def run(site, tmp_path, after_torch):
                                        tmp_path)
 
 
+def test_a_users_config_is_built_in_an_empty_folder(run, site, tmp_path, digits_root):
+    """Model and data; names of the hosts are those of the run's scope, not of this package."""
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data/digits').symlink_to(digits_root)
+    (tmp_path / 'search.py').write_text(
+        "_base_ = 'mmkcr::dcs/digits/dcs-search_mobilevit-mini_1xb64_digits.py'\n"
+        'randomness = dict(seed=3)\n')
+    assert run(BUILD).splitlines()[-1].split() == [
+        str(site / 'mmkcr/__init__.py'), 'mmpretrain', 'ImageClassifier', 'DCSMobileViT', 'True',
+        'True']
+
+
 def test_the_snippet_of_timm_needs_no_host(run, site):
     pytest.importorskip('timm')
     assert run(TIMM).split() == [str(site / 'mmkcr/__init__.py'), 'True']
@@ -165,12 +177,10 @@ def test_a_released_wheel_in_an_empty_environment(build, tmp_path):
     assert result.stdout.split()[-1] == 'True'
 
 
-def test_a_users_config_and_commands_from_the_installed_wheel(run, site, tmp_path, digits_root):
+def test_commands_from_the_installed_wheel(run, site, tmp_path):
     """With tools, configs and methods that the wheel carries, and no clone.
 
-    First a user's config is built in an empty folder, model and data; names of the hosts are those
-    of the run's scope, not of this package. Then commands run in that process. A host's own config,
-    a checkpoint and a folder of images are all that is needed to compress.
+    A host's own config, a checkpoint and a folder of images are all that is needed to compress.
     """
     import torch
     from PIL import Image
@@ -183,11 +193,6 @@ def test_a_users_config_and_commands_from_the_installed_wheel(run, site, tmp_pat
     path = site / f'mmkcr/.mim/configs/kcr/digits/{dense}.py'
     torch.save(dict(state_dict=build_model(load_config(host)).state_dict(), meta={}),
                tmp_path / 'deit.pth')
-    (tmp_path / 'data').mkdir()
-    (tmp_path / 'data/digits').symlink_to(digits_root)
-    (tmp_path / 'search.py').write_text(
-        "_base_ = 'mmkcr::dcs/digits/dcs-search_mobilevit-mini_1xb64_digits.py'\n"
-        'randomness = dict(seed=3)\n')
     (tmp_path / 'images').mkdir()
     noise = torch.randint(0, 256, (4, 224, 224, 3), dtype=torch.uint8)
     for number, image in enumerate(noise):
@@ -197,15 +202,12 @@ def test_a_users_config_and_commands_from_the_installed_wheel(run, site, tmp_pat
         ['init', 'mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py'],
         ['compress', host, 'deit.pth', '--target-macs', '90%', '--sites', 'heads', '--calibration',
          'images', '--images', '4', '--out', 'slim'], ['flops', 'slim/config.py'])
-    built, found, counted, _, compressed, slim = run(
-        BUILD + COMMANDS.format(commands=commands, end=END)).split(END)
-    assert built.splitlines()[-1].split() == [
-        str(site / 'mmkcr/__init__.py'), 'mmpretrain', 'ImageClassifier', 'DCSMobileViT', 'True',
-        'True']
+    found, counted, _, compressed, slim = run(
+        COMMANDS.format(commands=commands, end=END)).split(END)
     assert Path(found.strip()) == path and path.is_file()
     assert '0.00757' in counted  # G of MACs
     assert {file.name for file in tmp_path.iterdir()} == {
-        'data', 'search.py', 'kcr-search_swin-tiny_16xb64_in1k.py', 'deit.pth', 'images', 'slim'}
+        'kcr-search_swin-tiny_16xb64_in1k.py', 'deit.pth', 'images', 'slim'}
     assert 'Wrote slim/config.py' in compressed and 'G MACs' in slim
     assert {file.name for file in (tmp_path / 'slim').iterdir()} >= {
         'config.py', 'structure.json', 'subnet.pth'}

@@ -38,7 +38,8 @@ from mmkcr.models import Searchable
 from mmkcr.models.counting import count_parts
 
 REPO = Path(__file__).parents[2]
-DIGITS = str(REPO / 'tests/data/kcr-dense_vit-mini_1xb64_digits.py')  # the shipped one, narrower
+SHIPPED = str(REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py')
+DIGITS = str(REPO / 'tests/data/kcr-dense_vit-mini_1xb64_digits.py')  # the same, narrower
 FILES = ['config.py', 'sensitivity.json', 'structure.json', 'subnet.pth']
 
 
@@ -123,8 +124,9 @@ def assert_same_weights(folder, other, name='subnet.pth'):
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
-def test_from_a_checkpoint_to_an_ordinary_config(checkpoint, run_tool, data, tmp_path, forget_runs):
-    printed = run_tool('compress', DIGITS, checkpoint, '--target-macs', '60%', '--images', 32,
+def test_from_a_checkpoint_to_an_ordinary_config(run_tool, data, tmp_path, forget_runs):
+    checkpoint = random_checkpoint(load_config(SHIPPED), tmp_path / 'dense.pth')
+    printed = run_tool('compress', SHIPPED, checkpoint, '--target-macs', '60%', '--images', 32,
                        '--evaluate', *data)
     out = tmp_path / 'work_dirs/kcr-dense_vit-mini_1xb64_digits/compress'
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES

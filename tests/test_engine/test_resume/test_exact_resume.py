@@ -92,7 +92,7 @@ CASES = few(dict(
     ofb=scenes('ofb/detection/ofb-mask-rcnn_swin-mini_search', 'train/loss_mask',
                'val/coco/segm_mAP')),
     'masked_retrain', 'pruning', 'segment_search', 'told_iterations', 'told_two',
-    'renaming_3', 'kcr')
+    'renaming_3', 'kcr', 'ofb')
 
 
 @pytest.fixture(scope='module', params=CASES)
