@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -40,11 +41,13 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     sums, sampling), nor does a product of sparse tensors or in an operator of another library.
     Attributes and buffers of the model's modules are restored afterwards.
     """
+    paths = {module: path for path, module in model.named_modules()}
     # modules may keep what they derive from the size, such as tables of rotary positions: of zeros
-    kept = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
+    kept = [(module, dict(module.__dict__), dict(module._buffers)) for module in paths]
     # hosts with frozen stages freeze them again, gates too, when they leave the eval mode
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    counter = _Counter(model)
+    trained = [parameter for module in paths for parameter in module._parameters.values()
+               if parameter is not None and parameter.requires_grad]
+    counter = _Counter(paths)
     try:
         # the counter knows matrix products, but not every device's fused attention, nor the fast
         # path of `nn.MultiheadAttention`
@@ -128,19 +131,44 @@ def _find_rule(operator: Any) -> _Rule:
     return _Rule(flops, inferred, flops is None and composite)
 
 
-def _infer(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Result of an operator on the device ``meta``, which infers its shape alone."""
+class _Form(NamedTuple):
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """The form of a tensor, a tuple in the place of a list, and any other value itself."""
+        if isinstance(value, Tensor):
+            return cls(value.shape, value.stride(), value.dtype)
+        return tuple(value) if isinstance(value, list) else value
+
+    def make(self, device: Any) -> Tensor:
+        """A tensor of this form, whose values are not set."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+
+
+def _infer(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Form:
+    """Form of the result of an operator, which is not computed."""
     packet = operator._overloadpacket
     if packet in _BY_CHANNEL:
         first = operator(args[0][:, :1], *args[1:], **kwargs)
-        return first.new_empty((*args[0].shape[:2], *first.shape[2:]), device='meta')
+        whole = first.new_empty((*args[0].shape[:2], *first.shape[2:]), device='meta')
+        return _Form.of(whole)
     if packet in _PRODUCTS:
         out = _infer(_PRODUCTS[packet], args[1:], {})
         args[0].expand(out.shape)  # or it is refused
         return out
-    args = [torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device='meta')
-            if isinstance(value, Tensor) else value for value in args]
-    return operator(*args, **kwargs)
+    return _infer_form(operator, tuple(map(_Form.of, args)), tuple(kwargs.items()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _infer_form(operator: Any, forms: tuple[Any, ...], named: tuple[Any, ...]) -> _Form:
+    """Form of a result on the device ``meta``; blocks of a network ask for the same ones again."""
+    args = [form.make('meta') if isinstance(form, _Form) else form for form in forms]
+    return _Form.of(operator(*args, **dict(named)))
 
 
 @contextmanager
@@ -160,6 +188,9 @@ class _Counter(TorchDispatchMode):
 
     Results of products and of interpolation are zeros.
     PyTorch's own counter takes twice the time: it enters a mode for every operator.
+
+    Args:
+        paths (Mapping[nn.Module, str]): Path of every module; that of the model itself is ``''``.
     """
 
     @classmethod
@@ -167,22 +198,23 @@ class _Counter(TorchDispatchMode):
         """Whether its compiler is told to skip every operator: nothing is compiled here."""
         return False
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, paths: Mapping[nn.Module, str]) -> None:
         super().__init__()
-        self._own: Counter[str] = Counter()
-        self._modules: Counter[str] = Counter()
-        self._operators: Counter[str] = Counter()
+        self._paths = paths
         self._running = ['']  # stack of module paths, the innermost last
-        self._handles = []
-        for path, module in model.named_modules():
-            if path:
-                self._handles += [
-                    module.register_forward_pre_hook(
-                        lambda *_, path=path: self._running.append(path), prepend=True),
-                    module.register_forward_hook(self._leave)]
+        self._operators: Counter[str] = Counter()
+        self._stacks: Counter[tuple[str, ...]] = Counter()
+        # for all modules at once: two hooks for each take as long as its operators
+        self._handles = [register_module_forward_pre_hook(self._enter),
+                         register_module_forward_hook(self._leave)]
 
-    def _leave(self, *_: Any) -> None:
-        self._running.pop()
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        if self._paths.get(module):
+            self._running.append(self._paths[module])
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        if self._paths.get(module):
+            self._running.pop()
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -191,9 +223,15 @@ class _Counter(TorchDispatchMode):
 
     def report(self) -> MacsReport:
         """A count of MACs; a MAC is two FLOPs."""
+        own: Counter[str] = Counter()
+        modules: Counter[str] = Counter()
+        for running, flops in self._stacks.items():
+            own[running[-1]] += flops
+            for path in set(running[1:]):  # a module includes what it calls
+                modules[path] += flops
         return MacsReport(sum(self._operators.values()) // 2, *(
             {name: flops // 2 for name, flops in counts.items()}
-            for counts in (self._modules, self._operators, self._own)))
+            for counts in (modules, self._operators, own)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -202,20 +240,16 @@ class _Counter(TorchDispatchMode):
         if rule.is_composite:
             with self:
                 return func.decompose(*args, **kwargs)
-        out = _infer(func, args, kwargs) if rule.is_inferred else func(*args, **kwargs)
+        if rule.is_inferred:
+            device = next(value.device for value in args if isinstance(value, Tensor))
+            out = _infer(func, args, kwargs).make(device).zero_()
+        else:
+            out = func(*args, **kwargs)
         if rule.flops is not None:
-            self._add(func._overloadpacket, rule.flops(*args, **kwargs, out_val=out))
-        if not rule.is_inferred:
-            return out
-        device = next(value.device for value in args if isinstance(value, Tensor))
-        return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=device).zero_()
-
-    def _add(self, operator: Any, flops: int) -> None:
-        self._own[self._running[-1]] += flops
-        self._operators[str(operator)] += flops
-        for path in set(self._running):  # a module includes what it calls
-            if path:
-                self._modules[path] += flops
+            flops = rule.flops(*args, **kwargs, out_val=out)
+            self._operators[str(func._overloadpacket)] += flops
+            self._stacks[tuple(self._running)] += flops
+        return out
 
 
 def count_params(model: nn.Module) -> int:
