@@ -28,7 +28,8 @@ class Sweep:
     ``noisy`` and ``gram`` are C' and G of all channels, (L, d, d). ``first`` and ``second`` are A
     and B (L, m, m) as of the last flush, for the units in ``alive``, of which those that were not
     dropped since are ``open``. ``panel`` (L, about 2 PANEL, m) holds the updates since, alternately
-    s rows of u and of w. ``a`` and ``b`` (L, m / s, s, s) are the diagonal blocks as of now.
+    s rows of u and of w. ``blocks`` (2, L, m / s, s, s) are the diagonal blocks of A and of B as of
+    now. Of dropped units they are the identity and 0, so that batched operations stay finite.
     """
 
     def __init__(self, noisy: Tensor, gram: Tensor, size: int, extra: Tensor) -> None:
@@ -70,52 +71,55 @@ class Sweep:
 
     def _new_panel(self) -> None:
         s, m = self.size, self.first.shape[-1]
-        self.a, self.b = (_diagonal_blocks(matrix, s) for matrix in (self.first, self.second))
-        self._close(~self.open)
+        self.blocks = torch.stack([_diagonal_blocks(self.first, s),
+                                   _diagonal_blocks(self.second, s)])
+        self.diagonals = self.blocks.diagonal(dim1=-2, dim2=-1)  # a view
+        self.neutral = torch.stack([torch.eye(s), torch.zeros(s, s)]).to(self.blocks)[:, None]
+        self.blocks[:, :, ~self.open] = self.neutral[:, :, None]
+        self.offset = self.extra[self.alive].masked_fill(~self.open, float('inf'))
         self.panel = self.first.new_empty(len(self.first), 2 * s * max(PANEL // s, 1), m)
         self.rows = 0  # of the panel that are in use
 
-    def _close(self, units: Tensor | int) -> None:
-        """Neutralise the blocks of dropped units, so that batched operations stay finite."""
-        self.a[:, units] = torch.eye(self.size).to(self.a)
-        self.b[:, units] = 0
-
     def _largest(self) -> Tensor:
         """Largest diagonal entries of A and of B over the open units, (2, L)."""
-        return torch.stack([
-            blocks.diagonal(dim1=-2, dim2=-1).amax(-1).masked_fill(~self.open, 0).amax(-1)
-            for blocks in (self.a, self.b)])
+        return self.diagonals.masked_fill(~self.open[:, None], 0).amax((-2, -1))
 
     def _changes_now(self) -> Tensor:
-        """Error that every unit adds, ``tr(A_SS^-1 B_SS) + extra``, (units alive,)."""
+        """Error that every unit adds, ``tr(A_SS^-1 B_SS) + extra``, (units alive,).
+
+        Of dropped units it is infinite.
+        """
+        a, b = self.blocks
         if self.size == 1:
-            change = (self.b / self.a).sum(0)[:, 0, 0]  # summed over the L pairs
+            change = (b / a).sum((0, 2, 3))  # summed over the L pairs
         else:
-            inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.a))
-            change = (inverse * self.b).sum((0, 2, 3))
-        return change.clamp(min=0) + self.extra[self.alive]
+            inverse = torch.cholesky_inverse(torch.linalg.cholesky(a))
+            change = (inverse * b).sum((0, 2, 3))
+        return change.clamp_(min=0).add_(self.offset)
 
     def _step(self) -> None:
         """Drop one unit, and append its update to the panel."""
         s, change = self.size, self._changes_now()
-        at = int(change.masked_fill(~self.open, float('inf')).argmin())
+        at = int(change.argmin())
         self.dropped.append(int(self.alive[at]))
         self.changes.append(change[at])
         self.open[at] = False
+        self.offset[at] = float('inf')
 
         # rows A_S: and B_S: of the last flush minus the panel's u_S^T u and w_S^T u + u_S^T w
         here = slice(at * s, at * s + s)
-        panel = self.panel[:, :self.rows]  # (L, rows, m)
-        swapped = _swap(panel[:, :, here], s)
-        only_u = panel[:, :, here].clone()
-        only_u.unflatten(1, (-1, 2, s))[:, :, 1] = 0  # the w rows have no part in A
         columns = torch.cat([self.first[:, here], self.second[:, here]], 1)  # (L, 2 s, m)
-        columns -= torch.cat([only_u, swapped], 2).mT @ panel
+        if self.rows:
+            panel = self.panel[:, :self.rows]  # (L, rows, m)
+            mine = panel[:, :, here]
+            only_u = mine.clone()
+            only_u.unflatten(1, (-1, 2, s))[:, :, 1] = 0  # the w rows have no part in A
+            columns -= torch.cat([only_u, _swap(mine, s)], 2).mT @ panel
+        root = torch.linalg.cholesky(self.blocks[0, :, at])
         a_here, b_here = columns[:, :s], columns[:, s:]
-        root = torch.linalg.cholesky(self.a[:, at])
-        u, v = (torch.linalg.solve_triangular(root, x, upper=False) for x in (a_here, b_here))
+        u, v = _divide(root, a_here), _divide(root, b_here)
         # T^-1 v_S^T = T^-1 B_SS T^-T = v_S T^-T, because B_SS is symmetric
-        inner = torch.linalg.solve_triangular(root, v[:, :, here].mT, upper=False)
+        inner = _divide(root, v[:, :, here].mT)
         w = v - inner @ u / 2
         self.panel[:, self.rows:self.rows + s] = u
         self.panel[:, self.rows + s:self.rows + 2 * s] = w
@@ -123,10 +127,10 @@ class Sweep:
 
         # the diagonal blocks are updated at once: the next choice needs them
         u, w = (x.mT.unflatten(1, (-1, s)) for x in (u, w))  # u_S^T by unit, (L, m / s, s, s)
-        mixed = u @ w.mT
-        self.a -= u @ u.mT
-        self.b -= mixed + mixed.mT
-        self._close(at)
+        mixed = _multiply(u, w)
+        self.blocks[0] -= _multiply(u, u)
+        self.blocks[1] -= mixed + mixed.mT
+        self.blocks[:, :, at] = self.neutral
 
     def _flush(self) -> None:
         """Apply the panel to A and B, and empty it."""
@@ -142,6 +146,18 @@ class Sweep:
             self.second = _block(self.second, places, places)
             self.alive, self.open = self.alive[left], self.open[left]
         self._new_panel()
+
+
+def _divide(root: Tensor, rows: Tensor) -> Tensor:
+    """``root^-1 rows`` of a lower triangular root (L, s, s) and rows (L, s, k)."""
+    if root.shape[-1] == 1:  # numbers, many times faster
+        return rows / root
+    return torch.linalg.solve_triangular(root, rows, upper=False)
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Products ``left right^T`` of blocks (…, s, s)."""
+    return left * right if left.shape[-1] == 1 else left @ right.mT
 
 
 def _swap(panel: Tensor, size: int) -> Tensor:
