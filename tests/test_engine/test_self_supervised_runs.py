@@ -5,7 +5,7 @@ import pytest
 # see test_distributed.py
 SGD = dict(type='SGD', lr=0.01, momentum=0.9, weight_decay=0.01, _delete_=True)
 OPTIONS = {'train_cfg.max_epochs': 2,
-           'train_dataloader.dataset.indices': list(range(0, 1400, 35)),
+           'train_dataloader.dataset.indices': list(range(0, 1400, 50)),
            'default_hooks.ema': dict(type='EMAHook', momentum=0.1),
            'default_hooks.logger.interval': 1, 'custom_hooks.1.begin': 1,
            'visualizer.vis_backends': [dict(type='LocalVisBackend')],

@@ -9,8 +9,8 @@ from long_form import few
 from mmkcr.engine.sync_batch_norm import synchronize
 
 SGD = dict(type='SGD', lr=0.02, momentum=0.9, weight_decay=0.01, _delete_=True)
-FEW = {'train_dataloader.dataset.indices': list(range(0, 1437, 24)),
-       'val_dataloader.dataset.indices': list(range(0, 360, 12)),
+FEW = {'train_dataloader.dataset.indices': list(range(0, 1437, 52)),
+       'val_dataloader.dataset.indices': list(range(0, 360, 30)),
        'default_hooks.logger.interval': 1, 'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1}
 DIGITS = 'configs/dcs/digits/dcs-{}-mini_1xb64_digits.py'
 # 16 small digits of ImageNet's data loader are enough for two iterations of a ResNet-50

@@ -50,8 +50,8 @@ def scenes(config, *logged):
 def masked(stage, logged=(), **end):
     """DCS's shipped runs on few digits, with averages: masks on queries and keys."""
     options = {
-        'train_dataloader.dataset.indices': list(range(0, 1437, 20)),
-        'train_dataloader.batch_size': 8, 'val_dataloader.dataset.indices': list(range(0, 360, 20)),
+        'train_dataloader.dataset.indices': list(range(0, 1437, 30)),
+        'train_dataloader.batch_size': 8, 'val_dataloader.dataset.indices': list(range(0, 360, 30)),
         'train_cfg.max_epochs': 3, 'default_hooks.ema': dict(type='EMAHook', momentum=0.1),
         **LOGGED}
     if stage == 'retrain':  # of all channels, as before a search
@@ -68,8 +68,8 @@ CASES = few(dict(
     # within an epoch, and not on a checkpoint
     search=dict(kill=22), retrain=dict(kill=22), iterations=dict(kill=18),
     iterated_search=dict(kill=18),
-    masked_search=masked('search', kill=17),
-    masked_retrain=masked('retrain', kill=22, logged=['train/loss_ib']),
+    masked_search=masked('search', kill=11),
+    masked_retrain=masked('retrain', kill=14, logged=['train/loss_ib']),
     pruning=dict(kill=15, options={'custom_hooks.4.eta': 0.95}),
     segment_search=dict(kill=9, logged=['train/loss_price', 'train/temperature']),
     # told to end within an epoch of 5 (search) or 9; where gradients are waiting, also in two
