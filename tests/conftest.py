@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import fcntl
+import functools
 import gc
 import json
 import logging
@@ -14,20 +15,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
-from yapf.yapflib import yapf_api
-
-from mmkcr.hosts import ensure_torchvision, prepare_hosts
 
 # where the environment forbids to keep compiled modules, every process would compile anew: seconds
 sys.dont_write_bytecode = False
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
-ensure_torchvision()  # before any host library
-prepare_hosts()  # tests read `mmkcr::` bases, as commands do
-torch.set_num_threads(1)
-for devices in (torch.cuda, torch.xpu, torch.mtia):
-    if not devices.is_available():  # each seed would keep three stacks for them, in 2 ms
-        devices.manual_seed_all = lambda seed: None
 gc.disable()  # until all is imported
 
 
@@ -37,7 +28,25 @@ def _checked_alone(text, **_):
     return text, False
 
 
-yapf_api.FormatCode = _checked_alone
+def pytest_configure(config):
+    """Import the hosts where tests run, which takes seconds: workers wait for what starts them.
+
+    No ``conftest.py`` imports PyTorch or a host, except within a fixture.
+    """
+    if config.getoption('dist', 'no') != 'no' and not hasattr(config, 'workerinput'):
+        return
+    import torch
+    from yapf.yapflib import yapf_api
+
+    from mmkcr.hosts import ensure_torchvision, prepare_hosts
+
+    ensure_torchvision()  # before any host library
+    prepare_hosts()  # tests read `mmkcr::` bases, as commands do
+    torch.set_num_threads(1)
+    for devices in (torch.cuda, torch.xpu, torch.mtia):
+        if not devices.is_available():  # each seed would keep three stacks for them, in 2 ms
+            devices.manual_seed_all = lambda seed: None
+    yapf_api.FormatCode = _checked_alone
 
 #: Files that take or wait longest, in that order: begun last, they would run alone at the end.
 LONGEST = [f'tests/{name}.py' for name in (
@@ -64,21 +73,29 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests whose jobs are forked from :func:`servers` go to one worker: those took 9 s each."""
+    """Tests that share a server go to one worker: each server imports for seconds.
+
+    They are jobs that are forked from :func:`servers`, and programs from :func:`after_torch`.
+    """
     from xdist.scheduler import LoadFileScheduling
 
-    class JobsTogether(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            jobs = nodeid.startswith(('tests/test_engine/', 'tests/faults/'))
-            return 'jobs' if jobs else super()._split_scope(nodeid)
+    @functools.cache
+    def scope_of(file):
+        if file.startswith(('tests/test_engine/', 'tests/faults/')):
+            return 'servers'
+        uses = 'after_torch' in (config.rootpath / file).read_text()
+        return 'after_torch' if uses else file
 
-    return JobsTogether(config, log) if config.getoption('dist') == 'loadfile' else None
+    class ServersOnce(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return scope_of(super()._split_scope(nodeid))
+
+    return ServersOnce(config, log) if config.getoption('dist') == 'loadfile' else None
 
 
 def pytest_collection_finish():
     """Every dataset calls the collector: spare it a second for what imports and tests hold."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # without a collection, which takes a second, too
     gc.enable()
 
 
@@ -112,6 +129,8 @@ def _isolated():
     A Runner's name ends with the second it was built in: two tests that name theirs alike
     within one second would share them, and the second would log into the first one's folder.
     """
+    import torch
+    from mmengine.utils import ManagerMixin
     torch.manual_seed(0)
     if torch.get_num_threads() > 1:  # as some commands leave it: threads that wait take a core
         torch.set_num_threads(1)
@@ -119,7 +138,6 @@ def _isolated():
     yield
     # as a run that failed leaves it: a process that a test starts would not be told to end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    from mmengine.utils import ManagerMixin
     for manager in _subclasses(ManagerMixin):  # loggers, hubs, scopes, visualizers of every host
         manager._instance_dict.clear()
 
@@ -170,6 +188,7 @@ def after_torch(tmp_path_factory):
 @pytest.fixture(scope='session')
 def two_processes(tmp_path_factory):
     """``two_processes(function)``: what ``function(rank)`` gives in two processes of one group."""
+    import torch
     folder, fork = tmp_path_factory.mktemp('two_processes'), multiprocessing.get_context('fork')
 
     def run(function):

@@ -5,6 +5,7 @@ runs, and it takes less than a gigabyte and five seconds.
 """
 
 import copy
+import functools
 import io
 import json
 import os
@@ -47,7 +48,10 @@ def _watch(event, args):
         events.append(event)
 
 
-sys.addaudithook(_watch)
+@functools.cache
+def watch():
+    """See every event of this process from now on, which cannot be undone and takes time."""
+    sys.addaudithook(_watch)
 
 
 class Call:
@@ -210,6 +214,7 @@ def read_weights(path):
 def judge(path, read):
     """Read a file: ``'refused'``, ``'loaded'``, or an AssertionError with what else it did."""
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    watch()
     events.clear()
     watching[0] = True
     try:

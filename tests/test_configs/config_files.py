@@ -1,5 +1,6 @@
 """Where the configs are, and how a run of one is built, checked and trained for a step."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -8,13 +9,19 @@ import torch
 import yaml
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
+from mmengine.config import ConfigDict
+from mmengine.dataset import Compose
 from mmengine.logging import MessageHub
 from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import OptimWrapperDict
+from mmengine.registry import DATASETS as ROOT_DATASETS
+from mmengine.registry import TRANSFORMS
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData, PixelData
+from mmpretrain.registry import DATASETS
 from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
+from torch.utils.data import Dataset
 
 from lab.model_zoo import uninitialized
 from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
@@ -28,10 +35,43 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'configs').rglob('*.py')
                  if '_base_' not in path.parts)
 
+#: Images of every data set.
+SAMPLES = dict(ImageNet=1281167, ClassSubset=126000, Flowers102=2040, OxfordIIITPet=3680,
+               StanfordCars=8144, CocoDataset=118287,
+               RepeatDataset=591435, ADE20KDataset=20210, BaseSegDataset=400,
+               CIFAR10=50000, CIFAR100=50000, CityscapesDataset=2975)
 
 #: Models of the metafiles by method.
 MODELS_OF = {path.parent.name: yaml.safe_load(path.read_text())['Models']
              for path in sorted((ROOT / 'configs').glob('*/metafile.yml'))}
+
+
+@DATASETS.register_module()
+class StandIn(Dataset):
+    """As long as the real data set, with its transforms, without its images."""
+
+    def __init__(self, length, pipeline, classes=()):
+        self.length, self.metainfo = length, dict(classes=tuple(classes))
+        self.pipeline = Compose([TRANSFORMS.build(transform) for transform in pipeline])
+
+    def __len__(self):
+        return self.length
+
+    def get_data_info(self, index):
+        return dict(width=640, height=480)
+
+
+def stand_in(cfg):
+    """Check a data set's config, and replace it."""
+    with ROOT_DATASETS.switch_scope_and_registry(None) as registry:  # of the config's scope
+        cls = registry.get(cfg.type)
+    assert cls is not None, f'unknown data set {cfg.type}'
+    args = {key: value for key, value in cfg.items() if key not in ('type', '_scope_')}
+    inspect.signature(cls.__init__).bind(None, **args)
+    pipeline = stand_in(cfg.dataset).pipeline if 'dataset' in cfg else cfg.pipeline
+    classes = (cfg.get('metainfo') or getattr(cls, 'METAINFO', {})).get('classes', ())
+    return ConfigDict(type='mmpretrain.StandIn', length=SAMPLES[cls.__name__], pipeline=pipeline,
+                      classes=classes)
 
 
 def rows_of(method, folder):

@@ -2,29 +2,9 @@
 
 import copy
 import functools
-import inspect
 from pathlib import Path
 
 import pytest
-import torch
-from config_files import ROOT, search_of, task_of
-from mmengine.config import Config, ConfigDict
-from mmengine.dataset import Compose
-from mmengine.registry import DATASETS as ROOT_DATASETS
-from mmengine.registry import TRANSFORMS, init_default_scope
-from mmpretrain.registry import DATASETS
-from torch.utils.data import Dataset
-
-from lab.model_zoo import task_config, uninitialized
-from mmkcr.engine.build import load_config
-from mmkcr.engine.compressed_config import expand_compression
-from mmkcr.models.tasks import search_space
-from mmkcr.registry import MODELS
-
-SAMPLES = dict(ImageNet=1281167, ClassSubset=126000, Flowers102=2040, OxfordIIITPet=3680,
-               StanfordCars=8144, CocoDataset=118287,
-               RepeatDataset=591435, ADE20KDataset=20210, BaseSegDataset=400,
-               CIFAR10=50000, CIFAR100=50000, CityscapesDataset=2975)
 
 
 def pytest_make_parametrize_id(val):
@@ -32,37 +12,13 @@ def pytest_make_parametrize_id(val):
     return Path(val).stem if str(val).startswith('configs/') else None
 
 
-@DATASETS.register_module()
-class StandIn(Dataset):
-    """As long as the real data set, with its transforms, without its images."""
-
-    def __init__(self, length, pipeline, classes=()):
-        self.length, self.metainfo = length, dict(classes=tuple(classes))
-        self.pipeline = Compose([TRANSFORMS.build(transform) for transform in pipeline])
-
-    def __len__(self):
-        return self.length
-
-    def get_data_info(self, index):
-        return dict(width=640, height=480)
-
-
-def stand_in(cfg):
-    """Check a data set's config, and replace it."""
-    with ROOT_DATASETS.switch_scope_and_registry(None) as registry:  # of the config's scope
-        cls = registry.get(cfg.type)
-    assert cls is not None, f'unknown data set {cfg.type}'
-    args = {key: value for key, value in cfg.items() if key not in ('type', '_scope_')}
-    inspect.signature(cls.__init__).bind(None, **args)
-    pipeline = stand_in(cfg.dataset).pipeline if 'dataset' in cfg else cfg.pipeline
-    classes = (cfg.get('metainfo') or getattr(cls, 'METAINFO', {})).get('classes', ())
-    return ConfigDict(type='mmpretrain.StandIn', length=SAMPLES[cls.__name__], pipeline=pipeline,
-                      classes=classes)
-
-
 @pytest.fixture(scope='session')
 def load():
     """What a config file stands for; each file is read once."""
+    from config_files import ROOT
+    from mmengine.config import Config
+
+    from mmkcr.engine.compressed_config import expand_compression
     read = functools.lru_cache(maxsize=None)(
         lambda path: expand_compression(Config.fromfile(ROOT / path)))
     return lambda path: copy.deepcopy(read(path))
@@ -74,6 +30,13 @@ def put_structure(load, tmp_path_factory):
 
     Every other unit is kept, and half of the blocks are replaced.
     """
+    import torch
+    from config_files import search_of, task_of
+    from mmengine.registry import init_default_scope
+
+    from lab.model_zoo import task_config, uninitialized
+    from mmkcr.models.tasks import search_space
+    from mmkcr.registry import MODELS
     folder = tmp_path_factory.mktemp('structures')
 
     @functools.lru_cache(maxsize=None)
@@ -133,6 +96,12 @@ def no_scenes(tmp_path_factory):
 @pytest.fixture
 def prepared(load, put_structure, request, tmp_path, monkeypatch):
     """A config that a Runner can be built from on this machine."""
+    from config_files import ROOT, stand_in
+    from mmengine.config import Config
+    from mmengine.registry import init_default_scope
+
+    from mmkcr.engine.build import load_config
+
     # a Runner prints its config three times, which takes seconds each to format
     monkeypatch.setattr(Config, 'pretty_text', property(lambda self: repr(self.to_dict())))
 

@@ -4,9 +4,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-import torch
-
-from .test_hooks import kernel_toy
 
 
 @pytest.fixture(scope='session')
@@ -19,6 +16,7 @@ def digits_root(written_digits):
 @pytest.fixture(scope='session')
 def toy():
     """Module ``kernel_toy``: a tiny task, its data and its Runner."""
+    from .test_hooks import kernel_toy
     return kernel_toy
 
 
@@ -67,6 +65,7 @@ def finished(run_jobs, tmp_path_factory):
 @pytest.fixture(scope='session')
 def last_checkpoint():
     """Loads the checkpoint that ``last_checkpoint`` of a work directory points to."""
+    import torch
 
     def load(work_dir):
         path = (Path(work_dir) / 'last_checkpoint').read_text()
@@ -104,6 +103,8 @@ def same_runs(last_checkpoint, logged):
     Weights, averages, optimizers, schedules and every logged value. Returns the checkpoint of the
     first, and what it logged.
     """
+    import torch
+
     def compare(one, other):
         first, second = map(last_checkpoint, (one, other))
         assert first.keys() == second.keys()
@@ -124,6 +125,8 @@ def same_runs(last_checkpoint, logged):
 @pytest.fixture(scope='session')
 def close_runs(last_checkpoint):
     """``close_runs(one, other)``: weights and averages differ by rounding; both checkpoints."""
+    import torch
+
     def compare(one, other, tolerance=1e-5):
         found = first, second = [last_checkpoint(folder) for folder in (one, other)]
         for key in ('state_dict', 'ema_state_dict'):

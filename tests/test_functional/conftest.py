@@ -1,7 +1,6 @@
 """Random problems of the tests of :mod:`mmkcr.functional`."""
 
 import pytest
-import torch
 
 
 @pytest.fixture(scope='session')
@@ -10,6 +9,8 @@ def draw_rows():
 
     Their variances have several sizes, and their means are not 0.
     """
+    import torch
+
     def draw(n, d, rank, seed, offset=1.):
         generator = torch.Generator().manual_seed(seed)
 

@@ -1,12 +1,12 @@
 """Fixtures of the tests of models."""
 
 import pytest
-import torch
 
 
 @pytest.fixture(scope='module')
 def exact_positions():
     """Hosts resize position embeddings in fp32; with this they do it in fp64 if they are fp64."""
+    import torch
     convert = torch.Tensor.float
 
     def keep(tensor, *args, **kwargs):

@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from tool_files import load_tool as load_file
 
 REPO = Path(__file__).parents[2]
 SEARCH = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
@@ -126,6 +124,8 @@ def dense_training(dense_config):
 @pytest.fixture(scope='session')
 def make_checkpoint(tmp_path_factory):
     """``make_checkpoint(config, seed, epoch)``: a checkpoint with random weights, as saved."""
+    import torch
+
     from mmkcr.engine.build import build_model, load_config
 
     def make(config, seed=0, epoch=3, shift=0.5, std=0.3):
@@ -152,6 +152,8 @@ def checkpoint(make_checkpoint, search_config):
 @pytest.fixture(scope='session')
 def dcs_network(small_digits, tmp_path_factory):
     """``dcs_network(net, *epochs)``: its config, and a checkpoint of random weights for each."""
+    import torch
+
     from mmkcr.engine.build import build_model, load_config
     folder = tmp_path_factory.mktemp('dcs')
 
@@ -178,6 +180,8 @@ def slim(load_tool, search_config, dense_config, checkpoint, tmp_path_factory):
 
     They are ``config.py``, which names the weights, ``dense.py`` and ``dense.pth``.
     """
+    import torch
+
     from mmkcr.engine.build import build_model
     folder = tmp_path_factory.mktemp('subnet')
     load_tool('slim').main([search_config, checkpoint, '--target-macs', '80%', '--out',
@@ -193,7 +197,8 @@ def slim(load_tool, search_config, dense_config, checkpoint, tmp_path_factory):
 @pytest.fixture(scope='session')
 def load_tool():
     """``load_tool('slim')``: a command's file as a module."""
-    return functools.cache(load_file)
+    from tool_files import load_tool
+    return functools.cache(load_tool)
 
 
 @pytest.fixture
