@@ -1,8 +1,6 @@
 """A whole frontier on a small network: rows, files, what goes on after a kill, and failures."""
 
 import json
-from itertools import count
-from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -162,8 +160,7 @@ def test_a_killed_call_goes_on(model, images, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return measure(*args, **options)
 
-    few, ticks = dict(FEW, sides=[]), count(0, 60)
-    monkeypatch.setattr(levers, 'time', SimpleNamespace(perf_counter=lambda: next(ticks)))
+    few = dict(FEW, sides=[])
     monkeypatch.setattr(file_bench, 'measure_pair', killed)
     monkeypatch.setattr(levers, 'drop_beaten', drop_failed)
     with pytest.raises(KeyboardInterrupt):
@@ -174,8 +171,6 @@ def test_a_killed_call_goes_on(model, images, tmp_path, monkeypatch):
     assert calls.count('cut') == 1 and calls.count('pair') == 3 + 2
     assert len(found.rows) == 5 and not (tmp_path / '.progress').exists()
     assert (tmp_path / 'networks/60-of-the-macs').is_dir()  # its file was made before
-    # of a clock whose every look takes a minute: setup, five rows, and the cut of the killed call
-    assert 'took 7.00 min; of them 1.00 min made' in found.about[-1]
 
 
 @pytest.mark.parametrize('runtimes', [['onnxruntime'], ['onnxruntime', 'openvino']])
