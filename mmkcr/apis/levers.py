@@ -287,10 +287,13 @@ class _Bench:
 
     def finish(self) -> FrontierResult:
         """Move the networks that no other beats out of the progress, and write the rest."""
-        best, folder = {row.file for row in drop_beaten(self.rows)}, self.out / 'networks'
+        unbeaten, folder = drop_beaten(self.rows), self.out / 'networks'
+        best = {row.file for row in unbeaten}
+        # the folders of cut networks, too
+        kept = best | {_plain(name) for row in unbeaten for name in row.levers.split(' with ')}
         folder.mkdir(parents=True, exist_ok=True)
         for path in [*self.progress.folder.iterdir()]:
-            if any(path.name in name for name in best):  # also the folder of a cut network
+            if path.name in kept:
                 shutil.rmtree(folder / path.name, ignore_errors=True)
                 os.replace(path, folder / path.name)
         rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')

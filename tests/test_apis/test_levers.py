@@ -12,7 +12,7 @@ from mmkcr import frontier
 from mmkcr.apis import levers
 from mmkcr.apis.levers import FrontierOptions
 from mmkcr.deploy import file_bench
-from mmkcr.deploy.frontier import drop_failed, find_better_row
+from mmkcr.deploy.frontier import Row, drop_failed, find_better_row
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.hosts import ensure_torchvision
 
@@ -116,6 +116,23 @@ def test_every_network_reproduces_its_row_in_another_process(images, tmp_path, m
         kept = 1 - float((outputs[path] - expected).square().sum() / apart)
         assert kept == pytest.approx(row.agreement, abs=2e-3), row.levers
     assert rows[cut].agreement < 0.999
+
+
+def test_a_beaten_network_of_a_name_that_is_part_of_another_is_not_left(model, images, tmp_path):
+    bench = levers._Bench(model, images, FrontierOptions(**FEW), tmp_path, None, None)
+    names = 'dense', '60% of the MACs', 'int8 with 60% of the MACs of the whole model'
+    files = dict(zip(names, ('onnxruntime-dense.onnx', 'onnxruntime-60-of-the-macs.onnx',
+                             'onnxruntime-int8-with-60-of-the-macs-of-the-whole-model.onnx')))
+    for file in files.values():
+        (bench.progress.folder / file).touch()
+    for folder in ('60-of-the-macs', '60-of-the-macs-of-the-whole-model'):
+        (bench.progress.folder / folder).mkdir()
+    bench.rows = [Row(name, 'onnxruntime', 1, ratio=ratio, ms=ratio, agreement=agreement,
+                      file=files[name])
+                  for name, ratio, agreement in zip(names, (1., 0.9, 0.5), (1., 0.7, 0.8))]
+    bench.finish()
+    assert {path.name for path in (tmp_path / 'networks').iterdir()} == {
+        files[names[0]], files[names[2]], '60-of-the-macs-of-the-whole-model'}
 
 
 def test_images_of_equal_features_have_no_frontier(images, tmp_path):
