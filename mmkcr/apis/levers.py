@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -149,7 +148,6 @@ class _Bench:
 
     def __init__(self, model: nn.Module, images: Any, options: FrontierOptions, out: Path,
                  forward: Forward | None, evaluate: Evaluate | None) -> None:
-        began = time.perf_counter()
         self.model, self.dense = model, copy_network(model).float().cpu()
         self.dense.eval()  # that of mmpretrain's backbones returns None
         batches = single_images(images)
@@ -171,9 +169,7 @@ class _Bench:
             images=batch_digest([*self.files.ranges, *self.files.expected]).hex(),
             count=len(batches), evaluated=evaluate is not None))
         self.progress.save('begun', {})  # files of other work go
-        self.rows, self.setup = [], time.perf_counter() - began
-        #: Seconds of the cut that was made for the present row.
-        self.cutting = 0.
+        self.rows = []
 
     def levers(self) -> list[Lever]:
         """All levers, in the order in which a row names them."""
@@ -201,8 +197,8 @@ class _Bench:
             target (str): MACs, as a share of the dense network's.
             scope (str): ``'backbone'`` or ``'model'``.
         """
-        def make() -> dict[str, float]:
-            began, of_model = time.perf_counter(), scope == 'model'
+        def make() -> dict[str, Any]:
+            of_model = scope == 'model'
             key = dict(of=self.progress.key, scope=scope)
             shared = CompressProgress(self.progress.folder / f'.{scope}', key)
             result = compress_network(
@@ -213,8 +209,7 @@ class _Bench:
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
             save(result, folder)
-            self.cutting = time.perf_counter() - began
-            return dict(seconds=self.cutting)
+            return {}
 
         self.progress.once(f'{folder.name}.cut', make)
         return load(folder, network)
@@ -256,14 +251,8 @@ class _Bench:
             return
         row = Row(_name(levers), runtime, threads, any(lever.kind == 'int8' for lever in levers))
         stored = f'{runtime}-{_plain(row.levers)}-{threads}.row'
-        began, self.cutting = time.perf_counter(), 0.
-
-        def measure() -> dict[str, Any]:
-            # a cut is counted apart: it stays where the call is killed within its row
-            numbers = self._measure(row, levers)
-            return dict(numbers, seconds=time.perf_counter() - began - self.cutting)
-
-        self.rows.append(dataclasses.replace(row, **self.progress.once(stored, measure)))
+        numbers = self.progress.once(stored, lambda: self._measure(row, levers))
+        self.rows.append(dataclasses.replace(row, **numbers))
 
     def _measure(self, row: Row, levers: Sequence[Lever]) -> dict[str, Any]:
         """The numbers of a row, or the note of an error."""
@@ -298,10 +287,13 @@ class _Bench:
 
     def finish(self) -> FrontierResult:
         """Move the networks that no other beats out of the progress, and write the rest."""
-        best, folder = {row.file for row in drop_beaten(self.rows)}, self.out / 'networks'
+        unbeaten, folder = drop_beaten(self.rows), self.out / 'networks'
+        best = {row.file for row in unbeaten}
+        # the folders of cut networks, too
+        kept = best | {_plain(name) for row in unbeaten for name in row.levers.split(' with ')}
         folder.mkdir(parents=True, exist_ok=True)
         for path in [*self.progress.folder.iterdir()]:
-            if any(path.name in name for name in best):  # also the folder of a cut network
+            if path.name in kept:
                 shutil.rmtree(folder / path.name, ignore_errors=True)
                 os.replace(path, folder / path.name)
         rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')
@@ -315,9 +307,6 @@ class _Bench:
     def _about(self) -> list[str]:
         """Sentences about the measurement, its words and the machine."""
         size, metric = ' x '.join(map(str, self.files.shape)), self.rows[0].metric_name
-        cuts = [self.progress.read(path.name) for path in self.progress.folder.glob('*.cut')]
-        made = sum(cut['seconds'] for cut in cuts) / 60
-        taken = made + (self.setup + sum(row.seconds for row in self.rows)) / 60
         slow = ' It has no instructions for int8 (VNNI, AMX): int8 is slower here than with them.'
         return [
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
@@ -333,9 +322,7 @@ class _Bench:
             f'int8: numbers of 8 bits, with ranges of {len(self.files.ranges)} images. Half '
             'precision: numbers of 16 bits; fp32: of 32 bits. Input: images are made smaller '
             'first.',
-            'Machine: {hardware}; {versions}.'.format(**this_machine()) + slow * (not has_int8()),
-            f'All of this took {taken:.2f} min; of them {made:.2f} min made the networks of fewer '
-            'MACs.']
+            'Machine: {hardware}; {versions}.'.format(**this_machine()) + slow * (not has_int8())]
 
 
 def _name(levers: Sequence[Lever]) -> str:

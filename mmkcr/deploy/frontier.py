@@ -48,7 +48,6 @@ class Row:
         metric_name (str): Name of the metric.
         note (str): Why it failed, or the blocks that compute in fp32.
         file (str): The network, ready to run; empty where another row beats it.
-        seconds (float): Time that it took to make and measure the file, without that of a cut.
     """
 
     levers: str
@@ -64,7 +63,6 @@ class Row:
     metric_name: str = ''
     note: str = ''
     file: str = ''
-    seconds: float = 0.
 
     @property
     def quality(self) -> float | None:

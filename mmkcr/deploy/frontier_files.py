@@ -11,7 +11,7 @@ from .file_bench import Quality
 from .frontier import NAMES, Row, drop_beaten, drop_failed, find_better_row, recommend
 
 #: Columns of files that are not printed.
-HIDDEN = 'made and measured in (s)', 'note', 'file'
+HIDDEN = 'note', 'file'
 #: Share of the dense network's quality within which two names are as high.
 NEAR = 0.02
 #: Colours of the page, of text, of beaten rows and of the others, by picture.
@@ -67,8 +67,7 @@ class FrontierResult:
                 'file (MB)': cell(row.bytes / 1e6 or None, '.4g'),
                 self.agreement.heading: cell(agrees, '.4g'), **metric,
                 'beaten by (no slower, no worse)': other.levers if other else '',
-                'made and measured in (s)': cell(row.seconds, '.0f'), 'note': row.note,
-                'file': row.file})
+                'note': row.note, 'file': row.file})
         return lines
 
     def __str__(self) -> str:

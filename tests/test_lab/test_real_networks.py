@@ -10,6 +10,7 @@ from PIL import Image
 
 from lab import real_networks
 from lab.real_networks import Lesson, Networks, Settings, crop_files, make_lesson, read_crops
+from mmkcr.distillation.training import Training
 
 
 @pytest.fixture()
@@ -58,7 +59,7 @@ def test_a_folder_holds_networks_of_one_setting(tmp_path):
         Settings(112, 64, ('a', ), 0.1).check(own)
 
 
-def test_networks_are_made_once_and_taught_on_a_lesson(tmp_path, capsys):
+def test_networks_are_made_once_and_taught_on_a_lesson(tmp_path, capsys, monkeypatch):
     """What is read from the folder has the weights that were made; a lesson changes them alone."""
     def dense_backbone(**arguments):
         torch.manual_seed(0)
@@ -68,7 +69,7 @@ def test_networks_are_made_once_and_taught_on_a_lesson(tmp_path, capsys):
 
     dense = SimpleNamespace(backbone=dense_backbone(), dense_backbone=dense_backbone)
     images = torch.randn(24, 3, 32, 32)
-    networks = Networks(dense, images, tmp_path, lesson=Lesson(images[:20], images[20:], 16))
+    networks = Networks(dense, images, tmp_path, lesson=Lesson(images[:20], images[20:], 64))
     slim = networks.get('random', '70%')
     assert slim.macs['subnet'] <= 0.7 * slim.macs['dense']
     made = capsys.readouterr().out
@@ -76,7 +77,20 @@ def test_networks_are_made_once_and_taught_on_a_lesson(tmp_path, capsys):
     assert 'random-70' in made and not capsys.readouterr().out
     state, other = slim.backbone.state_dict(), again.backbone.state_dict()
     assert all(torch.equal(value, other[name]) for name, value in state.items())
+    compare, compared = Training.compare, []
+
+    def killed(training, step):
+        compared.append(step)
+        if compared == [0, 1, 2]:
+            raise KeyboardInterrupt
+        return compare(training, step)
+
+    monkeypatch.setattr(Training, 'compare', killed)
+    with pytest.raises(KeyboardInterrupt):
+        networks.get('random', '70%', teach=True)
     taught = networks.get('random', '70%', teach=True)
-    assert 'random-70-16' in capsys.readouterr().out
+    assert compared == [0, 1, 2, 2, 3, 4]  # what was done before is not done again
+    assert 'random-70-64' in capsys.readouterr().out
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
     assert taught.structure.sizes() == slim.structure.sizes()
     assert taught.backbone.state_dict().keys() == state.keys()

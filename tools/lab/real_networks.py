@@ -1,6 +1,7 @@
 """The compressed forms of a real network, each made once and kept in a folder."""
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,8 @@ ALL_TOKENS = dict(global_pool='', dynamic_img_size=True)
 _WITH_ZEROS = {'corp': corp, 'grail': grail}
 #: Of the pictures to learn from, one in so many judges what is taught, by so many crops.
 JUDGES, JUDGED = 5, 16
+#: Images that are seen between two comparisons of a long lesson.
+COMPARED = 4800
 
 
 class Lesson(NamedTuple):
@@ -188,6 +191,7 @@ class Networks:
             print(f'{path.stem}: {time.process_time() - began:.0f} s of the CPU', flush=True)
             with atomic_write(path) as temporary:
                 torch.save(content, temporary)
+            shutil.rmtree(path.with_suffix(''), ignore_errors=True)  # the progress of a lesson
         content, structure = torch.load(path, weights_only=True), None
         slim = self.dense.dense_backbone(**(ALL_TOKENS if self.lesson else {}))
         if 'structure' in content:
@@ -208,9 +212,11 @@ class Networks:
     def _teach(self, method: str, target: str) -> Network:
         student, lesson = self.get(method, target), self.lesson
         teacher = self.dense.dense_backbone(**ALL_TOKENS)
+        # states are written at comparisons: a call that was killed goes on where it was
         found = distil(student.backbone, teacher, lesson.images,
                        max(1, lesson.count // DistilOptions.batch_size), tokens, lesson.held_out,
-                       comparisons=4)
+                       work_dir=self.folder / self.name(method, target, True),
+                       comparisons=max(4, lesson.count // COMPARED))
         print(f'best after {found.best} of {found.steps} steps: '
               f'{found.errors[0]:.4f} to {found.errors[found.best]:.4f}', flush=True)
         return student._replace(backbone=found.model)
