@@ -155,8 +155,8 @@ def _infer(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Fo
     packet = operator._overloadpacket
     if packet in _BY_CHANNEL:
         first = operator(args[0][:, :1], *args[1:], **kwargs)
-        whole = first.new_empty((*args[0].shape[:2], *first.shape[2:]), device='meta')
-        return _Form.of(whole)
+        all_channels = first.new_empty((*args[0].shape[:2], *first.shape[2:]), device='meta')
+        return _Form.of(all_channels)
     if packet in _PRODUCTS:
         out = _infer(_PRODUCTS[packet], args[1:], {})
         args[0].expand(out.shape)  # or it is refused
