@@ -96,6 +96,7 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_finish():
     """Every dataset calls the collector: spare it a second for what imports and tests hold."""
     gc.freeze()  # without a collection, which takes a second, too
+    gc.set_threshold(700, 10, 100)  # rarely of all objects: `_freed` does it as memory grows
     gc.enable()
 
 

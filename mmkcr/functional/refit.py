@@ -112,8 +112,9 @@ def choose_ridge(groups: Sequence[Moments], prior: Tensor, biased: bool = True) 
         about = seen if biased else None
         covariance, missing = _scatter_about(seen, start, about)
         spread, due = _scatter_about(left_out, start, about)
+        noise = ridge(covariance, 1.)
         for rho in RIDGES:
-            change = _solve_right(missing, covariance, ridge(covariance, rho))
+            change = _solve_right(missing, covariance, rho * noise)
             # E ||(W0 + change) h + b - y||^2 less its value at W0
             error = float((change * (change @ spread - 2 * due)).sum())
             errors[rho] += left_out.count * error

@@ -379,6 +379,7 @@ def hasten():
     assert mmdet.models and mmdet.datasets
     gc.collect()
     gc.freeze()
+    gc.set_threshold(700, 10, 100)  # rarely of all objects
     gc.enable()
 
 
