@@ -161,14 +161,18 @@ def _infer(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Fo
         out = _infer(_PRODUCTS[packet], args[1:], {})
         args[0].expand(out.shape)  # or it is refused
         return out
-    return _infer_form(operator, tuple(map(_Form.of, args)), tuple(kwargs.items()))
+    named = tuple((name, _Form.of(value)) for name, value in kwargs.items())
+    return _infer_form(operator, tuple(map(_Form.of, args)), named)
 
 
 @functools.lru_cache(maxsize=4096)
 def _infer_form(operator: Any, forms: tuple[Any, ...], named: tuple[Any, ...]) -> _Form:
     """Form of a result on the device ``meta``; blocks of a network ask for the same ones again."""
-    args = [form.make('meta') if isinstance(form, _Form) else form for form in forms]
-    return _Form.of(operator(*args, **dict(named)))
+    def value_of(form: Any) -> Any:
+        return form.make('meta') if isinstance(form, _Form) else form
+
+    return _Form.of(operator(*map(value_of, forms),
+                             **{name: value_of(form) for name, form in named}))
 
 
 @contextmanager
