@@ -45,6 +45,38 @@ class Blocks(torch.nn.Module):
         return x
 
 
+class Attention(torch.nn.Module):
+    """Pixels attend to each other, most of them to all alike, and one to itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv = torch.nn.Linear(3, 8), torch.nn.Linear(8, 24)
+        self.out = torch.nn.Linear(8, 4)
+        self.register_buffer('own', torch.zeros(1024, 1024))
+        self.own[0, 0] = 20
+
+    def forward(self, images):
+        x = self.embed(images.flatten(2).transpose(1, 2))
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out((0.1 * q @ k.transpose(1, 2) + self.own).softmax(-1) @ v)
+
+
+def test_attention_to_many_tokens_is_neither_rounded_to_nothing_nor_saturates(tmp_path):
+    """In ONNX Runtime, with and without instructions for int8."""
+    torch.manual_seed(0)
+    model, images = Attention(), torch.randn(8, 3, 32, 32) + torch.linspace(-2, 2, 8)[
+        :, None, None, None]
+    with torch.no_grad():
+        expected = model(images)
+    source = export_onnx(model, tmp_path / 'a.onnx', (3, 32, 32), False, (1, )).path
+    quantize_onnx(source, tmp_path / 'b.onnx', list(images.numpy()[:, None]))
+    session = open_onnx(tmp_path / 'b.onnx')
+    found = torch.stack([torch.from_numpy(session(image[None])[0][0].copy())
+                         for image in images.numpy()])
+    apart = (expected - expected.mean(0)).square().sum()
+    assert 1 - (found - expected).square().sum() / apart > 0.99
+
+
 @pytest.mark.parametrize('runtime', sorted(QUANTIZERS))
 @pytest.mark.parametrize('outlier', [1, 2])
 def test_the_block_that_loses_most_stays_in_fp32(runtime, outlier, tmp_path):
