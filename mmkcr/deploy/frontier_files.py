@@ -12,8 +12,8 @@ from .frontier import NAMES, Row, drop_beaten, drop_failed, find_better_row, rec
 
 #: Columns of files that are not printed.
 HIDDEN = 'note', 'file'
-#: Share of the dense network's quality within which two names are as high.
-NEAR = 0.02
+#: Share of the range of qualities within which two names are as high.
+NEAR = 0.05
 #: Colours of the page, of text, of beaten rows and of the others, by picture.
 THEMES = {'frontier.png': ('#ffffff', '#24292f', '#a0a8b0', '#00897b'),
           'frontier-dark.png': ('#0d1117', '#e6edf3', '#6e7681', '#4db6ac')}
@@ -116,11 +116,12 @@ class FrontierResult:
             for shown, colour, style in ((there, grey, 'o'), (drop_beaten(there), accent, 'o-')):
                 axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
                           style, color=colour, markersize=5)
-            times, last = [row.ratio for row in rows], 0.
+            times, qualities = zip(*((row.ratio, row.quality) for row in rows))
+            near, last = NEAR * (max(qualities) - min(qualities)), 0.
             for row in drop_beaten(there):  # a name stays inside the panel, and off the line
                 fast = row.ratio < (min(times) + max(times)) / 2
                 # and off the name before it, which is as high
-                right = fast and row.quality - last > NEAR * dense.quality
+                right = fast and row.quality - last > near
                 side, place = ('left', (6, -10)) if right else ('right', (-6, 5))
                 last = row.quality
                 axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
