@@ -92,8 +92,8 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
     from onnxruntime.quantization.shape_inference import quant_pre_process
     quant_pre_process(str(source), str(target), skip_symbolic_shape=True)
     graph = onnx.load(target, load_external_data=False).graph
-    # of products without weights: a token's attention to each of a thousand is less than a step of
-    # 8 bits, and would be 0
+    # stay in fp32: a token's attention to each of a thousand others is less than a step of 8 bits,
+    # and would be 0
     weights = {constant.name for constant in graph.initializer}
     of_activations = [node.name for node in graph.node
                       if node.op_type == 'MatMul' and not weights.intersection(node.input)]
@@ -102,7 +102,7 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
     reader = SimpleNamespace(get_next=lambda: next(feeds, None))  # all that is asked of a reader
     quantize_static(str(target), str(target), reader,
                     quant_format=QuantFormat.QDQ, per_channel=True,
-                    # sums of two products of 8 bits saturate without such instructions
+                    # sums of two products of 8 bits saturate where no instruction is for them
                     reduce_range=not has_int8(),
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
                     op_types_to_quantize=list(PRODUCTS), nodes_to_exclude=of_activations,
