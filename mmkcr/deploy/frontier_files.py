@@ -4,6 +4,7 @@ import csv
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
@@ -14,9 +15,10 @@ from .frontier import NAMES, Row, drop_beaten, drop_failed, find_better_row, rec
 HIDDEN = 'note', 'file'
 #: Share of the range of qualities within which two names are as high.
 NEAR = 0.05
-#: Colours of the page, of text, of beaten rows and of the others, by picture.
-THEMES = {'frontier.png': ('#ffffff', '#24292f', '#a0a8b0', '#00897b'),
-          'frontier-dark.png': ('#0d1117', '#e6edf3', '#6e7681', '#4db6ac')}
+#: Style of matplotlib, by picture.
+THEMES = {'frontier.png': 'default', 'frontier-dark.png': 'dark_background'}
+#: Colours of beaten rows and of the others, visible on light and on dark pages.
+BEATEN, UNBEATEN = '#8b949e', '#009688'
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,36 +103,37 @@ class FrontierResult:
                 self._draw(name, path)
 
     def _draw(self, name: str, path: Path) -> None:
-        """Draw time over quality, unbeaten rows joined, a panel for each runtime and threads."""
+        """Draw time over quality, a panel for each runtime and number of threads."""
+        from matplotlib import style
         from matplotlib.figure import Figure
-        page, text, grey, accent = THEMES[name]
+        panels = list(dict.fromkeys((row.runtime, row.threads) for row in drop_failed(self.rows)))
+        with style.context([THEMES[name], {'axes.spines.top': False, 'axes.spines.right': False}]):
+            figure = Figure((1 + 5 * len(panels), 4), layout='constrained')
+            axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+            axes[0].set_ylabel(self.quality.heading)
+            for axis, panel in zip(axes, panels):
+                self._draw_panel(axis, *panel)
+            figure.savefig(path, dpi=120, format='png')
+
+    def _draw_panel(self, axis: Any, runtime: str, threads: int) -> None:
+        """Draw the rows of a runtime and threads, those that no other beats joined and named."""
         scale, rows = self.quality.scale, drop_failed(self.rows)
-        panels = list(dict.fromkeys((row.runtime, row.threads) for row in rows))
-        figure = Figure((1 + 5 * len(panels), 4), facecolor=page, layout='constrained')
-        axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-        axes[0].set_ylabel(self.quality.heading, color=text)
-        for axis, (runtime, threads) in zip(axes, panels):
-            there = [row for row in rows if (row.runtime, row.threads) == (runtime, threads)]
-            dense = next(row for row in there if row.levers == 'dense')
-            axis.axhline(self.keep * dense.quality * scale, color=grey, linestyle=':', linewidth=1)
-            for shown, colour, style in ((there, grey, 'o'), (drop_beaten(there), accent, 'o-')):
-                axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
-                          style, color=colour, markersize=5)
-            times, qualities = zip(*((row.ratio, row.quality) for row in rows))
-            near, last = NEAR * (max(qualities) - min(qualities)), 0.
-            for row in drop_beaten(there):  # a name stays inside the panel, and off the line
-                fast = row.ratio < (min(times) + max(times)) / 2
-                # and off the name before it, which is as high
-                right = fast and row.quality - last > near
-                side, place = ('left', (6, -10)) if right else ('right', (-6, 5))
-                last = row.quality
-                axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
-                              textcoords='offset points', color=text, fontsize=7)
-            axis.set_facecolor(page)
-            axis.set_title(f'{NAMES[runtime]}, {threads} thread{"s" * (threads > 1)}', color=text)
-            axis.set_xlabel('time of an image (dense = 1)', color=text)
-            axis.tick_params(colors=text)
-            axis.spines[['top', 'right']].set_visible(False)
-            axis.spines[['bottom', 'left']].set_color(text)
-            axis.margins(x=0.3, y=0.1)
-        figure.savefig(path, dpi=120, format='png')
+        there = [row for row in rows if (row.runtime, row.threads) == (runtime, threads)]
+        dense = next(row for row in there if row.levers == 'dense')
+        axis.axhline(self.keep * dense.quality * scale, color=BEATEN, linestyle=':', linewidth=1)
+        for shown, colour, line in ((there, BEATEN, 'o'), (drop_beaten(there), UNBEATEN, 'o-')):
+            axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
+                      line, color=colour, markersize=5)
+        times, qualities = zip(*((row.ratio, row.quality) for row in rows))
+        near, last = NEAR * (max(qualities) - min(qualities)), 0.
+        for row in drop_beaten(there):  # a name stays inside the panel, and off the line
+            fast = row.ratio < (min(times) + max(times)) / 2
+            # and off the name before it, which is as high
+            right = fast and row.quality - last > near
+            side, place = ('left', (6, -10)) if right else ('right', (-6, 5))
+            last = row.quality
+            axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
+                          textcoords='offset points', fontsize=7)
+        axis.set_title(f'{NAMES[runtime]}, {threads} thread{"s" * (threads > 1)}')
+        axis.set_xlabel('time of an image (dense = 1)')
+        axis.margins(x=0.3, y=0.1)

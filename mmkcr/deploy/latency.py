@@ -1,6 +1,7 @@
 """Latency of two models in one runtime, measured in pairs."""
 
 import copy
+import math
 import statistics
 import tempfile
 import time
@@ -65,6 +66,14 @@ class PairTiming:
         return tuple(np.quantile(self.ratios, (0.25, 0.75), method='weibull').tolist())
 
     @property
+    def error(self) -> float:
+        """Standard error of :attr:`ratio` as a share of it, estimated for normal noise."""
+        lower, upper = self.quartiles
+        deviation = (upper - lower) / 1.349  # between quartiles of a normal distribution
+        # a median's error is sqrt(pi / 2) times that of a mean
+        return math.sqrt(math.pi / 2 / len(self.dense)) * deviation / self.ratio
+
+    @property
     def macs_ratio(self) -> float | None:
         """MACs of the second side over MACs of the first; None where one is not known."""
         return None if None in (self.macs_slim, self.macs_dense) else \
@@ -85,7 +94,7 @@ class PairTiming:
 
 def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, warmup: int = 3,
                  runtime: str = 'eager', threads: int | None = None, amp: str | None = None,
-                 clock: Clock | None = None, narrow: float = 0.) -> PairTiming:
+                 clock: Clock | None = None, error: float = 0.) -> PairTiming:
     """Time two models in turns, in alternating order, so that other load affects both alike.
 
     Args:
@@ -100,8 +109,8 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch. Defaults
             to None: none.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
-        narrow (float): From :data:`LEAST_PAIRS` pairs on no more are timed when the quartiles of
-            the ratios are less than this share of their median apart. Defaults to 0: all pairs.
+        error (float): From :data:`LEAST_PAIRS` pairs on no more are timed when
+            :attr:`PairTiming.error` is less. Defaults to 0: all pairs.
 
     Raises:
         ImportError: The runtime is not installed.
@@ -124,7 +133,7 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
         calls, macs = zip(*(_open_side(side, runtime, inputs, threads, amp, stack)
                             for side in (dense, slim)))
         clock = clock or clock_for(runtime, threads, inputs.device.type)
-        return PairTiming(*measure_calls(*calls, repeats, warmup, clock, narrow), *macs)
+        return PairTiming(*measure_calls(*calls, repeats, warmup, clock, error), *macs)
 
 
 def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
@@ -143,7 +152,7 @@ def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
 
 def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,
                   clock: Clock = time.perf_counter,
-                  narrow: float = 0.) -> tuple[list[float], list[float]]:
+                  error: float = 0.) -> tuple[list[float], list[float]]:
     """Time two calls in turns, in alternating order.
 
     Args:
@@ -152,7 +161,7 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
         repeats (int): Pairs that count.
         warmup (int): Pairs before them that do not count.
         clock (Callable): Returns seconds. Defaults to the wall clock.
-        narrow (float): See :func:`measure_pair`. Defaults to 0: all pairs.
+        error (float): See :func:`measure_pair`. Defaults to 0: all pairs.
 
     Returns:
         tuple[list[float], list[float]]: Seconds of both calls, by pair.
@@ -165,16 +174,9 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
             elapsed = clock() - start
             if index >= 0:
                 seconds[side].append(elapsed)
-        if narrow and index + 1 >= LEAST_PAIRS and _is_narrow(seconds, narrow):
+        if index + 1 >= LEAST_PAIRS and PairTiming(*seconds, None, None).error < error:
             break
     return seconds
-
-
-def _is_narrow(seconds: tuple[list[float], list[float]], narrow: float) -> bool:
-    """Whether the quartiles of the ratios are less than a share of their median apart."""
-    timing = PairTiming(*seconds, None, None)
-    lower, upper = timing.quartiles
-    return upper - lower < narrow * timing.ratio
 
 
 def _open_side(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: str | None,

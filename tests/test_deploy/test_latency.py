@@ -4,6 +4,7 @@ import importlib.util
 import time
 from itertools import product
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -101,9 +102,19 @@ def test_a_clock_too_coarse_for_a_call_counts_its_least_step(dense, slim, ratios
     assert min(ratios) <= timing.quartiles[0] <= timing.ratio <= timing.quartiles[1] <= max(ratios)
 
 
-@pytest.mark.parametrize(('jitter', 'narrow', 'pairs'), [
-    (0., 0.04, LEAST_PAIRS), (0., 0., 20), (0.5, 0.04, 20), (0.5, 0.9, LEAST_PAIRS)])
-def test_timing_ends_when_the_quartiles_are_close(jitter, narrow, pairs):
+@pytest.mark.parametrize('pairs', [LEAST_PAIRS, 20])
+def test_the_error_of_a_ratio_is_that_of_medians_of_normal_noise(pairs):
+    slim = np.random.default_rng(0).normal(0.5, 0.02, (2000, pairs))
+    timings = [PairTiming([1.] * pairs, row.tolist(), None, None) for row in slim]
+    expected = np.std([timing.ratio for timing in timings]) / 0.5
+    found = np.mean([timing.error for timing in timings])
+    assert expected < found < 1.3 * expected  # quartiles of few pairs are rather too far apart
+
+
+@pytest.mark.parametrize(('jitter', 'error', 'pairs'), [
+    (0., 0.02, LEAST_PAIRS), (0., 0., 20), (0.5, 0.02, 20), (0.5, 0.9, LEAST_PAIRS),
+    (0.08, 0.02, 13)])  # 0.93 * 0.08 / 1.08 / sqrt(13) is less
+def test_timing_ends_when_the_ratio_is_known(jitter, error, pairs):
     calls, now = [0, 0], [0.]
 
     def call(side, seconds):
@@ -111,7 +122,7 @@ def test_timing_ends_when_the_quartiles_are_close(jitter, narrow, pairs):
         now[0] += seconds
 
     first, second = measure_calls(lambda: call(0, 1.), lambda: call(1, 1 + jitter * (
-        calls[1] % 2)), 20, 1, lambda: now[0], narrow)
+        calls[1] % 2)), 20, 1, lambda: now[0], error)
     assert len(first) == len(second) == pairs and calls == [pairs + 1] * 2
 
 
