@@ -52,8 +52,10 @@ def hub(tmp_path):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     # read when its client is imported: so each command is a process
-    environment = dict(os.environ, HF_ENDPOINT=f'http://127.0.0.1:{server.server_port}',
-                       HF_HOME=str(tmp_path / 'cache'), NO_PROXY='127.0.0.1')
+    others = {name: value for name, value in os.environ.items()
+              if not name.lower().endswith('_proxy')}
+    environment = dict(others, HF_ENDPOINT=f'http://127.0.0.1:{server.server_port}',
+                       HF_HOME=str(tmp_path / 'cache'), HF_HUB_OFFLINE='0')
 
     def run(words):
         return subprocess.run([sys.executable, '-m', 'mmkcr', *words.split()], cwd=tmp_path,
