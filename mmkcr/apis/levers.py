@@ -311,9 +311,10 @@ class _Bench:
         return [
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
             f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
-            f'Time: the dense network and the other in turns, {LEAST_PAIRS} to {PAIRS} pairs, until '
-            f'the standard error is {ENOUGH:.0%}; the median of the ratios, with their quartiles. '
-            "0.5 is half of the time. Milliseconds are the ratio times the dense network's.",
+            f'Time: the dense network and the other in turns, {LEAST_PAIRS} to {PAIRS} pairs, '
+            f'until the standard error is {ENOUGH:.0%}; the median of the ratios, with their '
+            'quartiles. 0.5 is half of the time. Milliseconds are the ratio times the dense '
+            "network's.",
             f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '
             f'Agreement is measured on {len(self.files.held_out)} images that nothing was fitted '
             f'to. {AGREEMENTS[self.measure].meaning}',
