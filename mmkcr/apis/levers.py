@@ -25,7 +25,7 @@ from mmkcr.core.budget import read_share
 from mmkcr.core.checks import one_line
 from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.core.progress import Progress
-from mmkcr.deploy.file_bench import AGREEMENTS, ENOUGH, PAIRS, FileBench, tell_blocks
+from mmkcr.deploy.file_bench import AGREEMENTS, PAIRS, RATIO_ERROR, FileBench, tell_blocks
 from mmkcr.deploy.frontier import Lever, Row, combine, drop_beaten
 from mmkcr.deploy.frontier_files import FrontierResult
 from mmkcr.deploy.int8 import find_quantizers, require_quantizer
@@ -312,7 +312,7 @@ class _Bench:
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
             f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
             f'Time: the dense network and the other in turns, {LEAST_PAIRS} to {PAIRS} pairs, '
-            f'until the standard error is {ENOUGH:.0%}; the median of the ratios, with their '
+            f'until the standard error is {RATIO_ERROR:.0%}; the median of the ratios, with their '
             'quartiles. 0.5 is half of the time. Milliseconds are the ratio times the dense '
             "network's.",
             f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '

@@ -23,9 +23,9 @@ from .tensor_model import TensorModel
 #: Most images that ranges of int8 are chosen from, and that blocks which compute in fp32 are chosen
 #: on.
 RANGES, LOOKED_AT = 16, 8
-#: Most pairs that are timed, and the standard error of their ratio that is enough: ratios of two
-#: processes differ by more.
-PAIRS, ENOUGH = 20, 0.02
+#: Most pairs that are timed, and the standard error of their ratio at which fewer are enough:
+#: ratios of two processes differ by as much.
+PAIRS, RATIO_ERROR = 20, 0.02
 
 
 class Quality(NamedTuple):
@@ -204,7 +204,7 @@ class FileBench:
             threads (int): CPU threads. Defaults to 1.
         """
         return measure_pair(dense, path, self.held_out[0], PAIRS, 1, runtime, threads,
-                            error=ENOUGH)
+                            error=RATIO_ERROR)
 
     def deploy(self, slim: nn.Module, folder: Path, runtime: str) -> list[DeployedFile]:
         """Write and measure files of the dense and of a slim network, in fp32 and in int8.

@@ -174,7 +174,7 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
             elapsed = clock() - start
             if index >= 0:
                 seconds[side].append(elapsed)
-        if index + 1 >= LEAST_PAIRS and PairTiming(*seconds, None, None).error < error:
+        if error and index + 1 >= LEAST_PAIRS and PairTiming(*seconds, None, None).error < error:
             break
     return seconds
 
