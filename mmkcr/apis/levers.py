@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,8 @@ from .saved import load, save
 
 #: Most images that agreement is measured on.
 HELD_OUT = 64
+#: Files that are compared at a time, each by a part of the threads, while others are made.
+JUDGES = 2
 #: Gives a metric's name and value, of an ONNX file, its runtime, and the folder of a cut network.
 Evaluate = Callable[[Path, str, Path | None], tuple[str, float]]
 
@@ -132,11 +135,17 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
                           'pip install matplotlib')
     bench = _Bench(model, images, options, out, forward, evaluate)
     runtimes = options.runtime or find_quantizers()
-    steps = itertools.product(runtimes, combine(bench.levers()), options.threads)
-    # a cut is made in a row of its own, where no other lever is first, and takes longer
-    work = {step: 5 if step[1] and step[1][0].kind == 'cut' else 1 for step in steps}
-    for step in show_progress(work, 'Frontier', sum(work.values()), False, size=work.get):
-        bench.add_row(*step)
+    files = [*itertools.product(runtimes, combine(bench.levers()))]
+    # a cut is made where it is alone, and takes longest
+    work = {partial(bench.make, *file): 20 if [lever.kind for lever in file[1]] == ['cut'] else 1
+            for file in files}
+    work |= {partial(bench.add_row, *file, threads): 1
+             for file, threads in itertools.product(files, options.threads)}
+    try:
+        for step in show_progress(work, 'Frontier', sum(work.values()), False, size=work.get):
+            step()
+    finally:
+        bench.judges.shutdown(cancel_futures=True)
     return bench.finish()
 
 
@@ -169,7 +178,10 @@ class _Bench:
             images=batch_digest([*self.files.ranges, *self.files.expected]).hex(),
             count=len(batches), evaluated=evaluate is not None))
         self.progress.save('begun', {})  # files of other work go
-        self.rows = []
+        self.judges = ThreadPoolExecutor(JUDGES)
+        #: Agreements of files, or the errors of those that could not be made.
+        self.judged: dict[tuple[str, Sequence[Lever]], Future] = {}
+        self.rows: list[Row] = []
 
     def levers(self) -> list[Lever]:
         """All levers, in the order in which a row names them."""
@@ -197,7 +209,7 @@ class _Bench:
             target (str): MACs, as a share of the dense network's.
             scope (str): ``'backbone'`` or ``'model'``.
         """
-        def make() -> dict[str, Any]:
+        if not folder.is_dir():
             of_model = scope == 'model'
             key = dict(of=self.progress.key, scope=scope)
             shared = CompressProgress(self.progress.folder / f'.{scope}', key)
@@ -209,9 +221,6 @@ class _Bench:
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
             save(result, folder)
-            return {}
-
-        self.progress.once(f'{folder.name}.cut', make)
         return load(folder, network)
 
     def file(self, levers: Sequence[Lever], runtime: str) -> Path:
@@ -237,6 +246,32 @@ class _Bench:
             self.files.export(network, path, runtime)
         return path
 
+    def make(self, runtime: str, levers: Sequence[Lever]) -> None:
+        """Make a file; its agreement is measured while others are made.
+
+        A pair is left out where one of its levers failed alone.
+
+        Args:
+            runtime (str): Runtime that runs it.
+            levers (Sequence[Lever]): Levers of the file; none for the dense network.
+        """
+        pair = levers if len(levers) > 1 else ()
+        if any(self.judged[runtime, (lever, )].exception() for lever in pair):
+            return
+        try:
+            file = self.file(levers, runtime)
+        except Exception as error:  # of whatever exports and quantises
+            if not levers:
+                raise
+            judged = Future()
+            judged.set_exception(error)
+        else:
+            compare = partial(self.files.compare, file, runtime,
+                              threads=max(torch.get_num_threads() // JUDGES, 1))
+            judged = self.judges.submit(
+                self.progress.once, f'{_shared_name(runtime, levers)}.agreement', compare)
+        self.judged[runtime, levers] = judged
+
     def add_row(self, runtime: str, levers: Sequence[Lever], threads: int) -> None:
         """Measure a file, or read the row of an earlier call; an error becomes a note.
 
@@ -245,50 +280,48 @@ class _Bench:
             levers (Sequence[Lever]): Levers of the file; none for the dense network.
             threads (int): CPU threads.
         """
-        names = {lever.name for lever in levers}
-        failed = {row.levers for row in self.rows if row.runtime == runtime and row.ratio is None}
-        if len(levers) > 1 and names & failed:
+        if (runtime, levers) not in self.judged:
             return
         row = Row(_name(levers), runtime, threads, any(lever.kind == 'int8' for lever in levers))
-        stored = f'{runtime}-{_plain(row.levers)}-{threads}.row'
-        numbers = self.progress.once(stored, lambda: self._measure(row, levers))
+        try:
+            numbers = self.progress.once(f'{runtime}-{_plain(row.levers)}-{threads}.row',
+                                         lambda: self._measure(row, levers))
+        except Exception as error:  # of whatever runs
+            if not levers:
+                raise
+            numbers = dict(note=f'failed: {one_line(error)}')
         self.rows.append(dataclasses.replace(row, **numbers))
 
     def _measure(self, row: Row, levers: Sequence[Lever]) -> dict[str, Any]:
-        """The numbers of a row, or the note of an error."""
-        try:
-            file = self.file(levers, row.runtime)
-            timing = self.files.time(self.file((), row.runtime), file, row.runtime, row.threads)
-            # an export was compared with PyTorch in its runtime: fp32 agrees equally in all
-            fp32 = not any(lever.kind in ('int8', 'half') for lever in levers)
-            stored = _plain(row.levers) if fp32 else file.stem
-            judged = self.progress.once(f'{stored}.judged', lambda: self._judge(row, levers, file))
-        except Exception as error:  # of whatever exports, quantises and runs
-            if not levers:
-                raise
-            return dict(note=f'failed: {one_line(error)}')
+        """The numbers of a row, and the note of an int8 file."""
+        wait(self.judged.values())  # nothing computes beside files that are timed
+        agreement = self.judged[row.runtime, levers].result()[self.measure]
+        file = self.file(levers, row.runtime)
+        timing = self.files.time(self.file((), row.runtime), file, row.runtime, row.threads)
         # other load may change between rows, but not between the turns of a pair
-        dense = [other.ms for other in self.rows if other.levers == 'dense'
-                 and (other.runtime, other.threads) == (row.runtime, row.threads)]
-        ms = timing.ratio * dense[0] if dense else 1e3 * timing.seconds[1]
-        return dict(judged, ratio=timing.ratio, quartiles=timing.quartiles, ms=ms,
-                    bytes=file.stat().st_size, file=file.name)
-
-    def _judge(self, row: Row, levers: Sequence[Lever], file: Path) -> dict[str, Any]:
-        """Agreement on the held-out images, the metric, and a note: equal for all threads."""
-        judged = dict(agreement=self.files.compare(file, row.runtime)[self.measure])
-        if self.evaluate is not None:
+        dense = next((other.ms for other in self.rows if other.levers == 'dense' and (
+            other.runtime, other.threads) == (row.runtime, row.threads)), 1e3 * timing.seconds[0])
+        numbers = dict(agreement=agreement, ratio=timing.ratio, quartiles=timing.quartiles,
+                       ms=timing.ratio * dense, bytes=file.stat().st_size, file=file.name)
+        if row.int8:
+            numbers['note'] = self.progress.read(f'{row.runtime}.blocks')['note']
+        if self.evaluate is not None:  # equal for all threads
             cut = next((lever for lever in levers if lever.kind == 'cut'), None)
             folder = self.progress.folder / _plain(cut.name) if cut else None
-            judged['metric_name'], judged['metric'] = self.evaluate(file, row.runtime, folder)
-        if row.int8:
-            judged['note'] = self.progress.read(f'{row.runtime}.blocks')['note']
-        return judged
+            numbers |= self.progress.once(
+                f'{_shared_name(row.runtime, levers)}.metric', lambda: dict(zip(
+                    ('metric_name', 'metric'), self.evaluate(file, row.runtime, folder))))
+        return numbers
 
     def finish(self) -> FrontierResult:
-        """Move the networks that no other beats out of the progress, and write the rest."""
+        """Write the result, and move the networks that no other beats out of the progress."""
         unbeaten, folder = drop_beaten(self.rows), self.out / 'networks'
         best = {row.file for row in unbeaten}
+        rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')
+                for row in self.rows]
+        result = FrontierResult(rows, AGREEMENTS[self.measure],
+                                read_share(self.options.keep), self._about(), self.out)
+        result.write()
         # the folders of cut networks, too
         kept = best | {_plain(name) for row in unbeaten for name in row.levers.split(' with ')}
         folder.mkdir(parents=True, exist_ok=True)
@@ -296,11 +329,6 @@ class _Bench:
             if path.name in kept:
                 shutil.rmtree(folder / path.name, ignore_errors=True)
                 os.replace(path, folder / path.name)
-        rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')
-                for row in self.rows]
-        result = FrontierResult(rows, AGREEMENTS[self.measure],
-                                read_share(self.options.keep), self._about(), self.out)
-        result.write()
         self.progress.remove()
         return result
 
@@ -333,3 +361,12 @@ def _name(levers: Sequence[Lever]) -> str:
 def _plain(name: str) -> str:
     """A name for files."""
     return re.sub('[^a-z0-9.]+', '-', name.lower())
+
+
+def _shared_name(runtime: str, levers: Sequence[Lever]) -> str:
+    """Name of files that agree equally.
+
+    An export was compared with PyTorch in its runtime: fp32 agrees equally in all.
+    """
+    fp32 = not any(lever.kind in ('int8', 'half') for lever in levers)
+    return f'{"fp32" if fp32 else runtime}-{_plain(_name(levers))}'

@@ -171,7 +171,8 @@ class FileBench:
         return blocks
 
     def compare(self, path: Path, runtime: str,
-                images: Sequence[Tensor] | None = None) -> dict[str, float]:
+                images: Sequence[Tensor] | None = None,
+                threads: int | None = None) -> dict[str, float]:
         """Agreement of a file with the dense network.
 
         Args:
@@ -179,8 +180,9 @@ class FileBench:
             runtime (str): Runtime that runs it.
             images (Sequence[Tensor], optional): Images whose outputs are known.
                 Defaults to None: the held-out images.
+            threads (int, optional): CPU threads. Defaults to None: the runtime's default.
         """
-        session = open_onnx(path, runtime)
+        session = open_onnx(path, runtime, threads)
 
         def run(image: Tensor) -> list[Tensor]:
             # copied: the runtimes reuse the memory of their outputs in the next call

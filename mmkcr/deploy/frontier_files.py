@@ -13,8 +13,6 @@ from .frontier import NAMES, Row, drop_beaten, drop_failed, find_better_row, rec
 
 #: Columns of files that are not printed.
 HIDDEN = 'note', 'file'
-#: Share of the range of qualities within which two names are as high.
-NEAR = 0.05
 #: Style of matplotlib, by picture.
 THEMES = {'frontier.png': 'default', 'frontier-dark.png': 'dark_background'}
 #: Colours of beaten rows and of the others, visible on light and on dark pages.
@@ -117,23 +115,18 @@ class FrontierResult:
 
     def _draw_panel(self, axis: Any, runtime: str, threads: int) -> None:
         """Draw the rows of a runtime and threads, those that no other beats joined and named."""
-        scale, rows = self.quality.scale, drop_failed(self.rows)
-        there = [row for row in rows if (row.runtime, row.threads) == (runtime, threads)]
+        scale = self.quality.scale
+        there = [row for row in drop_failed(self.rows)
+                 if (row.runtime, row.threads) == (runtime, threads)]
         dense = next(row for row in there if row.levers == 'dense')
         axis.axhline(self.keep * dense.quality * scale, color=BEATEN, linestyle=':', linewidth=1)
         for shown, colour, line in ((there, BEATEN, 'o'), (drop_beaten(there), UNBEATEN, 'o-')):
             axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
                       line, color=colour, markersize=5)
-        times, qualities = zip(*((row.ratio, row.quality) for row in rows))
-        near, last = NEAR * (max(qualities) - min(qualities)), 0.
-        for row in drop_beaten(there):  # a name stays inside the panel, and off the line
-            fast = row.ratio < (min(times) + max(times)) / 2
-            # and off the name before it, which is as high
-            right = fast and row.quality - last > near
-            side, place = ('left', (6, -10)) if right else ('right', (-6, 5))
-            last = row.quality
-            axis.annotate(row.levers, (row.ratio, row.quality * scale), place, ha=side,
-                          textcoords='offset points', fontsize=7)
+        for row in drop_beaten(there):  # to the upper left of a row that none beats is none
+            axis.annotate(row.levers, (row.ratio, row.quality * scale), (-3, 3), fontsize=7,
+                          textcoords='offset points', ha='right', rotation=-60,
+                          rotation_mode='anchor')
         axis.set_title(f'{NAMES[runtime]}, {threads} thread{"s" * (threads > 1)}')
         axis.set_xlabel('time of an image (dense = 1)')
-        axis.margins(x=0.3, y=0.1)
+        axis.margins(x=0.35, y=0.15)

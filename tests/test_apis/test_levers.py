@@ -164,30 +164,69 @@ def test_nothing_is_fitted_to_the_images_that_are_compared(model, images, tmp_pa
         torch.testing.assert_close(torch.stack(fit), images[:15], rtol=0, atol=1e-6)
 
 
-def test_a_killed_call_goes_on(model, images, tmp_path, monkeypatch):
-    """It neither compresses nor measures again what was done."""
-    calls, whole = [], levers.compress_network
-    monkeypatch.setattr(levers, 'compress_network',
-                        lambda *args, **options: (calls.append('cut'), whole(*args, **options))[1])
-    measure = file_bench.measure_pair
+@pytest.fixture
+def done(monkeypatch):
+    """Work on files that ended, as (method, file); ``done.kill`` is killed when it begins."""
+    class Done(list):
+        kill = None
 
-    def killed(*args, **options):
-        calls.append('pair')
-        if calls.count('pair') == 3:
-            raise KeyboardInterrupt
-        return measure(*args, **options)
+    done = Done()
 
-    few = dict(FEW, sides=[])
-    monkeypatch.setattr(file_bench, 'measure_pair', killed)
+    def note(name, place):
+        method = getattr(file_bench.FileBench, name)
+
+        def noted(bench, *args, **options):
+            file = args[place].name.rpartition('onnxruntime-')[2]  # of a temporary path, too
+            if done.kill == (name, file):
+                raise KeyboardInterrupt
+            result = method(bench, *args, **options)
+            if name != 'compare' or len(args) == 2:  # others look at blocks in int8
+                done.append((name, file))
+            return result
+
+        monkeypatch.setattr(file_bench.FileBench, name, noted)
+
+    for name, place in dict(export=1, quantize=1, compare=0, time=1).items():
+        note(name, place)
+    whole = levers.compress_network
+    monkeypatch.setattr(levers, 'compress_network', lambda *args, **options: (
+        whole(*args, **options), done.append(('cut', '')))[0])
     monkeypatch.setattr(levers, 'drop_beaten', drop_failed)
+    return done
+
+
+@pytest.mark.parametrize('kill', [
+    ('export', '60-of-the-macs.onnx'), ('quantize', 'int8-with-60-of-the-macs.onnx'),
+    ('time', '60-of-the-macs.onnx')])
+def test_a_killed_call_goes_on(kill, model, images, tmp_path, done):
+    """What was cut, made, compared or timed is not again."""
+    few = dict(FEW, sides=[])
+    done.kill = kill
     with pytest.raises(KeyboardInterrupt):
         frontier(model, images, tmp_path, **few)
-    kept = {path.name: path.read_bytes() for path in (tmp_path / '.progress').glob('*.row')}
-    assert len(kept) == 3 and calls.count('cut') == 1  # dense, int8, half precision failed
+    assert done and kill not in done
+    done.kill = None
     found = frontier(model, images, tmp_path, **few)
-    assert calls.count('cut') == 1 and calls.count('pair') == 3 + 2
+    files = ['60-of-the-macs', 'dense', 'int8', 'int8-with-60-of-the-macs']
+    assert sorted(done) == sorted([
+        ('cut', ''), *((name, f'{file}.onnx') for file in files for name in (
+            'quantize' if 'int8' in file else 'export', 'compare', 'time'))])
     assert len(found.rows) == 5 and not (tmp_path / '.progress').exists()
-    assert (tmp_path / 'networks/60-of-the-macs').is_dir()  # its file was made before
+    assert (tmp_path / 'networks/60-of-the-macs').is_dir()  # its file may be from before
+
+
+def test_nothing_computes_beside_files_that_are_timed(model, images, tmp_path, done, monkeypatch):
+    """All comparisons, which run beside the making of files, end before the first timing."""
+    compared, time = [], file_bench.FileBench.time
+
+    def timed(*args):
+        compared.append({file for name, file in done if name == 'compare'})
+        return time(*args)
+
+    monkeypatch.setattr(file_bench.FileBench, 'time', timed)
+    frontier(model, images, tmp_path, **dict(FEW, targets=[]))
+    assert compared[0] == {'dense.onnx', 'int8.onnx', 'input-32-x-32.onnx',
+                           'int8-with-input-32-x-32.onnx'}
 
 
 @pytest.mark.parametrize('runtimes', [['onnxruntime'], ['onnxruntime', 'openvino']])
@@ -197,10 +236,10 @@ def test_agreement_is_measured_once_for_all_threads_and_in_fp32_for_all_runtimes
         pytest.importorskip(package)
     judged, compare = [], file_bench.FileBench.compare
 
-    def noted(bench, path, runtime, images=None):
+    def noted(bench, path, runtime, images=None, threads=None):
         if images is None:
             judged.append(path.stem)
-        return compare(bench, path, runtime, images)
+        return compare(bench, path, runtime, images, threads)
 
     monkeypatch.setattr(file_bench.FileBench, 'compare', noted)
     found = frontier(model, images, tmp_path, runtime=runtimes, threads=[1, 2], targets=[],
