@@ -1,9 +1,10 @@
-"""The main job in half a minute: make a trained network smaller, time it, draw what it sees.
+"""The main job in a minute: make a trained network smaller, time it, draw what it sees.
 
 The network comes with the package: a UPerNet with a small Swin, trained on scenes of handwritten
 digits. Its backbone is compressed in closed form from unlabelled training scenes. Prints the table
 of `mmkcr compress` with the mIoU on held-out scenes, and the time of one image as a share of the
-dense backbone's; writes the compressed network and before_after.png.
+dense backbone's; writes the compressed network and before_after.png. Ends with a small frontier: is
+int8, or both, better than the cut?
 
 Examples:
     python tools/quickstart.py
@@ -20,7 +21,7 @@ from demo.before_after import draw, draw_pairs, find_images, load
 
 from lab.digits import write_digits
 from mmkcr.apis.inference import model_index
-from mmkcr.cli import compress
+from mmkcr.cli import compress, frontier
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core.file_names import CONFIG, SUBNET
 from mmkcr.deploy.latency import measure_pair
@@ -66,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_digits(DATA)
     network, slim = model_index()[NETWORK], Path(args.work_dir) / 'slim'
     scenes = Path(DATA) / 'scenes/images'
+    given = [network['Config'], network['Weights'], '--calibration', str(scenes / 'training'),
+             '--images', str(IMAGES)]
     with quiet():  # the hosts' logs
-        compress.main([network['Config'], network['Weights'], '--target-macs', args.target_macs,
-                       '--calibration', str(scenes / 'training'), '--images', str(IMAGES),
-                       '--evaluate', '--out', str(slim)])
+        compress.main([*given, '--target-macs', args.target_macs, '--evaluate', '--out', str(slim)])
     models = [load(files, None, 'cpu') for files in (
         (network['Config'], network['Weights']), (str(slim / CONFIG), str(slim / SUBNET)))]
     images = find_images([str(scenes / 'validation')], SHOWN)
@@ -82,8 +83,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     picture, (ratio, *_) = Path(args.work_dir) / PICTURE, next(iter(ratios.values()))
     draw_pairs(picture, (dense, smaller), (
         'dense', f'{args.target_macs} of the MACs, {ratio:.2f} of the time'))
-    print(f'Wrote {picture}. Your own network: `mmkcr compress CONFIG CHECKPOINT --target-macs 60% '
-          "--calibration IMAGES`. The papers' searches: `make quickstart-papers`.")
+    print(f'Wrote {picture}')
+    with quiet():
+        frontier.main([*given, '--targets', args.target_macs, '--sides', '--out',
+                       str(Path(args.work_dir) / 'frontier')])
+    print('Your own network: `mmkcr compress CONFIG CHECKPOINT --target-macs 60% --calibration '
+          "IMAGES`. The papers' searches: `make quickstart-papers`.")
 
 
 if __name__ == '__main__':

@@ -1,14 +1,12 @@
 """Levers on one network, its images and this machine: each alone and in pairs, measured."""
 
-import dataclasses
 import importlib.util
 import itertools
-import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,6 +144,7 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
             step()
     finally:
         bench.judges.shutdown(cancel_futures=True)
+        torch.set_num_threads(bench.threads)
     return bench.finish()
 
 
@@ -167,8 +166,8 @@ class _Bench:
         shape = tuple(options.input_shape or get_images(batches[0]).shape[1:])
         self.files = FileBench(self.dense, self.held, self.fit, shape, options.logits)
         self.measure = self.files.find_measure()
-        self.options = dataclasses.replace(options, progress=False, input_shape=shape,
-                                           logits=self.files.logits)
+        self.options = replace(options, progress=False, input_shape=shape,
+                               logits=self.files.logits)
         self.out, self.forward, self.evaluate = out, forward, evaluate
         #: Any runtimes, threads and levers go on with what others left.
         self.progress = Progress(out / '.progress', dict(
@@ -178,7 +177,11 @@ class _Bench:
             images=batch_digest([*self.files.ranges, *self.files.expected]).hex(),
             count=len(batches), evaluated=evaluate is not None))
         self.progress.save('begun', {})  # files of other work go
-        self.judges = ThreadPoolExecutor(JUDGES)
+        #: Threads of cuts; other files are made, and each is compared, on a share of them. More
+        #: threads than cores slow all: OpenMP's either wait in a loop or sleep too soon.
+        self.threads = torch.get_num_threads()
+        self.share = max(self.threads // (JUDGES + 1), 1)
+        self.judges = ThreadPoolExecutor(JUDGES, 'judge', torch.set_num_threads, (1, ))
         #: Agreements of files, or the errors of those that could not be made.
         self.judged: dict[tuple[str, Sequence[Lever]], Future] = {}
         self.rows: list[Row] = []
@@ -210,13 +213,14 @@ class _Bench:
             scope (str): ``'backbone'`` or ``'model'``.
         """
         if not folder.is_dir():
+            wait(self.judged.values())
+            torch.set_num_threads(self.threads)
             of_model = scope == 'model'
             key = dict(of=self.progress.key, scope=scope)
             shared = CompressProgress(self.progress.folder / f'.{scope}', key)
             result = compress_network(
-                self.model, self.fit, dataclasses.replace(
-                    self.options, target=target, scope=scope,
-                    part='model' if of_model else self.options.part),
+                self.model, self.fit, replace(self.options, target=target, scope=scope,
+                                              part='model' if of_model else self.options.part),
                 None if of_model else self.forward, self.held, done=CompressProgress(
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
@@ -258,6 +262,7 @@ class _Bench:
         pair = levers if len(levers) > 1 else ()
         if any(self.judged[runtime, (lever, )].exception() for lever in pair):
             return
+        torch.set_num_threads(self.share)
         try:
             file = self.file(levers, runtime)
         except Exception as error:  # of whatever exports and quantises
@@ -266,8 +271,8 @@ class _Bench:
             judged = Future()
             judged.set_exception(error)
         else:
-            compare = partial(self.files.compare, file, runtime,
-                              threads=max(torch.get_num_threads() // JUDGES, 1))
+            compare = partial(self.files.compare, file, runtime, threads=self.share) if levers \
+                else self.files.compare_dense  # the export compared it
             judged = self.judges.submit(
                 self.progress.once, f'{_shared_name(runtime, levers)}.agreement', compare)
         self.judged[runtime, levers] = judged
@@ -290,11 +295,12 @@ class _Bench:
             if not levers:
                 raise
             numbers = dict(note=f'failed: {one_line(error)}')
-        self.rows.append(dataclasses.replace(row, **numbers))
+        self.rows.append(replace(row, **numbers))
 
     def _measure(self, row: Row, levers: Sequence[Lever]) -> dict[str, Any]:
         """The numbers of a row, and the note of an int8 file."""
         wait(self.judged.values())  # nothing computes beside files that are timed
+        torch.set_num_threads(self.threads)
         agreement = self.judged[row.runtime, levers].result()[self.measure]
         file = self.file(levers, row.runtime)
         timing = self.files.time(self.file((), row.runtime), file, row.runtime, row.threads)
@@ -317,7 +323,7 @@ class _Bench:
         """Write the result, and move the networks that no other beats out of the progress."""
         unbeaten, folder = drop_beaten(self.rows), self.out / 'networks'
         best = {row.file for row in unbeaten}
-        rows = [dataclasses.replace(row, file=f'networks/{row.file}' if row.file in best else '')
+        rows = [replace(row, file=f'networks/{row.file}' if row.file in best else '')
                 for row in self.rows]
         result = FrontierResult(rows, AGREEMENTS[self.measure],
                                 read_share(self.options.keep), self._about(), self.out)
@@ -328,7 +334,7 @@ class _Bench:
         for path in [*self.progress.folder.iterdir()]:
             if path.name in kept:
                 shutil.rmtree(folder / path.name, ignore_errors=True)
-                os.replace(path, folder / path.name)
+                path.replace(folder / path.name)
         self.progress.remove()
         return result
 

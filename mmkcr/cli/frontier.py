@@ -46,9 +46,9 @@ class FrontierJob(Built, FrontierOptions, FileOptions):
     offers: ClassVar = dict(
         config=dict(positional=True), checkpoint=dict(positional=True, nargs='?'), pretrained={},
         calibration=dict(metavar='FOLDER'), images={}, keep=dict(type=str, metavar='SHARE'),
-        targets=dict(nargs='+', type=str, metavar='TARGET'),
-        sides=dict(nargs='+', type=float, metavar='SHARE'), scopes=dict(nargs='+', type=str,
-                                                                        choices=SCOPES),
+        targets=dict(nargs='*', type=str, metavar='TARGET'),
+        sides=dict(nargs='*', type=float, metavar='SHARE'),
+        scopes=dict(nargs='+', type=str, choices=SCOPES),
         runtime=dict(nargs='+', type=str, choices=sorted(QUANTIZERS)),
         threads=dict(nargs='+', type=int), memory=dict(type=read_gigabytes, metavar='GB'), seed={},
         out=dict(type=str, metavar='DIR'))

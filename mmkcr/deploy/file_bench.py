@@ -1,7 +1,8 @@
 """Files of networks for a runtime: made, timed beside the dense network's, compared with it."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.models.tasks import deciding_scores, find_task, gives_scores
 from .export import export_onnx
 from .int8 import choose_fp32_blocks, compute_in_fp32, quantize_onnx
-from .latency import PairTiming, measure_pair
+from .latency import PairTiming, clock_for, measure_calls
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
@@ -118,6 +119,8 @@ class FileBench:
             self.expected = {image: flat_tensors(view(image), floating=False)
                              for image in (*self.held_out, *self.looked_at)}
         self.logits = logits or gives_scores(dense, self.expected[self.held_out[0]])
+        #: The dense network's file that was timed last, its runtime and threads, and a run of it.
+        self._timed: tuple[Any, Callable[[], Any] | None] = None, None
 
     def find_measure(self) -> str:
         """The measure of the held-out images, see :func:`find_measure`.
@@ -125,7 +128,7 @@ class FileBench:
         Raises:
             ValueError: The features of all images are equal.
         """
-        if (measure := find_measure(self._compare(self.held_out, self.expected.get))) is None:
+        if (measure := find_measure(self.compare_dense())) is None:
             raise ValueError('expected images whose features differ, found that those of '
                              f'{len(self.held_out)} images are equal')
         return measure
@@ -170,6 +173,10 @@ class FileBench:
                 compute_in_fp32(path, path, blocks)
         return blocks
 
+    def compare_dense(self) -> dict[str, float]:
+        """Agreement of the dense network with itself."""
+        return self._compare(self.held_out, self.expected.get)
+
     def compare(self, path: Path, runtime: str,
                 images: Sequence[Tensor] | None = None,
                 threads: int | None = None) -> dict[str, float]:
@@ -205,8 +212,16 @@ class FileBench:
             runtime (str): Runtime that runs both.
             threads (int): CPU threads. Defaults to 1.
         """
-        return measure_pair(dense, path, self.held_out[0], PAIRS, 1, runtime, threads,
-                            error=RATIO_ERROR)
+        if self._timed[0] != (dense, runtime, threads):
+            self._timed = (dense, runtime, threads), self._open(dense, runtime, threads)
+        calls = self._timed[1], self._open(path, runtime, threads)
+        clock = clock_for(runtime, threads)
+        return PairTiming(*measure_calls(*calls, PAIRS, 1, clock, RATIO_ERROR), None, None)
+
+    def _open(self, path: Path, runtime: str, threads: int) -> Callable[[], Any]:
+        """A run of a file on an image."""
+        image = self.held_out[0].numpy()
+        return partial(open_onnx(path, runtime, threads, image.shape), image)
 
     def deploy(self, slim: nn.Module, folder: Path, runtime: str) -> list[DeployedFile]:
         """Write and measure files of the dense and of a slim network, in fp32 and in int8.

@@ -84,10 +84,9 @@ class FrontierResult:
     def write(self) -> None:
         """Write ``frontier.csv``, ``frontier.md`` and the pictures."""
         lines, table = self.table(), io.StringIO()
-        writer = csv.DictWriter(table, lines[0], lineterminator='\n')
-        writer.writeheader()
-        writer.writerows(lines)
-        cells = [list(lines[0]), [':--'] * len(lines[0]), *(list(line.values()) for line in lines)]
+        heads, cells = list(lines[0]), [list(line.values()) for line in lines]
+        csv.writer(table, lineterminator='\n').writerows([heads, *cells])
+        cells = [heads, [':--'] * len(heads), *cells]
         page = ['# What makes this network faster', self.recommendation.replace('\n', '\n\n'),
                 '![Time over quality](frontier.png)',
                 '\n'.join(f'| {" | ".join(line)} |' for line in cells),
