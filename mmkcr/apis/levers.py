@@ -135,8 +135,8 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
     runtimes = options.runtime or find_quantizers()
     files = [*itertools.product(runtimes, combine(bench.levers()))]
     # a cut is made where it is alone, and takes longest
-    work = {partial(bench.make, *file): 20 if [lever.kind for lever in file[1]] == ['cut'] else 1
-            for file in files}
+    cuts = [file for file in files if [lever.kind for lever in file[1]] == ['cut']]
+    work = {partial(bench.make, *file): 20 if file in cuts else 1 for file in files}
     work |= {partial(bench.add_row, *file, threads): 1
              for file, threads in itertools.product(files, options.threads)}
     try:
@@ -258,6 +258,9 @@ class _Bench:
         Args:
             runtime (str): Runtime that runs it.
             levers (Sequence[Lever]): Levers of the file; none for the dense network.
+
+        Raises:
+            Exception: The dense network cannot be exported.
         """
         pair = levers if len(levers) > 1 else ()
         if any(self.judged[runtime, (lever, )].exception() for lever in pair):
@@ -284,6 +287,9 @@ class _Bench:
             runtime (str): Runtime that runs it.
             levers (Sequence[Lever]): Levers of the file; none for the dense network.
             threads (int): CPU threads.
+
+        Raises:
+            Exception: The dense network's file does not run, or its test fails.
         """
         if (runtime, levers) not in self.judged:
             return

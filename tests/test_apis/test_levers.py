@@ -1,5 +1,6 @@
 """A whole frontier on a small network: rows, files, what goes on after a kill, and failures."""
 
+import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -230,20 +231,26 @@ def test_nothing_computes_beside_files_that_are_timed(model, images, tmp_path, d
     assert compared[0] == {'int8.onnx', 'input-32-x-32.onnx', 'int8-with-input-32-x-32.onnx'}
 
 
-def test_threads_are_as_many_as_before(model, images, tmp_path, monkeypatch):
+@pytest.mark.parametrize('killed', [False, True])
+def test_threads_are_as_many_as_before(killed, model, images, tmp_path, monkeypatch):
     """Comparisons limit PyTorch's threads beside them alone, not in cuts."""
     def compress_network(*_, **__):
         seen.append(torch.get_num_threads())
         raise ValueError('no need')
 
+    def quantize(*_):
+        raise KeyboardInterrupt if killed else ValueError('no need')
+
     seen, before = [], torch.get_num_threads()
     monkeypatch.setattr(levers, 'compress_network', compress_network)
+    monkeypatch.setattr(file_bench.FileBench, 'quantize', quantize)
     torch.set_num_threads(2)
     try:
-        frontier(model, images, tmp_path, **dict(FEW, sides=[]))
+        with pytest.raises(KeyboardInterrupt) if killed else contextlib.nullcontext():
+            frontier(model, images, tmp_path, **dict(FEW, sides=[]))
         with ThreadPoolExecutor(1) as others:
             seen.append(others.submit(torch.get_num_threads).result())
-        assert [*seen, torch.get_num_threads()] == [2, 2, 2]
+        assert [*seen, torch.get_num_threads()] == [2] * (2 if killed else 3)
     finally:
         torch.set_num_threads(before)
 
