@@ -1,8 +1,7 @@
 """Files of networks for a runtime: made, timed beside the dense network's, compared with it."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.models.tasks import deciding_scores, find_task, gives_scores
 from .export import export_onnx
 from .int8 import choose_fp32_blocks, compute_in_fp32, quantize_onnx
-from .latency import PairTiming, clock_for, measure_calls
+from .latency import PairTiming, measure_pair
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
@@ -119,8 +118,6 @@ class FileBench:
             self.expected = {image: flat_tensors(view(image), floating=False)
                              for image in (*self.held_out, *self.looked_at)}
         self.logits = logits or gives_scores(dense, self.expected[self.held_out[0]])
-        #: The dense network's file that was timed last, its runtime and threads, and a run of it.
-        self._timed: tuple[Any, Callable[[], Any] | None] = None, None
 
     def find_measure(self) -> str:
         """The measure of the held-out images, see :func:`find_measure`.
@@ -212,16 +209,8 @@ class FileBench:
             runtime (str): Runtime that runs both.
             threads (int): CPU threads. Defaults to 1.
         """
-        if self._timed[0] != (dense, runtime, threads):
-            self._timed = (dense, runtime, threads), self._open(dense, runtime, threads)
-        calls = self._timed[1], self._open(path, runtime, threads)
-        clock = clock_for(runtime, threads)
-        return PairTiming(*measure_calls(*calls, PAIRS, 1, clock, RATIO_ERROR), None, None)
-
-    def _open(self, path: Path, runtime: str, threads: int) -> Callable[[], Any]:
-        """A run of a file on an image."""
-        image = self.held_out[0].numpy()
-        return partial(open_onnx(path, runtime, threads, image.shape), image)
+        return measure_pair(dense, path, self.held_out[0], PAIRS, 1, runtime, threads,
+                            error=RATIO_ERROR)
 
     def deploy(self, slim: nn.Module, folder: Path, runtime: str) -> list[DeployedFile]:
         """Write and measure files of the dense and of a slim network, in fp32 and in int8.
