@@ -41,6 +41,8 @@ from .saved import load, save
 HELD_OUT = 64
 #: Files that are compared at a time, each by a part of the threads, while others are made.
 JUDGES = 2
+#: Files that are timed at a time, in rounds with the dense network's.
+TIMED = 3
 #: Gives a metric's name and value, of an ONNX file, its runtime, and the folder of a cut network.
 Evaluate = Callable[[Path, str, Path | None], tuple[str, float]]
 
@@ -137,8 +139,11 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
     # a cut is made where it is alone, and takes longest
     cuts = [file for file in files if [lever.kind for lever in file[1]] == ['cut']]
     work = {partial(bench.make, *file): 20 if file in cuts else 1 for file in files}
-    work |= {partial(bench.add_row, *file, threads): 1
-             for file, threads in itertools.product(files, options.threads)}
+    for runtime, threads in itertools.product(runtimes, options.threads):
+        ways = [levers for name, levers in files if name == runtime]
+        work |= {partial(bench.time, runtime, ways[first:first + TIMED], threads): TIMED
+                 for first in range(0, len(ways), TIMED)}
+        work |= {partial(bench.add_row, runtime, levers, threads): 1 for levers in ways}
     try:
         for step in show_progress(work, 'Frontier', sum(work.values()), False, size=work.get):
             step()
@@ -280,8 +285,26 @@ class _Bench:
                 self.progress.once, f'{_shared_name(runtime, levers)}.agreement', compare)
         self.judged[runtime, levers] = judged
 
+    def time(self, runtime: str, files: Sequence[Sequence[Lever]], threads: int) -> None:
+        """Time files that are made; those that an earlier call timed are not timed again.
+
+        Args:
+            runtime (str): Runtime that runs them.
+            files (Sequence[Sequence[Lever]]): Levers of each file; none for the dense network.
+            threads (int): CPU threads.
+        """
+        wait(self.judged.values())  # nothing computes beside files that are timed
+        torch.set_num_threads(self.threads)
+        new = [levers for levers in files
+               if (judged := self.judged.get((runtime, levers))) and not judged.exception()
+               and self.progress.read(_timing_name(runtime, levers, threads)) is None]
+        dense, *others = (self.file(levers, runtime) for levers in ((), *new))
+        for levers, timing in zip(new, self.files.time(dense, others, runtime, threads)):
+            self.progress.save(_timing_name(runtime, levers, threads), dict(
+                ratio=timing.ratio, quartiles=timing.quartiles, ms=1e3 * timing.seconds[1]))
+
     def add_row(self, runtime: str, levers: Sequence[Lever], threads: int) -> None:
-        """Measure a file, or read the row of an earlier call; an error becomes a note.
+        """Put together the numbers of a file; an error becomes a note.
 
         Args:
             runtime (str): Runtime that runs it.
@@ -289,15 +312,14 @@ class _Bench:
             threads (int): CPU threads.
 
         Raises:
-            Exception: The dense network's file does not run, or its test fails.
+            Exception: The test of the dense network's file fails.
         """
         if (runtime, levers) not in self.judged:
             return
         row = Row(_name(levers), runtime, threads, any(lever.kind == 'int8' for lever in levers))
         try:
-            numbers = self.progress.once(f'{runtime}-{_plain(row.levers)}-{threads}.row',
-                                         lambda: self._measure(row, levers))
-        except Exception as error:  # of whatever runs
+            numbers = self._measure(row, levers)
+        except Exception as error:  # of whatever makes and runs files
             if not levers:
                 raise
             numbers = dict(note=f'failed: {one_line(error)}')
@@ -305,16 +327,14 @@ class _Bench:
 
     def _measure(self, row: Row, levers: Sequence[Lever]) -> dict[str, Any]:
         """The numbers of a row, and the note of an int8 file."""
-        wait(self.judged.values())  # nothing computes beside files that are timed
-        torch.set_num_threads(self.threads)
         agreement = self.judged[row.runtime, levers].result()[self.measure]
         file = self.file(levers, row.runtime)
-        timing = self.files.time(self.file((), row.runtime), file, row.runtime, row.threads)
-        # other load may change between rows, but not between the turns of a pair
-        dense = next((other.ms for other in self.rows if other.levers == 'dense' and (
-            other.runtime, other.threads) == (row.runtime, row.threads)), 1e3 * timing.seconds[0])
-        numbers = dict(agreement=agreement, ratio=timing.ratio, quartiles=timing.quartiles,
-                       ms=timing.ratio * dense, bytes=file.stat().st_size, file=file.name)
+        timing, dense = (self.progress.read(_timing_name(row.runtime, timed, row.threads))
+                         for timed in (levers, ()))
+        # other load may change between rows, but not within a round
+        ms = dense['ms'] * (timing['ratio'] if levers else 1)
+        numbers = dict(timing, ms=ms, agreement=agreement, bytes=file.stat().st_size,
+                       file=file.name)
         if row.int8:
             numbers['note'] = self.progress.read(f'{row.runtime}.blocks')['note']
         if self.evaluate is not None:  # equal for all threads
@@ -351,9 +371,9 @@ class _Bench:
         return [
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
             f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
-            f'Time: the dense network and the other in turns, {LEAST_PAIRS} to {PAIRS} pairs, '
-            f'until the standard error is {RATIO_ERROR:.0%}; the median of the ratios, with their '
-            'quartiles. 0.5 is half of the time. Milliseconds are the ratio times the dense '
+            f'Time: the dense network and {TIMED} others in turns, {LEAST_PAIRS} to {PAIRS} times '
+            f'each, until the standard error is {RATIO_ERROR:.0%}; the median of the ratios, with '
+            'their quartiles. 0.5 is half of the time. Milliseconds are the ratio times the dense '
             "network's.",
             f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '
             f'Agreement is measured on {len(self.files.held_out)} images that nothing was fitted '
@@ -373,6 +393,10 @@ def _name(levers: Sequence[Lever]) -> str:
 def _plain(name: str) -> str:
     """A name for files."""
     return re.sub('[^a-z0-9.]+', '-', name.lower())
+
+
+def _timing_name(runtime: str, levers: Sequence[Lever], threads: int) -> str:
+    return f'{runtime}-{_plain(_name(levers))}-{threads}.time'
 
 
 def _shared_name(runtime: str, levers: Sequence[Lever]) -> str:

@@ -16,7 +16,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.models.tasks import deciding_scores, find_task, gives_scores
 from .export import export_onnx
 from .int8 import choose_fp32_blocks, compute_in_fp32, quantize_onnx
-from .latency import PairTiming, measure_pair
+from .latency import PairTiming, measure_rounds
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
@@ -200,17 +200,18 @@ class FileBench:
         return agreement(self.dense, run, images, lambda side, image: deciding_scores(
             task, run(image) if side is run else self.expected[image]), self.logits)
 
-    def time(self, dense: Path, path: Path, runtime: str, threads: int = 1) -> PairTiming:
-        """Time a file in turns with the dense network's, one image each.
+    def time(self, dense: Path, files: Sequence[Path], runtime: str,
+             threads: int = 1) -> list[PairTiming]:
+        """Time files in rounds with the dense network's, one image each.
 
         Args:
             dense (Path): The dense network's file.
-            path (Path): The file.
-            runtime (str): Runtime that runs both.
+            files (Sequence[Path]): The files; all are open at a time.
+            runtime (str): Runtime that runs all.
             threads (int): CPU threads. Defaults to 1.
         """
-        return measure_pair(dense, path, self.held_out[0], PAIRS, 1, runtime, threads,
-                            error=RATIO_ERROR)
+        return measure_rounds(dense, files, self.held_out[0], PAIRS, 1, runtime, threads,
+                              error=RATIO_ERROR)
 
     def deploy(self, slim: nn.Module, folder: Path, runtime: str) -> list[DeployedFile]:
         """Write and measure files of the dense and of a slim network, in fp32 and in int8.
@@ -226,6 +227,7 @@ class FileBench:
             files[f'{name} int8'] = target = path.with_stem(f'{path.stem}_int8')
             self.quantize(path, target, runtime)
         # every file in turns with the dense fp32 file, itself included
-        return [DeployedFile(name, path, path.stat().st_size,
-                             self.time(files['dense'], path, runtime).ratio,
-                             self.compare(path, runtime)) for name, path in files.items()]
+        timings = self.time(files['dense'], [*files.values()], runtime)
+        return [DeployedFile(name, path, path.stat().st_size, timing.ratio,
+                             self.compare(path, runtime))
+                for (name, path), timing in zip(files.items(), timings)]

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ class PairTiming:
 
     dense: list[float]
     slim: list[float]
-    macs_dense: int | None
-    macs_slim: int | None
+    macs_dense: int | None = None
+    macs_slim: int | None = None
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -92,24 +92,43 @@ class PairTiming:
         return (1 - (self.ratio if ratio is None else ratio)) / saved if saved > 0 else None
 
 
-def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, warmup: int = 3,
-                 runtime: str = 'eager', threads: int | None = None, amp: str | None = None,
-                 clock: Clock | None = None, error: float = 0.) -> PairTiming:
-    """Time two models in turns, in alternating order, so that other load affects both alike.
+def measure_pair(dense: Side, slim: Side, inputs: Tensor, *args: Any, **options: Any) -> PairTiming:
+    """Time two models in turns: :func:`measure_rounds` with a single other model.
 
     Args:
-        dense, slim (nn.Module | str | Path): An ONNX file; or a backbone or task model, see
+        dense, slim (nn.Module | str | Path): The models.
+        inputs (Tensor): Images (B, C, H, W), on the device of both.
+        *args, **options: Of :func:`measure_rounds`.
+
+    Raises:
+        ImportError, ValueError: See :func:`measure_rounds`.
+    """
+    return measure_rounds(dense, [slim], inputs, *args, **options)[0]
+
+
+def measure_rounds(dense: Side, others: Sequence[Side], inputs: Tensor, repeats: int = 20,
+                   warmup: int = 3, runtime: str = 'eager', threads: int | None = None,
+                   amp: str | None = None, clock: Clock | None = None,
+                   error: float = 0.) -> list[PairTiming]:
+    """Time models in rounds with a dense one, so that other load affects all alike.
+
+    A round runs each once. The next is in the opposite order. A model's time and the dense one's
+    of the same round are a pair.
+
+    Args:
+        dense (nn.Module | str | Path): An ONNX file; or a backbone or task model, see
             :class:`~mmkcr.deploy.tensor_model.TensorModel`, which is timed in eval mode, gets its
             own modes back, and is exported for runtimes of ONNX files.
-        inputs (Tensor): Images (B, C, H, W), on the device of both.
+        others (Sequence): Models or files that are compared with it.
+        inputs (Tensor): Images (B, C, H, W), on the device of all.
         repeats (int): Pairs that count. Defaults to 20.
         warmup (int): Pairs before them that do not count. Defaults to 3.
         runtime (str): One of :data:`~mmkcr.deploy.runtimes.RUNTIMES`. Defaults to ``'eager'``.
         threads (int, optional): CPU threads. Defaults to None: the runtime's default.
-        amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch. Defaults
+        amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on all sides, in PyTorch. Defaults
             to None: none.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
-        error (float): From :data:`LEAST_PAIRS` pairs on no more are timed when
+        error (float): From :data:`LEAST_PAIRS` pairs on a model leaves the rounds when its
             :attr:`PairTiming.error` is less. Defaults to 0: all pairs.
 
     Raises:
@@ -127,13 +146,16 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, repeats: int = 20, war
         if threads is not None:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
-        for side in (dense, slim):
+        sides = [dense, *others]
+        for side in sides:
             if isinstance(side, nn.Module):
                 stack.enter_context(eval_mode(side))
         calls, macs = zip(*(_open_side(side, runtime, inputs, threads, amp, stack)
-                            for side in (dense, slim)))
+                            for side in sides))
         clock = clock or clock_for(runtime, threads, inputs.device.type)
-        return PairTiming(*measure_calls(*calls, repeats, warmup, clock, error), *macs)
+        timings = measure_calls(*calls, repeats=repeats, warmup=warmup, clock=clock, error=error)
+        return [replace(timing, macs_dense=macs[0], macs_slim=count)
+                for timing, count in zip(timings, macs[1:])]
 
 
 def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
@@ -150,33 +172,34 @@ def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
     return time.process_time if alone else time.perf_counter
 
 
-def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,
-                  clock: Clock = time.perf_counter,
-                  error: float = 0.) -> tuple[list[float], list[float]]:
-    """Time two calls in turns, in alternating order.
+def measure_calls(dense: Callable[[], Any], *others: Callable[[], Any], repeats: int, warmup: int,
+                  clock: Clock = time.perf_counter, error: float = 0.) -> list[PairTiming]:
+    """Time calls in rounds with a first one, in alternating order.
 
     Args:
-        first (Callable): A call that returns when its work is done.
-        second (Callable): The call that it is compared with.
+        dense (Callable): A call that returns when its work is done.
+        *others (Callable): The calls that are compared with it.
         repeats (int): Pairs that count.
         warmup (int): Pairs before them that do not count.
         clock (Callable): Returns seconds. Defaults to the wall clock.
-        error (float): See :func:`measure_pair`. Defaults to 0: all pairs.
-
-    Returns:
-        tuple[list[float], list[float]]: Seconds of both calls, by pair.
+        error (float): See :func:`measure_rounds`. Defaults to 0: all pairs.
     """
-    seconds: tuple[list[float], list[float]] = ([], [])
+    calls, timings = (*others, dense), [PairTiming([], []) for _ in others]
+    timed = list(range(len(others)))
     for index in show_progress(range(-warmup, repeats), 'Pairs', refresh=False):
-        for side, call in ((0, first), (1, second)) if index % 2 else ((1, second), (0, first)):
+        seconds = {}
+        for side in [-1, *timed][::1 if index % 2 else -1]:  # the last call is the dense one
             start = clock()
-            call()
-            elapsed = clock() - start
-            if index >= 0:
-                seconds[side].append(elapsed)
-        if error and index + 1 >= LEAST_PAIRS and PairTiming(*seconds, None, None).error < error:
+            calls[side]()
+            seconds[side] = clock() - start
+        for side in [*timed] if index >= 0 else ():
+            timings[side].dense.append(seconds[-1])
+            timings[side].slim.append(seconds[side])
+            if index + 1 >= LEAST_PAIRS and error and timings[side].error < error:
+                timed.remove(side)
+        if not timed:
             break
-    return seconds
+    return timings
 
 
 def _open_side(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: str | None,

@@ -178,12 +178,13 @@ def done(monkeypatch):
         method = getattr(file_bench.FileBench, name)
 
         def noted(bench, *args, **options):
-            file = args[place].name.rpartition('onnxruntime-')[2]  # of a temporary path, too
-            if done.kill == (name, file):
+            paths = args[place] if name == 'time' else [args[place]]
+            files = [path.name.rpartition('onnxruntime-')[2] for path in paths]  # temporary, too
+            if done.kill in [(name, file) for file in files]:
                 raise KeyboardInterrupt
             result = method(bench, *args, **options)
             if name != 'compare' or len(args) == 2:  # others look at blocks in int8
-                done.append((name, file))
+                done.extend((name, file) for file in files)
             return result
 
         monkeypatch.setattr(file_bench.FileBench, name, noted)
@@ -194,6 +195,7 @@ def done(monkeypatch):
     monkeypatch.setattr(levers, 'compress_network', lambda *args, **options: (
         whole(*args, **options), done.append(('cut', '')))[0])
     monkeypatch.setattr(levers, 'drop_beaten', drop_failed)
+    monkeypatch.setattr(levers, 'TIMED', 2)
     return done
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import time
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -115,15 +116,29 @@ def test_the_error_of_a_ratio_is_that_of_medians_of_normal_noise(pairs):
     (0., 0.02, LEAST_PAIRS), (0., 0., 20), (0.5, 0.02, 20), (0.5, 0.9, LEAST_PAIRS),
     (0.08, 0.02, 13)])  # 0.93 * 0.08 / 1.08 / sqrt(13) is less
 def test_timing_ends_when_the_ratio_is_known(jitter, error, pairs):
-    calls, now = [0, 0], [0.]
+    """One that is known at once leaves the rounds earlier; the dense one stays."""
+    calls, now = [0, 0, 0], [0.]
 
     def call(side, seconds):
         calls[side] += 1
         now[0] += seconds
 
-    first, second = measure_calls(lambda: call(0, 1.), lambda: call(1, 1 + jitter * (
-        calls[1] % 2)), 20, 1, lambda: now[0], error)
-    assert len(first) == len(second) == pairs and calls == [pairs + 1] * 2
+    timings = measure_calls(
+        lambda: call(0, 1.), lambda: call(1, 1 + jitter * (calls[1] % 2)), lambda: call(2, 0.25),
+        repeats=20, warmup=1, clock=lambda: now[0], error=error)
+    counts = [pairs, LEAST_PAIRS if error else 20]
+    assert [len(timing.dense) for timing in timings] == counts
+    assert [len(timing.slim) for timing in timings] == counts
+    assert calls == [1 + max(counts), *(1 + count for count in counts)]
+    assert timings[1].ratio == 0.25
+
+
+def test_a_round_is_in_the_opposite_order_of_the_last():
+    """Each call is as far from the dense one on both sides."""
+    called = []
+    measure_calls(*(partial(called.append, name) for name in 'dense a b'.split()), repeats=2,
+                  warmup=0)
+    assert called in (order := 'dense a b b a dense'.split(), order[3:] + order[:3])
 
 
 @pytest.mark.parametrize('kwargs, message', [

@@ -16,6 +16,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.machine import machine_info
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
-from mmkcr.deploy.latency import PairTiming, clock_for, measure_calls
+from mmkcr.deploy.latency import clock_for, measure_calls
 from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
 from mmkcr.models.counting import count_parts, describe_proposals
 from mmkcr.visualization import format_table
@@ -131,8 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for side in args.slim:
         _, slim = trained(*side, *[None] * (2 - len(side)), args.device)
         calls = (steps(model, images, args.warmup, args.device) for model in (dense, slim))
-        seconds = measure_calls(*calls, len(images), args.warmup, clock)
-        timing = PairTiming(*seconds, whole, sum(count_parts(slim, shape).values()))
+        timing, = measure_calls(*calls, repeats=len(images), warmup=args.warmup, clock=clock)
+        timing = replace(timing, macs_dense=whole, macs_slim=sum(count_parts(slim, shape).values()))
         rows.append(dict(
             slim=side[0], macs=dict(dense=whole, slim=timing.macs_slim, ratio=timing.macs_ratio),
             seconds=dict(zip(('dense', 'slim'), timing.seconds)), ratio=timing.ratio,
