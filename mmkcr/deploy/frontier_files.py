@@ -105,15 +105,16 @@ class FrontierResult:
         from matplotlib.figure import Figure
         panels = list(dict.fromkeys((row.runtime, row.threads) for row in drop_failed(self.rows)))
         with style.context([THEMES[name], {'axes.spines.top': False, 'axes.spines.right': False}]):
-            figure = Figure((1 + 5 * len(panels), 4), layout='constrained')
-            axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-            axes[0].set_ylabel(self.quality.heading)
+            figure = Figure((8, 4 * len(panels)), layout='constrained')
+            axes = figure.subplots(len(panels), sharex=True, sharey=True, squeeze=False)[:, 0]
             for axis, panel in zip(axes, panels):
                 self._draw_panel(axis, *panel)
+            figure.supylabel(self.quality.heading)
+            axes[-1].set_xlabel('time of an image (dense = 1)')
             figure.savefig(path, dpi=120, format='png')
 
     def _draw_panel(self, axis: Any, runtime: str, threads: int) -> None:
-        """Draw the rows of a runtime and threads, those that no other beats joined and named."""
+        """Draw the rows of a runtime and threads, those that no other beats joined and numbered."""
         scale = self.quality.scale
         there = [row for row in drop_failed(self.rows)
                  if (row.runtime, row.threads) == (runtime, threads)]
@@ -122,10 +123,10 @@ class FrontierResult:
         for shown, colour, line in ((there, BEATEN, 'o'), (drop_beaten(there), UNBEATEN, 'o-')):
             axis.plot([row.ratio for row in shown], [row.quality * scale for row in shown],
                       line, color=colour, markersize=5)
-        for row in drop_beaten(there):  # to the upper left of a row that none beats is none
-            axis.annotate(row.levers, (row.ratio, row.quality * scale), (-3, 3), fontsize=7,
-                          textcoords='offset points', ha='right', rotation=-60,
-                          rotation_mode='anchor')
+        for number, row in enumerate(drop_beaten(there), 1):
+            place = row.ratio, row.quality * scale
+            axis.plot(*place, ' ', label=f'{number}  {row.levers}')
+            # to the upper left of a row that none beats is none
+            axis.annotate(number, place, (-3, 3), textcoords='offset points', ha='right')
+        axis.legend(loc='upper left', bbox_to_anchor=(1, 1), handlelength=0, frameon=False)
         axis.set_title(f'{NAMES[runtime]}, {threads} thread{"s" * (threads > 1)}')
-        axis.set_xlabel('time of an image (dense = 1)')
-        axis.margins(x=0.35, y=0.15)

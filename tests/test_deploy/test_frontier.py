@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mmkcr.deploy.file_bench import AGREEMENTS
 from mmkcr.deploy.frontier import (
+    NAMES,
     Lever,
     Row,
     choose,
@@ -127,6 +128,29 @@ def test_files(tmp_path):
     # numbers have a unit in their heading
     for heading in (name for name, text in lines[1].items() if re.fullmatch(r'[\d.]+', text)):
         assert heading == 'CPU threads' or re.search(r'\(.+\)', heading), heading
+
+
+def test_pictures_name_what_no_other_beats(tmp_path, monkeypatch):
+    """Beside the panel, in the order of the numbers; nothing is outside of the picture."""
+    from matplotlib.figure import Figure
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **options: (
+        figures.append(figure), save(figure, *args, **options)))
+    # long names, of networks that are nearly alike
+    rows = [Row('dense', runtime, 1, False, 1., (1., 1.), 9., 9, 1.) for runtime in NAMES]
+    rows += [Row(f'input 168 x 168 with {share}% of the MACs', 'openvino', 1, False,
+                 0.3 + share / 1000, (1., 1.), 9., 9, 0.98 + share / 10000) for share in range(14)]
+    FrontierResult(rows, AGREEMENTS['variance'], 0.95, ['About.'], tmp_path).write()
+    assert len(figures) == len(THEMES)
+    for figure in figures:
+        for axis, runtime in zip(figure.axes, NAMES):
+            best = drop_beaten([row for row in rows if row.runtime == runtime])
+            named = [text.get_text() for text in axis.get_legend().get_texts()]
+            assert named == [f'{number}  {row.levers}' for number, row in enumerate(best, 1)]
+            assert [text.get_text() for text in axis.texts] == [
+                str(number + 1) for number in range(len(best))]
+        inches, whole = figure.get_tightbbox(), figure.get_size_inches()
+        assert inches.x0 >= 0 and inches.y0 >= 0 and inches.x1 <= whole[0] and inches.y1 <= whole[1]
 
 
 @pytest.mark.parametrize('name', AGREEMENTS)
