@@ -134,13 +134,12 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
         raise ImportError('expected matplotlib for the picture, found that it is not installed: '
                           'pip install matplotlib')
     bench = _Bench(model, images, options, out, forward, evaluate)
-    runtimes = options.runtime or find_quantizers()
-    files = [*itertools.product(runtimes, combine(bench.levers()))]
+    runtimes, ways = options.runtime or find_quantizers(), combine(bench.levers())
     # a cut is made where it is alone, and takes longest
-    cuts = [file for file in files if [lever.kind for lever in file[1]] == ['cut']]
-    work = {partial(bench.make, *file): 20 if file in cuts else 1 for file in files}
+    work = {partial(bench.make, runtime, levers):
+            20 if [lever.kind for lever in levers] == ['cut'] else 1
+            for runtime, levers in itertools.product(runtimes, ways)}
     for runtime, threads in itertools.product(runtimes, options.threads):
-        ways = [levers for name, levers in files if name == runtime]
         work |= {partial(bench.time, runtime, ways[first:first + TIMED], threads): TIMED
                  for first in range(0, len(ways), TIMED)}
         work |= {partial(bench.add_row, runtime, levers, threads): 1 for levers in ways}
@@ -298,6 +297,8 @@ class _Bench:
         new = [levers for levers in files
                if (judged := self.judged.get((runtime, levers))) and not judged.exception()
                and self.progress.read(_timing_name(runtime, levers, threads)) is None]
+        if not new:
+            return
         dense, *others = (self.file(levers, runtime) for levers in ((), *new))
         for levers, timing in zip(new, self.files.time(dense, others, runtime, threads)):
             self.progress.save(_timing_name(runtime, levers, threads), dict(
@@ -371,10 +372,10 @@ class _Bench:
         return [
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
             f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
-            f'Time: the dense network and {TIMED} others in turns, {LEAST_PAIRS} to {PAIRS} times '
-            f'each, until the standard error is {RATIO_ERROR:.0%}; the median of the ratios, with '
-            'their quartiles. 0.5 is half of the time. Milliseconds are the ratio times the dense '
-            "network's.",
+            f'Time: the dense network and at most {TIMED} others in turns, {LEAST_PAIRS} to '
+            f'{PAIRS} times each, until the standard error is {RATIO_ERROR:.0%}; the median of the '
+            'ratios, with their quartiles. 0.5 is half of the time. Milliseconds are the ratio '
+            "times the dense network's.",
             f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '
             f'Agreement is measured on {len(self.files.held_out)} images that nothing was fitted '
             f'to. {AGREEMENTS[self.measure].meaning}',
