@@ -186,7 +186,7 @@ class _Bench:
         self.threads = torch.get_num_threads()
         self.share = max(self.threads // (JUDGES + 1), 1)
         self.judges = ThreadPoolExecutor(JUDGES, 'judge', torch.set_num_threads, (1, ))
-        #: Agreements of files, or the errors of those that could not be made.
+        #: Agreements of files, or the errors of those that could not be made or timed.
         self.judged: dict[tuple[str, Sequence[Lever]], Future] = {}
         self.rows: list[Row] = []
 
@@ -273,16 +273,19 @@ class _Bench:
         try:
             file = self.file(levers, runtime)
         except Exception as error:  # of whatever exports and quantises
-            if not levers:
-                raise
-            judged = Future()
-            judged.set_exception(error)
-        else:
-            compare = partial(self.files.compare, file, runtime, threads=self.share) if levers \
-                else self.files.compare_dense  # the export compared it
-            judged = self.judges.submit(
-                self.progress.once, f'{_shared_name(runtime, levers)}.agreement', compare)
-        self.judged[runtime, levers] = judged
+            self._note_failure(runtime, levers, error)
+            return
+        compare = partial(self.files.compare, file, runtime, threads=self.share) if levers \
+            else self.files.compare_dense  # the export compared it
+        self.judged[runtime, levers] = self.judges.submit(
+            self.progress.once, f'{_shared_name(runtime, levers)}.agreement', compare)
+
+    def _note_failure(self, runtime: str, levers: Sequence[Lever], error: Exception) -> None:
+        """Have the row of a file say why it failed; the error of the dense network's is raised."""
+        if not levers:
+            raise error
+        self.judged[runtime, levers] = judged = Future()
+        judged.set_exception(error.with_traceback(None))  # its frames hold networks
 
     def time(self, runtime: str, files: Sequence[Sequence[Lever]], threads: int) -> None:
         """Time files that are made; those that an earlier call timed are not timed again.
@@ -291,6 +294,9 @@ class _Bench:
             runtime (str): Runtime that runs them.
             files (Sequence[Sequence[Lever]]): Levers of each file; none for the dense network.
             threads (int): CPU threads.
+
+        Raises:
+            Exception: The dense network's file does not run.
         """
         wait(self.judged.values())  # nothing computes beside files that are timed
         torch.set_num_threads(self.threads)
@@ -300,7 +306,16 @@ class _Bench:
         if not new:
             return
         dense, *others = (self.file(levers, runtime) for levers in ((), *new))
-        for levers, timing in zip(new, self.files.time(dense, others, runtime, threads)):
+        try:
+            timings = self.files.time(dense, others, runtime, threads)
+        except Exception as error:  # of whatever runs files
+            timings = []
+            if len(new) == 1:
+                self._note_failure(runtime, new[0], error)
+        if not timings and len(new) > 1:  # each alone, so that only the one that fails has no time
+            for levers in new:
+                self.time(runtime, [levers], threads)
+        for levers, timing in zip(new, timings):
             self.progress.save(_timing_name(runtime, levers, threads), dict(
                 ratio=timing.ratio, quartiles=timing.quartiles, ms=1e3 * timing.seconds[1]))
 

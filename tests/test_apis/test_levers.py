@@ -233,6 +233,28 @@ def test_nothing_computes_beside_files_that_are_timed(model, images, tmp_path, d
     assert compared[0] == {'int8.onnx', 'input-32-x-32.onnx', 'int8-with-input-32-x-32.onnx'}
 
 
+@pytest.mark.parametrize('failing', ['int8', 'dense'])
+def test_a_file_that_cannot_be_timed_is_a_row_that_says_why(failing, model, images, tmp_path,
+                                                            monkeypatch):
+    """Others of its rounds are timed. Without times of the dense network there is no frontier."""
+    time = file_bench.FileBench.time
+
+    def timed(bench, dense, files, *args):
+        if any(path.stem == f'onnxruntime-{failing}' for path in files):
+            raise RuntimeError('no memory is left\nfor this file')
+        return time(bench, dense, files, *args)
+
+    monkeypatch.setattr(file_bench.FileBench, 'time', timed)
+    if failing == 'dense':
+        with pytest.raises(RuntimeError, match='no memory is left'):
+            frontier(model, images, tmp_path, **dict(FEW, targets=[]))
+        return
+    found = frontier(model, images, tmp_path, **dict(FEW, targets=[]))
+    rows = {row.levers: row for row in found.rows}
+    assert rows['int8'].note.startswith('failed: no memory is left') and not rows['int8'].file
+    assert [name for name, row in rows.items() if row.ratio is None] == ['int8', 'half precision']
+
+
 @pytest.mark.parametrize('killed', [False, True])
 def test_threads_are_as_many_as_before(killed, model, images, tmp_path, monkeypatch):
     """Comparisons limit PyTorch's threads beside them alone, not in cuts."""
