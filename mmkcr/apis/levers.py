@@ -234,10 +234,12 @@ class _Bench:
     def file(self, levers: Sequence[Lever], runtime: str) -> Path:
         """The ONNX file of some levers in a runtime; it is made once."""
         path = self.progress.folder / f'{runtime}-{_plain(_name(levers))}.onnx'
-        kind = levers[0].kind if levers else ''
         if path.is_file():
             return path
-        if kind == 'int8':
+        full = tuple(lever for lever in levers if lever.kind != 'half')
+        if len(full) < len(levers):
+            set_precision(self.file(full, runtime), path, half_precision(runtime))
+        elif levers and levers[0].kind == 'int8':
             source, stored = self.file(levers[1:], runtime), f'{runtime}.blocks'
             known = self.progress.read(stored)  # of int8 alone: pairs take the same blocks
             keep, blocks = (None, known['blocks']) if known else (read_share(self.options.keep), ())
@@ -245,8 +247,6 @@ class _Bench:
                 blocks = self.files.quantize(source, temporary, runtime, keep, blocks or ())
                 if known is None:
                     self.progress.save(stored, dict(blocks=blocks, note=tell_blocks(blocks)))
-        elif kind == 'half':
-            set_precision(self.file((), runtime), path, half_precision(runtime))
         else:
             network = self.dense
             for lever in reversed(levers):

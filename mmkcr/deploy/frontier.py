@@ -22,9 +22,8 @@ class Lever(NamedTuple):
 
 
 def combine(levers: Sequence[Lever]) -> list[tuple[Lever, ...]]:
-    """The dense network, each lever alone, each pair of two kinds; half precision is alone."""
-    pairs = [pair for pair in itertools.combinations(levers, 2)
-             if pair[0].kind != pair[1].kind and 'half' not in (pair[0].kind, pair[1].kind)]
+    """The dense network, each lever alone, each pair of two kinds."""
+    pairs = [pair for pair in itertools.combinations(levers, 2) if pair[0].kind != pair[1].kind]
     return [(), *((lever, ) for lever in levers), *pairs]
 
 

@@ -1,10 +1,12 @@
 """A whole frontier on a small network: rows, files, what goes on after a kill, and failures."""
 
 import contextlib
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -218,6 +220,27 @@ def test_a_killed_call_goes_on(kill, model, images, tmp_path, done):
             if (name, file) != ('compare', 'dense'))])  # the export compared it
     assert len(found.rows) == 5 and not (tmp_path / '.progress').exists()
     assert (tmp_path / 'networks/60-of-the-macs').is_dir()  # its file may be from before
+
+
+def test_half_precision_is_paired_with_all_others(model, images, tmp_path, monkeypatch):
+    """A file of half precision is another row's, and says its type; int8 stays int8."""
+    monkeypatch.setattr(levers, 'half_precision', lambda runtime: 'bf16')
+    monkeypatch.setattr(levers, 'drop_beaten', drop_failed)
+    found = frontier(model, images, tmp_path, **FEW)
+    rows = {row.levers: row for row in found.rows}
+    others = ['int8', 'input 32 x 32', '60% of the MACs']
+    half = ['half precision', 'int8 with half precision',
+            *(f'half precision with {name}' for name in others[1:])]
+    assert set(rows) == {'dense', *others, *half, *(
+        f'{first} with {second}' for first, second in itertools.combinations(others, 2))}
+    for name, row in rows.items():
+        graph = onnx.load(found.folder / row.file)
+        assert [note.value for note in graph.metadata_props if note.key == 'mmkcr.precision'] \
+            == ['bf16'] * ('half precision' in name)
+        assert ('DequantizeLinear' in {node.op_type for node in graph.graph.node}) == row.int8
+    for name, full in zip(half, ['dense', *others]):
+        assert rows[name].agreement == rows[full].agreement  # ONNX Runtime reads no type
+        assert rows[name].int8 == rows[full].int8
 
 
 def test_nothing_computes_beside_files_that_are_timed(model, images, tmp_path, done, monkeypatch):

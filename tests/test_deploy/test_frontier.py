@@ -103,7 +103,8 @@ def test_pairs_are_of_two_kinds():
     names = [tuple(lever.name for lever in combined) for combined in combine(levers)]
     assert names == [
         (), ('int8', ), ('half', ), ('small', ), ('smaller', ), ('60%', ), ('40%', ),
-        ('int8', 'small'), ('int8', 'smaller'), ('int8', '60%'), ('int8', '40%'),
+        ('int8', 'half'), ('int8', 'small'), ('int8', 'smaller'), ('int8', '60%'), ('int8', '40%'),
+        ('half', 'small'), ('half', 'smaller'), ('half', '60%'), ('half', '40%'),
         ('small', '60%'), ('small', '40%'), ('smaller', '60%'), ('smaller', '40%')]
 
 
