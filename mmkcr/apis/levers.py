@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -228,7 +229,10 @@ class _Bench:
                 None if of_model else self.forward, self.held, done=CompressProgress(
                     shared.folder / folder.name, dict(key, target=target), shared))
             leave_ordinary(result.model)
-            save(result, folder)
+            with warnings.catch_warnings():
+                # it names this folder, which moves; `load` says that it needs the dense network
+                warnings.filterwarnings('ignore', 'expected to build the dense')
+                save(result, folder)
         return load(folder, network)
 
     def file(self, levers: Sequence[Lever], runtime: str) -> Path:

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -43,7 +44,9 @@ def images():
 
 @pytest.fixture(scope='module')
 def result(model, images, tmp_path_factory):
-    return frontier(model, images, tmp_path_factory.mktemp('frontier'), **FEW)
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', '.*mmkcr.load')  # of a folder that is not there in the end
+        return frontier(model, images, tmp_path_factory.mktemp('frontier'), **FEW)
 
 
 READ = """
