@@ -161,7 +161,9 @@ def _open_openvino(path: str, runtime: str, threads: int | None,
     if shape is not None:
         model.reshape(list(shape))
     # fp32 unless the file says otherwise: OpenVINO would use bf16 if the processor has it
-    config = dict(INFERENCE_PRECISION_HINT=_precision(path), NUM_STREAMS='1')
+    said = ['framework', _PRECISION]  # where OpenVINO keeps the notes of an ONNX file
+    precision = model.get_rt_info(said).value if model.has_rt_info(said) else 'f32'
+    config = dict(INFERENCE_PRECISION_HINT=precision, NUM_STREAMS='1')
     if threads is not None:
         config.update(INFERENCE_NUM_THREADS=str(threads))
     request = core.compile_model(model, 'CPU', config).create_infer_request()
@@ -203,9 +205,3 @@ def set_precision(source: str | Path, target: str | Path, precision: str) -> Non
     model.metadata_props.add(key=_PRECISION, value=precision)
     with atomic_write(target) as path:
         onnx.save(model, path)
-
-
-def _precision(path: str) -> str:
-    import onnx
-    notes = onnx.load(path, load_external_data=False).metadata_props
-    return next((note.value for note in notes if note.key == _PRECISION), 'f32')

@@ -17,7 +17,7 @@ from lab.model_zoo import random_subnet
 from mmkcr.apis import count_macs
 from mmkcr.deploy.export import export_onnx, read_macs_and_shape
 from mmkcr.deploy.latency import LEAST_PAIRS, PairTiming, clock_for, measure_calls, measure_pair
-from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES, open_onnx
+from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES, open_onnx, set_precision
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.methods import named
 
@@ -150,6 +150,24 @@ def test_a_round_is_in_the_opposite_order_of_the_last():
 def test_refusals(kwargs, message):
     with pytest.raises(ValueError, match=message):
         measure(Clock(), **kwargs)
+
+
+@pytest.mark.parametrize('precision', [None, 'bf16'])
+def test_openvino_computes_in_the_type_that_a_file_says(precision, tmp_path, monkeypatch):
+    """In fp32 where it says none, also on processors where OpenVINO itself would take bf16."""
+    openvino = pytest.importorskip('openvino')
+    path, hints = export_onnx(nn.Conv2d(3, 4, 3), tmp_path / 'dense.onnx', SHAPE).path, []
+    if precision:
+        set_precision(path, path, precision)
+
+    class Core(openvino.Core):
+        def compile_model(self, model, device, config):
+            hints.append(config['INFERENCE_PRECISION_HINT'])
+            return super().compile_model(model, device)  # this processor may not have the type
+
+    monkeypatch.setattr(openvino, 'Core', Core)
+    open_onnx(path, 'openvino')
+    assert hints == [precision or 'f32']
 
 
 @pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
