@@ -25,11 +25,11 @@ from mmkcr.core.budget import read_share
 from mmkcr.core.checks import one_line
 from mmkcr.core.machine import has_int8, this_machine
 from mmkcr.core.progress import Progress
-from mmkcr.deploy.file_bench import AGREEMENTS, PAIRS, RATIO_ERROR, FileBench, tell_blocks
+from mmkcr.deploy.file_bench import AGREEMENTS, PAIRS, VISITS, FileBench, tell_blocks
 from mmkcr.deploy.frontier import Lever, Row, combine, drop_beaten
 from mmkcr.deploy.frontier_files import FrontierResult
 from mmkcr.deploy.int8 import find_quantizers, require_quantizer
-from mmkcr.deploy.latency import LEAST_PAIRS
+from mmkcr.deploy.latency import PairTiming
 from mmkcr.deploy.runtimes import half_precision, set_precision
 from mmkcr.deploy.smaller_input import SmallerInput
 from mmkcr.models.search_space import leave_ordinary
@@ -141,8 +141,8 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
             20 if [lever.kind for lever in levers] == ['cut'] else 1
             for runtime, levers in itertools.product(runtimes, ways)}
     for runtime, threads in itertools.product(runtimes, options.threads):
-        work |= {partial(bench.time, runtime, ways[first:first + TIMED], threads): TIMED
-                 for first in range(0, len(ways), TIMED)}
+        work |= {partial(bench.time, runtime, ways, threads, visit): 1
+                 for visit in range(VISITS) for _ in range(0, len(ways), TIMED)}
         work |= {partial(bench.add_row, runtime, levers, threads): 1 for levers in ways}
     try:
         for step in show_progress(work, 'Frontier', sum(work.values()), False, size=work.get):
@@ -291,13 +291,16 @@ class _Bench:
         self.judged[runtime, levers] = judged = Future()
         judged.set_exception(error.with_traceback(None))  # its frames hold networks
 
-    def time(self, runtime: str, files: Sequence[Sequence[Lever]], threads: int) -> None:
-        """Time files that are made; those that an earlier call timed are not timed again.
+    def time(self, runtime: str, files: Sequence[Sequence[Lever]], threads: int,
+             visit: int) -> None:
+        """Time the next files of a visit, :data:`TIMED` at most.
 
         Args:
             runtime (str): Runtime that runs them.
             files (Sequence[Sequence[Lever]]): Levers of each file; none for the dense network.
+                Files that were not made, or that this visit has timed, are passed over.
             threads (int): CPU threads.
+            visit (int): Number of the visit, from 0. All other files are visited in between.
 
         Raises:
             Exception: The dense network's file does not run.
@@ -306,7 +309,7 @@ class _Bench:
         torch.set_num_threads(self.threads)
         new = [levers for levers in files
                if (judged := self.judged.get((runtime, levers))) and not judged.exception()
-               and self.progress.read(_timing_name(runtime, levers, threads)) is None]
+               and not self.progress.has(_timing_name(runtime, levers, threads, visit))][:TIMED]
         if not new:
             return
         dense, *others = (self.file(levers, runtime) for levers in ((), *new))
@@ -318,10 +321,16 @@ class _Bench:
                 self._note_failure(runtime, new[0], error)
         if not timings and len(new) > 1:  # each alone, so that only the one that fails has no time
             for levers in new:
-                self.time(runtime, [levers], threads)
+                self.time(runtime, [levers], threads, visit)
         for levers, timing in zip(new, timings):
-            self.progress.save(_timing_name(runtime, levers, threads), dict(
-                ratio=timing.ratio, quartiles=timing.quartiles, ms=1e3 * timing.seconds[1]))
+            self.progress.save(_timing_name(runtime, levers, threads, visit), dict(
+                dense=timing.dense, slim=timing.slim))
+
+    def _timing(self, runtime: str, levers: Sequence[Lever], threads: int) -> PairTiming:
+        """The pairs of all visits of a file."""
+        return PairTiming.join([
+            PairTiming(**self.progress.read(_timing_name(runtime, levers, threads, visit)))
+            for visit in range(VISITS)])
 
     def add_row(self, runtime: str, levers: Sequence[Lever], threads: int) -> None:
         """Put together the numbers of a file; an error becomes a note.
@@ -349,12 +358,11 @@ class _Bench:
         """The numbers of a row, and the note of an int8 file."""
         agreement = self.judged[row.runtime, levers].result()[self.measure]
         file = self.file(levers, row.runtime)
-        timing, dense = (self.progress.read(_timing_name(row.runtime, timed, row.threads))
-                         for timed in (levers, ()))
+        timing, dense = (self._timing(row.runtime, timed, row.threads) for timed in (levers, ()))
         # other load may change between rows, but not within a round
-        ms = dense['ms'] * (timing['ratio'] if levers else 1)
-        numbers = dict(timing, ms=ms, agreement=agreement, bytes=file.stat().st_size,
-                       file=file.name)
+        ms = 1e3 * dense.seconds[1] * (timing.ratio if levers else 1)
+        numbers = dict(ratio=timing.ratio, quartiles=timing.quartiles, ms=ms, agreement=agreement,
+                       bytes=file.stat().st_size, file=file.name)
         if row.int8:
             numbers['note'] = self.progress.read(f'{row.runtime}.blocks')['note']
         if self.evaluate is not None:  # equal for all threads
@@ -391,10 +399,10 @@ class _Bench:
         return [
             f'Dense: the network as it was given, `{type(self.dense).__name__}`, images of {size}, '
             f'one at a time{", backbone and neck without heads" * is_detector(self.dense)}.',
-            f'Time: the dense network and at most {TIMED} others in turns, {LEAST_PAIRS} to '
-            f'{PAIRS} times each, until the standard error is {RATIO_ERROR:.0%}; the median of the '
-            'ratios, with their quartiles. 0.5 is half of the time. Milliseconds are the ratio '
-            "times the dense network's.",
+            f'Time: the dense network and at most {TIMED} others in turns, {VISITS} visits of '
+            f'{PAIRS} times each, for which the files are opened anew; the median of the ratios, '
+            'with their quartiles. 0.5 is half of the time. Milliseconds are the ratio times the '
+            "dense network's.",
             f'Quality: {metric or "agreement of the outputs with those of the dense network"}. '
             f'Agreement is measured on {len(self.files.held_out)} images that nothing was fitted '
             f'to. {AGREEMENTS[self.measure].meaning}',
@@ -415,8 +423,8 @@ def _plain(name: str) -> str:
     return re.sub('[^a-z0-9.]+', '-', name.lower())
 
 
-def _timing_name(runtime: str, levers: Sequence[Lever], threads: int) -> str:
-    return f'{runtime}-{_plain(_name(levers))}-{threads}.time'
+def _timing_name(runtime: str, levers: Sequence[Lever], threads: int, visit: int) -> str:
+    return f'{runtime}-{_plain(_name(levers))}-{threads}-{visit}.time'
 
 
 def _shared_name(runtime: str, levers: Sequence[Lever]) -> str:

@@ -23,9 +23,9 @@ from .tensor_model import TensorModel
 #: Most images that ranges of int8 are chosen from, and that blocks which compute in fp32 are chosen
 #: on.
 RANGES, LOOKED_AT = 16, 8
-#: Most pairs that are timed, and the standard error of their ratio at which fewer are enough:
-#: ratios of two processes differ by as much.
-PAIRS, RATIO_ERROR = 20, 0.02
+#: Visits of a file, and timed pairs in each. A visit opens it anew: times differ between openings
+#: by more than within one, in ONNX Runtime by up to a tenth.
+VISITS, PAIRS = 4, 4
 
 
 class Quality(NamedTuple):
@@ -202,7 +202,7 @@ class FileBench:
 
     def time(self, dense: Path, files: Sequence[Path], runtime: str,
              threads: int = 1) -> list[PairTiming]:
-        """Time files in rounds with the dense network's, one image each.
+        """One visit: time files in rounds with the dense network's, one image each.
 
         Args:
             dense (Path): The dense network's file.
@@ -210,8 +210,7 @@ class FileBench:
             runtime (str): Runtime that runs all.
             threads (int): CPU threads. Defaults to 1.
         """
-        return measure_rounds(dense, files, self.held_out[0], PAIRS, 1, runtime, threads,
-                              error=RATIO_ERROR)
+        return measure_rounds(dense, files, self.held_out[0], PAIRS, 1, runtime, threads)
 
     def deploy(self, slim: nn.Module, folder: Path, runtime: str) -> list[DeployedFile]:
         """Write and measure files of the dense and of a slim network, in fp32 and in int8.
@@ -227,7 +226,7 @@ class FileBench:
             files[f'{name} int8'] = target = path.with_stem(f'{path.stem}_int8')
             self.quantize(path, target, runtime)
         # every file in turns with the dense fp32 file, itself included
-        timings = self.time(files['dense'], [*files.values()], runtime)
-        return [DeployedFile(name, path, path.stat().st_size, timing.ratio,
+        visits = [self.time(files['dense'], [*files.values()], runtime) for _ in range(VISITS)]
+        return [DeployedFile(name, path, path.stat().st_size, PairTiming.join(timings).ratio,
                              self.compare(path, runtime))
-                for (name, path), timing in zip(files.items(), timings)]
+                for (name, path), *timings in zip(files.items(), *visits)]

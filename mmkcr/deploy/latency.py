@@ -1,7 +1,7 @@
 """Latency of two models in one runtime, measured in pairs."""
 
 import copy
-import math
+import itertools
 import statistics
 import tempfile
 import time
@@ -21,8 +21,6 @@ from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.visualization import show_progress
 
-#: Least number of timed pairs.
-LEAST_PAIRS = 6
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 Side = nn.Module | str | Path
 Clock = Callable[[], float]
@@ -39,6 +37,13 @@ class PairTiming:
     slim: list[float]
     macs_dense: int | None = None
     macs_slim: int | None = None
+
+    @classmethod
+    def join(cls, timings: Sequence['PairTiming']) -> 'PairTiming':
+        """All pairs of several timings of the same sides."""
+        return replace(timings[0], **{
+            side: list(itertools.chain.from_iterable(getattr(timing, side) for timing in timings))
+            for side in ('dense', 'slim')})
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -64,14 +69,6 @@ class PairTiming:
     def quartiles(self) -> tuple[float, float]:
         """The first and the third quartile of :attr:`ratios`."""
         return tuple(np.quantile(self.ratios, (0.25, 0.75), method='weibull').tolist())
-
-    @property
-    def error(self) -> float:
-        """Standard error of :attr:`ratio` as a share of it, estimated for normal noise."""
-        lower, upper = self.quartiles
-        deviation = (upper - lower) / 1.349  # between quartiles of a normal distribution
-        # a median's error is sqrt(pi / 2) times that of a mean
-        return math.sqrt(math.pi / 2 / len(self.dense)) * deviation / self.ratio
 
     @property
     def macs_ratio(self) -> float | None:
@@ -108,8 +105,7 @@ def measure_pair(dense: Side, slim: Side, inputs: Tensor, *args: Any, **options:
 
 def measure_rounds(dense: Side, others: Sequence[Side], inputs: Tensor, repeats: int = 20,
                    warmup: int = 3, runtime: str = 'eager', threads: int | None = None,
-                   amp: str | None = None, clock: Clock | None = None,
-                   error: float = 0.) -> list[PairTiming]:
+                   amp: str | None = None, clock: Clock | None = None) -> list[PairTiming]:
     """Time models in rounds with a dense one, so that other load affects all alike.
 
     A round runs each once. The next is in the opposite order. A model's time and the dense one's
@@ -128,8 +124,6 @@ def measure_rounds(dense: Side, others: Sequence[Side], inputs: Tensor, repeats:
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on all sides, in PyTorch. Defaults
             to None: none.
         clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
-        error (float): From :data:`LEAST_PAIRS` pairs on a model leaves the rounds when its
-            :attr:`PairTiming.error` is less. Defaults to 0: all pairs.
 
     Raises:
         ImportError: The runtime is not installed.
@@ -153,7 +147,7 @@ def measure_rounds(dense: Side, others: Sequence[Side], inputs: Tensor, repeats:
         calls, macs = zip(*(_open_side(side, runtime, inputs, threads, amp, stack)
                             for side in sides))
         clock = clock or clock_for(runtime, threads, inputs.device.type)
-        timings = measure_calls(*calls, repeats=repeats, warmup=warmup, clock=clock, error=error)
+        timings = measure_calls(*calls, repeats=repeats, warmup=warmup, clock=clock)
         return [replace(timing, macs_dense=macs[0], macs_slim=count)
                 for timing, count in zip(timings, macs[1:])]
 
@@ -173,7 +167,7 @@ def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
 
 
 def measure_calls(dense: Callable[[], Any], *others: Callable[[], Any], repeats: int, warmup: int,
-                  clock: Clock = time.perf_counter, error: float = 0.) -> list[PairTiming]:
+                  clock: Clock = time.perf_counter) -> list[PairTiming]:
     """Time calls in rounds with a first one, in alternating order.
 
     Args:
@@ -182,23 +176,16 @@ def measure_calls(dense: Callable[[], Any], *others: Callable[[], Any], repeats:
         repeats (int): Pairs that count.
         warmup (int): Pairs before them that do not count.
         clock (Callable): Returns seconds. Defaults to the wall clock.
-        error (float): See :func:`measure_rounds`. Defaults to 0: all pairs.
     """
-    calls, timings = (*others, dense), [PairTiming([], []) for _ in others]
-    timed = list(range(len(others)))
+    calls, seconds, timings = (dense, *others), {}, [PairTiming([], []) for _ in others]
     for index in show_progress(range(-warmup, repeats), 'Pairs', refresh=False):
-        seconds = {}
-        for side in [-1, *timed][::1 if index % 2 else -1]:  # the last call is the dense one
+        for place in range(len(calls))[::1 if index % 2 else -1]:
             start = clock()
-            calls[side]()
-            seconds[side] = clock() - start
-        for side in [*timed] if index >= 0 else ():
-            timings[side].dense.append(seconds[-1])
-            timings[side].slim.append(seconds[side])
-            if index + 1 >= LEAST_PAIRS and error and timings[side].error < error:
-                timed.remove(side)
-        if not timed:
-            break
+            calls[place]()
+            seconds[place] = clock() - start
+        for place, timing in enumerate(timings, 1) if index >= 0 else ():
+            timing.dense.append(seconds[0])
+            timing.slim.append(seconds[place])
     return timings
 
 

@@ -16,8 +16,9 @@ from torch import nn
 from mmkcr import frontier
 from mmkcr.apis import levers
 from mmkcr.apis.levers import FrontierOptions
-from mmkcr.deploy import file_bench
+from mmkcr.deploy import file_bench, latency
 from mmkcr.deploy.frontier import Row, drop_failed, find_better_row
+from mmkcr.deploy.latency import PairTiming
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.hosts import ensure_torchvision
 
@@ -217,9 +218,10 @@ def test_a_killed_call_goes_on(kill, model, images, tmp_path, done):
     done.kill = None
     found = frontier(model, images, tmp_path, **few)
     files = ['60-of-the-macs', 'dense', 'int8', 'int8-with-60-of-the-macs']
+    visits = ['time'] * file_bench.VISITS
     assert sorted(done) == sorted([
         ('cut', ''), *((name, f'{file}.onnx') for file in files for name in (
-            'quantize' if 'int8' in file else 'export', 'compare', 'time')
+            'quantize' if 'int8' in file else 'export', 'compare', *visits)
             if (name, file) != ('compare', 'dense'))])  # the export compared it
     assert len(found.rows) == 5 and not (tmp_path / '.progress').exists()
     assert (tmp_path / 'networks/60-of-the-macs').is_dir()  # its file may be from before
@@ -244,6 +246,28 @@ def test_half_precision_is_paired_with_all_others(model, images, tmp_path, monke
     for name, full in zip(half, ['dense', *others]):
         assert rows[name].agreement == rows[full].agreement  # ONNX Runtime reads no type
         assert rows[name].int8 == rows[full].int8
+
+
+def test_times_are_of_several_visits_with_all_others_in_between(model, images, tmp_path, done,
+                                                                monkeypatch):
+    """The ratio is the median of the pairs of all visits, in each of which a file is opened."""
+    opened, open_file, numbers = [], latency.open_onnx, iter(range(1, 9))
+    monkeypatch.setattr(latency, 'open_onnx', lambda path, *args: (
+        opened.append(path.stem.removeprefix('onnxruntime-')), open_file(path, *args))[1])
+    time = file_bench.FileBench.time
+
+    def timed(*args):
+        ratio = next(numbers)  # of a visit
+        return [PairTiming([1.] * len(timing.dense), [ratio] * len(timing.slim))
+                for timing in time(*args)]
+
+    monkeypatch.setattr(file_bench.FileBench, 'time', timed)
+    found = frontier(model, images, tmp_path, **dict(FEW, targets=[]))
+    groups = ['dense', 'dense', 'int8'], ['dense', 'input-32-x-32', 'int8-with-input-32-x-32']
+    assert opened == [*itertools.chain(*groups)] * file_bench.VISITS
+    assert [(row.levers, row.ratio, row.quartiles) for row in drop_failed(found.rows)] == [
+        ('dense', 4, (1.5, 6.5)), ('int8', 4, (1.5, 6.5)), ('input 32 x 32', 5, (2.5, 7.5)),
+        ('int8 with input 32 x 32', 5, (2.5, 7.5))]
 
 
 def test_nothing_computes_beside_files_that_are_timed(model, images, tmp_path, done, monkeypatch):

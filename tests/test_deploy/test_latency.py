@@ -5,7 +5,6 @@ import time
 from functools import partial
 from itertools import product
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 from lab.model_zoo import random_subnet
 from mmkcr.apis import count_macs
 from mmkcr.deploy.export import export_onnx, read_macs_and_shape
-from mmkcr.deploy.latency import LEAST_PAIRS, PairTiming, clock_for, measure_calls, measure_pair
+from mmkcr.deploy.latency import PairTiming, clock_for, measure_calls, measure_pair
 from mmkcr.deploy.runtimes import PACKAGES, RUNTIMES, open_onnx, set_precision
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.methods import named
@@ -103,34 +102,13 @@ def test_a_clock_too_coarse_for_a_call_counts_its_least_step(dense, slim, ratios
     assert min(ratios) <= timing.quartiles[0] <= timing.ratio <= timing.quartiles[1] <= max(ratios)
 
 
-@pytest.mark.parametrize('pairs', [LEAST_PAIRS, 20])
-def test_the_error_of_a_ratio_is_that_of_medians_of_normal_noise(pairs):
-    slim = np.random.default_rng(0).normal(0.5, 0.02, (2000, pairs))
-    timings = [PairTiming([1.] * pairs, row.tolist(), None, None) for row in slim]
-    expected = np.std([timing.ratio for timing in timings]) / 0.5
-    found = np.mean([timing.error for timing in timings])
-    assert expected < found < 1.3 * expected  # quartiles of few pairs are rather too far apart
-
-
-@pytest.mark.parametrize(('jitter', 'error', 'pairs'), [
-    (0., 0.02, LEAST_PAIRS), (0., 0., 20), (0.5, 0.02, 20), (0.5, 0.9, LEAST_PAIRS),
-    (0.08, 0.02, 13)])  # 0.93 * 0.08 / 1.08 / sqrt(13) is less
-def test_timing_ends_when_the_ratio_is_known(jitter, error, pairs):
-    """One that is known at once leaves the rounds earlier; the dense one stays."""
-    calls, now = [0, 0, 0], [0.]
-
-    def call(side, seconds):
-        calls[side] += 1
-        now[0] += seconds
-
-    timings = measure_calls(
-        lambda: call(0, 1.), lambda: call(1, 1 + jitter * (calls[1] % 2)), lambda: call(2, 0.25),
-        repeats=20, warmup=1, clock=lambda: now[0], error=error)
-    counts = [pairs, LEAST_PAIRS if error else 20]
-    assert [len(timing.dense) for timing in timings] == counts
-    assert [len(timing.slim) for timing in timings] == counts
-    assert calls == [1 + max(counts), *(1 + count for count in counts)]
-    assert timings[1].ratio == 0.25
+def test_timings_of_several_visits_are_one():
+    """All pairs count alike; the quartiles hold what differs between visits."""
+    visits = [PairTiming([1., 1.], [ratio, ratio], 8, 4) for ratio in (0.4, 0.5, 0.6)]
+    joined = PairTiming.join(visits)
+    assert joined == PairTiming([1.] * 6, [0.4, 0.4, 0.5, 0.5, 0.6, 0.6], 8, 4)
+    assert joined.ratio == 0.5 and joined.quartiles == (0.4, 0.6)
+    assert visits[0] == PairTiming([1., 1.], [0.4, 0.4], 8, 4)
 
 
 def test_a_round_is_in_the_opposite_order_of_the_last():
