@@ -53,12 +53,12 @@ class FrontierResult:
         def cell(value: float | None, form: str = '.3f') -> str:
             return '' if value is None else format(value, form)
 
-        lines = []
+        lines, evaluated = [], self.rows[0].metric is not None  # the dense network
         for row in self.rows:
             lower, upper = row.quartiles or (None, None)
             other = find_better_row(row, self.rows) if row in drop_failed(self.rows) else None
             agrees = None if row.agreement is None else self.agreement.scale * row.agreement
-            metric = {self.quality.heading: cell(row.metric, '.4g')} if row.metric_name else {}
+            metric = {self.quality.heading: cell(row.metric, '.4g')} if evaluated else {}
             lines.append({
                 'network': row.levers, 'runtime': NAMES[row.runtime],
                 'CPU threads': str(row.threads),

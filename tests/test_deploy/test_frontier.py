@@ -131,6 +131,20 @@ def test_files(tmp_path):
         assert heading == 'CPU threads' or re.search(r'\(.+\)', heading), heading
 
 
+def test_every_line_has_all_columns(tmp_path):
+    """A failed row, too, where a metric decides: its note stands under its heading."""
+    rows = [Row('dense', 'openvino', 2, False, 1., (1., 1.), 9., 10**6, 1., 60., 'mIoU'),
+            Row('half precision', 'openvino', 2, note='failed: because')]
+    result = FrontierResult(rows, AGREEMENTS['pixels'], 0.95, ['About.'], tmp_path)
+    dense, failed = result.table()
+    assert list(failed) == list(dense) and dense['mIoU'] == '60'
+    assert failed['note'] == 'failed: because' and not failed['mIoU']
+    result.write()
+    heads, *lines = (line.split(' | ') for line in (tmp_path / 'frontier.md').read_text()
+                     .splitlines() if line.startswith('|'))
+    assert {len(line) for line in lines} == {len(heads)}
+
+
 def test_pictures_name_what_no_other_beats(tmp_path, monkeypatch):
     """Beside the panel, in the order of the numbers; nothing is outside of the picture."""
     from matplotlib.figure import Figure
