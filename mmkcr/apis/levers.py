@@ -250,7 +250,7 @@ class _Bench:
             with atomic_write(path) as temporary:
                 blocks = self.files.quantize(source, temporary, runtime, keep, blocks or ())
                 if known is None:
-                    self.progress.save(stored, dict(blocks=blocks, note=tell_blocks(blocks)))
+                    self.progress.save(stored, dict(blocks=blocks))
         else:
             network = self.dense
             for lever in reversed(levers):
@@ -307,9 +307,10 @@ class _Bench:
         """
         wait(self.judged.values())  # nothing computes beside files that are timed
         torch.set_num_threads(self.threads)
-        new = [levers for levers in files
-               if (judged := self.judged.get((runtime, levers))) and not judged.exception()
-               and not self.progress.has(_timing_name(runtime, levers, threads, visit))][:TIMED]
+        made = [levers for levers in files
+                if (judged := self.judged.get((runtime, levers))) and not judged.exception()]
+        new = [levers for levers in made if self.progress.read(
+            _timing_name(runtime, levers, threads, visit)) is None][:TIMED]
         if not new:
             return
         dense, *others = (self.file(levers, runtime) for levers in ((), *new))
@@ -364,7 +365,9 @@ class _Bench:
         numbers = dict(ratio=timing.ratio, quartiles=timing.quartiles, ms=ms, agreement=agreement,
                        bytes=file.stat().st_size, file=file.name)
         if row.int8:
-            numbers['note'] = self.progress.read(f'{row.runtime}.blocks')['note']
+            half = any(lever.kind == 'half' for lever in levers)
+            blocks = self.progress.read(f'{row.runtime}.blocks')['blocks']
+            numbers['note'] = tell_blocks(blocks, 'half precision' if half else 'fp32')
         if self.evaluate is not None:  # equal for all threads
             cut = next((lever for lever in levers if lever.kind == 'cut'), None)
             folder = self.progress.folder / _plain(cut.name) if cut else None

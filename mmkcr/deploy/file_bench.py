@@ -82,11 +82,16 @@ class DeployedFile(NamedTuple):
     agreement: dict[str, float]  # with the dense network in PyTorch, on held-out images
 
 
-def tell_blocks(blocks: Sequence[str] | None) -> str:
-    """The note of an int8 file, see :meth:`FileBench.quantize`."""
+def tell_blocks(blocks: Sequence[str] | None, precision: str = 'fp32') -> str:
+    """The note of an int8 file, see :meth:`FileBench.quantize`.
+
+    Args:
+        blocks (Sequence[str], optional): Blocks whose activations int8 does not round.
+        precision (str): What they compute in. Defaults to fp32.
+    """
     if blocks is None:
         return ''
-    return f'{", ".join(blocks)} compute in fp32' if blocks else \
+    return f'{", ".join(blocks)} compute in {precision}' if blocks else \
         'half of the blocks in fp32 are not enough for int8 alone'
 
 

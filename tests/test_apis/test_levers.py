@@ -231,6 +231,9 @@ def test_half_precision_is_paired_with_all_others(model, images, tmp_path, monke
     """A file of half precision is another row's, and says its type; int8 stays int8."""
     monkeypatch.setattr(levers, 'half_precision', lambda runtime: 'bf16')
     monkeypatch.setattr(levers, 'drop_beaten', drop_failed)
+    quantize = file_bench.FileBench.quantize
+    monkeypatch.setattr(file_bench.FileBench, 'quantize', lambda *args: (
+        quantize(*args) or ['blocks.0']))
     found = frontier(model, images, tmp_path, **FEW)
     rows = {row.levers: row for row in found.rows}
     others = ['int8', 'input 32 x 32', '60% of the MACs']
@@ -246,6 +249,8 @@ def test_half_precision_is_paired_with_all_others(model, images, tmp_path, monke
     for name, full in zip(half, ['dense', *others]):
         assert rows[name].agreement == rows[full].agreement  # ONNX Runtime reads no type
         assert rows[name].int8 == rows[full].int8
+    assert rows['int8'].note == 'blocks.0 compute in fp32'
+    assert rows['int8 with half precision'].note == 'blocks.0 compute in half precision'
 
 
 def test_times_are_of_several_visits_with_all_others_in_between(model, images, tmp_path, done,
