@@ -161,8 +161,8 @@ def _open_openvino(path: str, runtime: str, threads: int | None,
     if shape is not None:
         model.reshape(list(shape))
     # fp32 unless the file says otherwise: OpenVINO would use bf16 if the processor has it
-    said = ['framework', _PRECISION]  # where OpenVINO keeps the notes of an ONNX file
-    precision = model.get_rt_info(said).value if model.has_rt_info(said) else 'f32'
+    note = ['framework', _PRECISION]  # where OpenVINO keeps the notes of an ONNX file
+    precision = model.get_rt_info(note).value if model.has_rt_info(note) else 'f32'
     config = dict(INFERENCE_PRECISION_HINT=precision, NUM_STREAMS='1')
     if threads is not None:
         config.update(INFERENCE_NUM_THREADS=str(threads))
