@@ -121,9 +121,14 @@ def recommend(rows: Sequence[Row], keep: float, quality: Quality) -> str:
     lines = []
     for threads in dict.fromkeys(row.threads for row in rows):
         there = [row for row in rows if row.threads == threads]
+        begin = f'On {threads} thread{"s" * (threads > 1)}, to keep {keep:.0%} of the quality: '
+        dense = min(row.quality for row in there if row.levers == 'dense')
+        if dense <= 0:  # a share of it is no less, so that all would be good, or nothing
+            lines.append(f'{begin}nothing to recommend, as the dense network has '
+                         f'{quality.sentence.format(dense)}.')
+            continue
         best = choose(there, keep)
-        line = (f'On {threads} thread{"s" * (threads > 1)}, to keep {keep:.0%} of the quality: '
-                f'{tell(best)}.')
+        line = f'{begin}{tell(best)}.'
         if best.int8:
             line += f' Without int8: {tell(choose(there, keep, int8=False))}.'
         faster = [row for row in drop_beaten(there) if row.levers != 'dense' and row.ratio < 1]

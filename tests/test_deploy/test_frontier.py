@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.deploy.file_bench import AGREEMENTS
+from mmkcr.deploy.file_bench import AGREEMENTS, Quality
 from mmkcr.deploy.frontier import (
     NAMES,
     Lever,
@@ -95,6 +95,16 @@ def test_a_metric_decides_where_there_is_one():
     cut = dataclasses.replace(dense, levers='60% of the MACs', ratio=0.5, ms=5., agreement=0.5,
                               metric=59.)
     assert choose([dense, cut], 0.95) == cut and choose([dense, cut], 0.99) == dense
+
+
+@pytest.mark.parametrize('metric', [0., -2.])
+def test_no_share_is_kept_of_a_metric_that_is_not_above_zero(metric):
+    """As of an untrained network, or of a loss: any network would keep enough, or none."""
+    dense = Row('dense', 'openvino', 1, False, 1., (1., 1.), 9., 9, 1., metric, 'mIoU')
+    cut = dataclasses.replace(dense, levers='60% of the MACs', ratio=0.5, ms=5., agreement=0.1)
+    line = recommend([dense, cut], 0.95, Quality('mIoU', 1, 'mIoU {:.4g}', ''))
+    assert line == ('On 1 thread, to keep 95% of the quality: nothing to recommend, as the dense '
+                    f'network has mIoU {metric:.4g}.')
 
 
 def test_pairs_are_of_two_kinds():
