@@ -136,10 +136,11 @@ def measure_frontier(model: nn.Module, images: Tensor | Sequence[Any], options: 
                           'pip install matplotlib')
     bench = _Bench(model, images, options, out, forward, evaluate)
     runtimes, ways = options.runtime or find_quantizers(), combine(bench.levers())
-    # a cut is made where it is alone, and takes longest
-    work = {partial(bench.make, runtime, levers):
-            20 if [lever.kind for lever in levers] == ['cut'] else 1
-            for runtime, levers in itertools.product(runtimes, ways)}
+    work = {}  # steps, and how much of the bar each is
+    for runtime, levers in itertools.product(runtimes, ways):
+        kinds = [lever.kind for lever in levers]
+        # a cut is made where it is alone, and takes longest
+        work[partial(bench.make, runtime, levers)] = 20 if kinds == ['cut'] else 1
     for runtime, threads in itertools.product(runtimes, options.threads):
         work |= {partial(bench.time, runtime, ways, threads, visit): 1
                  for visit in range(VISITS) for _ in range(0, len(ways), TIMED)}

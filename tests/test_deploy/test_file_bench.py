@@ -16,12 +16,14 @@ from mmkcr.deploy import file_bench
 from mmkcr.deploy.file_bench import (
     LOOKED_AT,
     RANGES,
+    VISITS,
     DeployedFile,
     FileBench,
     read_images,
     tell_blocks,
 )
 from mmkcr.deploy.int8 import QUANTIZERS
+from mmkcr.deploy.latency import PairTiming
 from mmkcr.deploy.latency_table import ensure_search_space
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.registry import MODELS
@@ -48,14 +50,19 @@ def classifier():
 
 
 @pytest.mark.parametrize('runtime', sorted(QUANTIZERS))
-def test_four_files(runtime, tmp_path):
+def test_four_files(runtime, tmp_path, monkeypatch):
     pytest.importorskip(QUANTIZERS[runtime])
     pytest.importorskip(runtime)
     dense, slim = classifier(), classifier()
     ensure_search_space(slim, ['mlp_channels'])
     random_subnet(slim, '80%', SHAPE)
     bench = FileBench(dense, noise(8), noise(16, seed=1), SHAPE, logits=True)
+    visits, time = [], bench.time
+    monkeypatch.setattr(bench, 'time', lambda *args: visits.append(time(*args)) or visits[-1])
     rows = {row.name: row for row in bench.deploy(slim, tmp_path, runtime)}
+    assert len(visits) == VISITS
+    assert [row.ratio for row in rows.values()] == [
+        PairTiming.join(timings).ratio for timings in zip(*visits)]
     assert list(rows) == ['dense', 'slim', 'dense int8', 'slim int8']
     assert not any('pixels' in row.agreement for row in rows.values())
     error = {name: row.agreement['error'] for name, row in rows.items()}

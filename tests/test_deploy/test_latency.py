@@ -2,6 +2,7 @@
 
 import importlib.util
 import time
+from collections import Counter
 from functools import partial
 from itertools import product
 
@@ -109,6 +110,20 @@ def test_timings_of_several_visits_are_one():
     assert joined == PairTiming([1.] * 6, [0.4, 0.4, 0.5, 0.5, 0.6, 0.6], 8, 4)
     assert joined.ratio == 0.5 and joined.quartiles == (0.4, 0.6)
     assert visits[0] == PairTiming([1., 1.], [0.4, 0.4], 8, 4)
+
+
+def test_each_call_of_a_round_has_its_own_times():
+    """Beside those of the dense one in the same round; the warm-up does not count."""
+    now, called = [0.], Counter()
+
+    def call(seconds):
+        called[seconds] += 1
+        now[0] += seconds * called[seconds]  # slower in each round
+
+    timings = measure_calls(*(partial(call, seconds) for seconds in (4., 2., 1.)), repeats=2,
+                            warmup=1, clock=lambda: now[0])
+    assert timings == [PairTiming([8., 12.], [4., 6.]), PairTiming([8., 12.], [2., 3.])]
+    assert set(called.values()) == {3}
 
 
 def test_a_round_is_in_the_opposite_order_of_the_last():
